@@ -36,8 +36,7 @@ COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
 TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 
-# What `make test` plays without CI=true. `make coverage` adds the slow ones, and those with processes without which some of the
-# code would never run.
+# What `make test` plays without CI=true. `make coverage` adds the slow tests, and the system tests that alone run some of the code.
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 SYSTEM_TO_COVER := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
 	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py

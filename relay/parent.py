@@ -253,7 +253,7 @@ def make_relay(
             limits=limits,
             directory=directory,
             clock=clock,
-            fetcher=ModelFetcher.of(upwards, settings.up_models_ca_file, queue.put)
+            fetcher=ModelFetcher.of(upwards, settings.up_models_ca_file, queue.put, prefix="up_")
             if settings.up_models_by_url
             else None,
         ),

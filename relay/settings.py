@@ -178,7 +178,8 @@ class RelaySettings(Settings):
         problems += _renamed(self.upwards, _UPWARDS, "up_")
         problems += _renamed(BrokerSettings(**self._connection(_DOWNWARDS, "down_")), _DOWNWARDS, "down_")
         if served := served_problem(self.models_store, self.models_url, blobs=None, insecure=self.down_insecure):
-            problems.append(served)
+            name, text = served
+            problems.append((name, text.replace("with insecure", "with down_insecure")))
         if (self.up, self.up_fleet) == (self.down, self.fleet):
             text = f"{self.fleet} at {self.down} is the parent's fleet too; give the site a fleet of its own"
             problems.append(("fleet", text, "up_fleet", "up", "down"))

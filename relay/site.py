@@ -65,7 +65,7 @@ _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
 _QUIET_S = 1.0
-# Deadlines are the parent's, which may be of any length.
+# Longer than most deadlines of parents; where a URL has expired, the chunks come by MQTT.
 _URLS_VALID_S = LONGEST_DEADLINE_S + MARGIN_S
 _SAFE_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _ID_FILE = "relay-id"
@@ -377,7 +377,8 @@ class Site:
         record, least = played.record, self._settings.min_cohort
         if record is not None and record.outcome == "evaluated":
             if record.reported >= least:
-                return Evaluated(key, site_evaluation(record, command.base, tells_members=self.tells_members))
+                evaluation = site_evaluation(record, command.base, least=least, tells_members=self.tells_members)
+                return Evaluated(key, evaluation)
             return TrainFailed(key, FailReason.DEADLINE, f"{record.reported} of {least} devices of the site measured")
         words = plain_failure(record) if record is not None else "no round began: the devices of the site are gone"
         unwilling = record is None or record.declined > 0 or not record.accepted

@@ -250,16 +250,18 @@ class SiteUpdate:
         return (found, blob) if hashlib.sha256(blob).hexdigest() == manifest.digest else None
 
 
-def site_evaluation(record: RoundRecord, base: str, *, tells_members: bool) -> Evaluation:
+def site_evaluation(record: RoundRecord, base: str, *, least: int, tells_members: bool) -> Evaluation:
     """Return the relay's answer to an evaluate round: the site's mean user accuracy, weighed by the devices that have one.
 
     Args:
         record: The evaluate round of the site.
         base: Digest of the parent's model.
+        least: Devices with a user accuracy that a mean needs; of fewer none is reported.
         tells_members: Whether the parent knows `members` of an evaluation.
     """
-    members = members_field(record.measured if tells_members and record.measured else 1)
-    return Evaluation(base, record.user_accuracy, record.num_examples, record.seconds, members)
+    enough = record.measured >= least
+    members = members_field(record.measured if tells_members and enough else 1)
+    return Evaluation(base, record.user_accuracy if enough else None, record.num_examples, record.seconds, members)
 
 
 def _digest_of(terms: SecureTerms | None) -> str:

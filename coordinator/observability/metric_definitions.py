@@ -175,7 +175,7 @@ class FleetGauges:
         self.failures = counter("failures", "Participants that failed after accepting, or stayed away (lost)", "reason")
         self.downloaded = counter(
             "downloaded_bytes",
-            "Bytes of models that devices have downloaded, by way (from their vitals): mqtt, url",
+            "Bytes of models that devices report with the commit of an update, by way: mqtt, url; without relays",
             "way",
         )
         self.lost = counter("participants_lost", "Disconnections of participants during a round")

@@ -275,7 +275,8 @@ def _lacking_features(
     unmeasured = [name for name, state in online.items() if EVALUATE_FEATURE not in state.features]
     if settings.evaluate_every and unmeasured:
         words = "cannot measure without training, and will not be asked in evaluate rounds"
-        yield "device_evaluation", unmeasured, words, "install this version there, or leave it so"
+        remedy = "install this version there (a relay needs min_cohort willing devices that have it), or leave it so"
+        yield "device_evaluation", unmeasured, words, remedy
 
 
 def _names(names: Sequence[str] | dict[str, DeviceState]) -> str:

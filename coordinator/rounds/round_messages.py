@@ -355,7 +355,7 @@ class ActiveRound:
                 return []
 
     def _evaluated(self, device: str, body: Evaluation, now: float) -> list[Effect]:
-        """Count the measurement of a device. One of another model is none; impossible values fail it."""
+        """Count the measurement of a device. One of another model is ignored; impossible values fail the device."""
         value, members = body.user_accuracy, body.members or 1
         if body.base != self._issued_invitations.model.digest:
             return []

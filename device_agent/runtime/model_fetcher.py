@@ -92,6 +92,7 @@ class ModelFetcher:
         system_cas: Whether the system's CAs are trusted too.
         plain_loopback: Whether http:// to this machine is allowed.
         plain: Whether http:// to other machines is allowed.
+        ca_setting: Name of the setting of a CA, for messages.
     """
 
     def __init__(
@@ -102,21 +103,26 @@ class ModelFetcher:
         system_cas: bool = True,
         plain_loopback: bool = False,
         plain: bool = False,
+        ca_setting: str = "models_ca_file",
     ) -> None:
         self._events = events
         self._ca_files = ca_files
         self._system_cas = system_cas
         self._plain_loopback = plain_loopback
         self._plain = plain
+        self._ca_setting = ca_setting
 
     @classmethod
-    def of(cls, settings: BrokerSettings, own_ca: Path | None, events: Callable[[FetchEvent], None]) -> ModelFetcher:
+    def of(
+        cls, settings: BrokerSettings, own_ca: Path | None, events: Callable[[FetchEvent], None], *, prefix: str = ""
+    ) -> ModelFetcher:
         """Return the fetcher beside a connection to a broker.
 
         Args:
-            settings: The connection, whose CA is trusted too.
+            settings: The connection, whose CA is trusted unless `own_ca` is given.
             own_ca: PEM file of the only CA that is trusted; None for the system's, and that of the broker.
             events: Takes the events of the fetches, in their threads.
+            prefix: Before the names of settings in messages: `up_` of a relay.
         """
         return cls(
             events,
@@ -125,6 +131,7 @@ class ModelFetcher:
             # Elsewhere a coordinator could have this device send requests to services of its own.
             plain_loopback=parse_broker_url(settings.broker).loopback,
             plain=settings.insecure,
+            ca_setting=f"{prefix}models_ca_file",
         )
 
     def begin(self, blobs: Sequence[Manifest], have: Mapping[str, Collection[int]]) -> ModelFetch | None:
@@ -142,7 +149,7 @@ class ModelFetcher:
         except _Refused as error:
             _log.warning("%s; downloading by MQTT", error)
             return None
-        fetch = ModelFetch(places, have, context, self._events)
+        fetch = ModelFetch(places, have, context, self._events, self._ca_setting)
         threading.Thread(target=fetch.run, name="model fetch", daemon=True).start()
         return fetch
 
@@ -183,6 +190,7 @@ class ModelFetch:
         have: Chunks that are there, by the digest of their blob.
         context: TLS of the connections.
         events: Takes the events.
+        ca_setting: Name of the setting of a CA, for messages.
     """
 
     def __init__(
@@ -191,8 +199,10 @@ class ModelFetch:
         have: Mapping[str, Collection[int]],
         context: ssl.SSLContext,
         events: Callable[[FetchEvent], None],
+        ca_setting: str,
     ) -> None:
         self._places = places
+        self._ca_setting = ca_setting
         self._have = {blob.digest: set(have[blob.digest]) for blob, _ in places}
         self._context = context
         self._events = events
@@ -325,10 +335,9 @@ class ModelFetch:
         if connection is not None:
             connection.close()
 
-    @staticmethod
-    def _words(error: Exception) -> str:
+    def _words(self, error: Exception) -> str:
         if isinstance(error, ssl.SSLCertVerificationError):
-            return f"TLS: {error.verify_message}; set models_ca_file (of a relay: up_models_ca_file) to its CA"
+            return f"TLS: {error.verify_message}; set {self._ca_setting} to its CA"
         if isinstance(error, TimeoutError):
             return f"no answer within {SILENT_S:g} s"
         if isinstance(error, OSError) and error.strerror:

@@ -151,7 +151,7 @@ def origins(store: Results) -> str:
         (one.processor or "AMD EPYC, not in the file", one.versions["torch"], one.commit) for one in results
     )
     rows = sorted(
-        (processor, torch, f"`{commit[:8]}`" if commit else "not in the file", str(number))
+        (processor, torch, f"`{commit[:8]}{commit[40:]}`" if commit else "not in the file", str(number))
         for (processor, torch, commit), number in counted.items()
     )
     return table(("processor", "torch", "commit", "files"), rows)

@@ -52,7 +52,7 @@ def encoded(learner: Learner, ground: LearnerContext) -> Learner:
 
 
 def chunks_of(members: Sequence[CohortMember]) -> list[Sequence[CohortMember]]:
-    """At most CHUNKS parts in order, whose lengths differ by one at most, as do those of the two halves."""
+    """At most CHUNKS parts in order. Lengths differ by at most one, and so do those of the two halves, for two ranks."""
     ends = [part * len(members) // CHUNKS for part in range(CHUNKS + 1)]
     return [members[start:end] for start, end in pairwise(ends) if start < end]
 

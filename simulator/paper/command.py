@@ -83,9 +83,9 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
     folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with
     no test sample of an unknown label; even has them with few such samples. tuned has those of FedAdam and FedAvg-Adam, with
-    learning rates from a grid; tuning has the single trials of this grid, with a seed of their own, and tuning-even some of
-    them with the split of even. check computes cells that have a result again (--cells table2/mnist/...), and fails where
-    rounds differ by more than a processor's spread.
+    learning rates from a grid; tuning has the single trials of this grid, with a seed of their own, and tuning-even those of
+    400 clients and private all, with the split of even. check computes cells that have a result again (--cells
+    table2/mnist/...), and fails where rounds differ by more than a processor's spread.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)

@@ -41,8 +41,10 @@ _POLL_S = 0.01
 _RUN_PATIENCE_S = 400.0
 _GOES_ON = re.compile(r"going on after round \d+, epoch (\d+)")
 _LEADS = re.compile(r"leading fleet 'demo', epoch (\d+)")
-_ENDS = {0, StoreUnavailable.exit_code, EXIT_LED, EXIT_INTERRUPTED, -9}
+_ENDS = {0, StoreUnavailable.exit_code, EXIT_LED}
 """A service manager starts each again but 0."""
+_ENDS_OF = {Action.KILL: -9, Action.TERMINATE: EXIT_INTERRUPTED}
+"""Exit codes of a coordinator after a fault of its own."""
 
 
 class Server(Protocol):
@@ -74,6 +76,7 @@ class Coordinator:
         self.codes: list[int] = []
         self.document: Any = None
         self.paused = self.leaves = False
+        self.struck: set[Action] = set()
         self._place, self._broker, self._directory = place, broker, drill.directory / name
         self._options = {"state": drill.state, "blobs": place.blobs, "standby": True, "unless_done": True}
         self._open = contextlib.ExitStack()
@@ -81,6 +84,7 @@ class Coordinator:
 
     def start(self) -> None:
         self._directory.mkdir(exist_ok=True)
+        self.struck.clear()
         self.command = self._open.enter_context(self._place.begin(self._directory, self._broker, **self._options))
 
     @property
@@ -150,7 +154,10 @@ class Drill:
             self.outcome.problems.append(f"{type(error).__name__}: {error}")
         finally:
             for _, action in self._due:
-                action()
+                try:
+                    action()
+                except (OSError, RuntimeError, AssertionError) as error:
+                    self.outcome.problems.append(f"at the end: {type(error).__name__}: {error}")
             for one in self._both:
                 one.close()
         if self.outcome.problems:
@@ -184,7 +191,7 @@ class Drill:
         for one in self._both:
             if one.ended():
                 self._note(f"{one.name} ended with {one.codes[-1]}")
-                if one.codes[-1] not in _ENDS:
+                if one.codes[-1] not in _ENDS | {_ENDS_OF.get(action) for action in one.struck}:
                     raise RuntimeError(f"{one.name} ended with {one.codes[-1]}")
                 if one.codes[-1] != 0:
                     self._due.append((now + 0.5, one.start))
@@ -234,6 +241,7 @@ class Drill:
             self._due.append((back_at, server.thaw))
 
     def _end(self, action: Action, one: Coordinator, back_at: float) -> None:
+        one.struck.add(action)
         if action is Action.PAUSE:
             self._pause(one, back_at)
         elif one.command is not None and action is Action.KILL:
@@ -259,6 +267,8 @@ class Drill:
     def _judge(self) -> None:
         problems = self.outcome.problems
         document = self._both[0].document
+        if any(one.document[key] != document[key] for one in self._both for key in ("run", "model", "rounds")):
+            problems.append("the coordinators report different runs, models or rounds")
         rounds = [(one["round"], one["outcome"], one["reported"]) for one in document["rounds"]]
         if rounds != [(number, "aggregated", len(HUB)) for number in range(1, self._place.rounds + 1)]:
             problems.append(f"rounds: {rounds}")

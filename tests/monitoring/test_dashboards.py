@@ -101,7 +101,8 @@ def test_each_panel_has_title_description_and_data_source(name):
 
 def test_each_query_selects_one_coordinator():
     """Two coordinators in one Prometheus are not added, except for the leader and the standbys of its fleet."""
-    of_fleet = re.compile(r"fedpatch_leader\w*(\[\$__range\]\))? and on \(fleet\)")
+    chosen = r"last_over_time\(fedpatch_leader\{[^}]*\}\[\$__range\]\)"
+    of_fleet = re.compile(rf"fedpatch_leader\w*(\[\$__range\]\))? and on \(fleet\) {chosen}")
     for name, panel, target in _queries():
         expr = of_fleet.sub("", target["expr"])
         selectors = re.findall(r"\b(?:fedpatch|process)_\w+(\{[^}]*\})?", expr)
@@ -144,8 +145,10 @@ def test_leaders_are_those_of_the_fleet_of_the_coordinator(scraped):
     leads = prometheus.ask_until_there(_filled_in(panels["Who leads"], variables))
     found = {series["metric"]["instance"]: series["value"][1] for series in leads}
     assert found == {variables["coordinator"]: "1", variables["standby"]: "0"}
-    [standbys] = prometheus.ask_until_there(_filled_in(panels["Standbys"], variables))
-    assert standbys["value"][1] == "1"
+    numbers = {"Standbys": "1", "Epoch": "3", "Changes of leader": "0"}
+    for title, expected in numbers.items():
+        [series] = prometheus.ask_until_there(_filled_in(panels[title], variables))
+        assert (title, series["value"][1]) == (title, expected)
 
 
 def test_dashboard_variables_have_values(scraped):

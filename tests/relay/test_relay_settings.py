@@ -44,6 +44,7 @@ def test_connection_to_the_parent_alone_keeps_the_limits_of_its_hosted_broker():
         ({"device_id": "Site 7"}, "--device-id"),
         ({"up_broker_profile": "gcp"}, "--up-broker-profile"),
         ({"models_url": "https://site.example/"}, "--models-url: set without models_store"),
+        ({"models_store": "file:///srv/m", "models_url": "http://site.example/"}, "allow it with down_insecure"),
         ({"task": "no-such-task"}, "--task"),
         ({"norm_bound": "often"}, "--norm-bound"),
         ({"max_num_examples": "many"}, "--max-num-examples"),

@@ -229,7 +229,7 @@ DEVICES = st.lists(st.none() | st.floats(0.0, 1.0), min_size=1, max_size=9)
 @example([[None], [0.5, None]])
 def test_two_levels_of_evaluation_give_the_mean_user_accuracy_and_the_devices_of_a_flat_round(sites):
     flat = evaluated([value for site in sites for value in site])
-    answers = [site_evaluation(evaluated(site), "ab" * 32, tells_members=True) for site in sites]
+    answers = [site_evaluation(evaluated(site), "ab" * 32, least=1, tells_members=True) for site in sites]
     mean = mean_accuracy((answer.user_accuracy, answer.members or 1) for answer in answers)
     assert mean == (None if flat.user_accuracy is None else pytest.approx(flat.user_accuracy, rel=1e-12))
     measured = sum(answer.members or 1 for answer in answers if answer.user_accuracy is not None)
@@ -245,8 +245,13 @@ def evaluated(accuracies: Sequence[float | None]) -> RoundRecord:
     return replace(record, num_examples=len(accuracies))
 
 
+def test_mean_of_fewer_devices_than_the_least_is_not_reported():
+    answer = site_evaluation(evaluated([0.25, None]), "ab" * 32, least=2, tells_members=True)
+    assert (answer.user_accuracy, answer.members) == (None, UNSET)
+
+
 def test_parent_that_knows_no_members_gets_the_evaluation_of_one_device():
-    answer = site_evaluation(evaluated([0.25, 0.75]), "ab" * 32, tells_members=False)
+    answer = site_evaluation(evaluated([0.25, 0.75]), "ab" * 32, least=2, tells_members=False)
     assert (answer.user_accuracy, answer.members) == (0.5, UNSET)
 
 

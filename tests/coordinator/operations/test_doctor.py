@@ -171,6 +171,7 @@ def test_devices_that_cannot_measure_without_training_are_named_where_rounds_eva
     assert found["device_evaluation"].verdict == "warn"
     assert found["device_evaluation"].detail.startswith("pi-1 cannot measure without training, and will not be asked")
     assert "install this version there" in found["device_evaluation"].remedy
+    assert "min_cohort" in found["device_evaluation"].remedy
 
 
 @pytest.mark.broker

@@ -11,6 +11,7 @@ from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.codec import decode, encode, to_plain
 from fedpatch.shared.wire.messages import (
@@ -86,17 +87,28 @@ def test_record_names_no_worst_device_where_a_relay_reports_a_mean():
     assert (mixed.user_accuracy_min, mixed.user_accuracy_p10) == (None, None)
 
 
-def test_evaluation_of_a_relay_weighs_as_its_devices_and_one_of_more_than_it_may_speak_for_fails_it():
-    made = engine(devices=3, evaluates_only=True, limits=Limits(max_members=5))
-    for device, members in {"ann": 1, "liar": 1, "site": 3}.items():
-        made.handle(DevicePresence(device, replace(relay(members), features=(EVALUATE_FEATURE,))), 0.0)
-    made.handle(ModelPublished(model()), 0.0)
-    for device, value, members in (("ann", 0.5, 1), ("liar", 0.1, 5), ("site", 0.9, 3)):
-        send(made, device, Evaluation(model().digest, value, 20, 0.25, members_field(members)), 1.0)
-    [record] = made.records
+def test_evaluation_of_a_relay_has_the_weight_of_its_devices():
+    record = _evaluated({"ann": (0.5, 1), "site": (0.9, 3)})
     assert record.user_accuracy == pytest.approx(0.8)
+    assert (record.measured, record.failures) == (4, {})
+
+
+def test_evaluation_with_more_members_than_registered_fails_the_relay():
+    record = _evaluated({"ann": (0.5, 1), "liar": (0.1, 5), "site": (0.9, 3)})
     assert record.measured == 4
     assert record.failures == {"num_examples": 1}
+
+
+def _evaluated(answers: dict[str, tuple[float, int]]) -> RoundRecord:
+    """The record of an evaluate round with these user accuracies and members; `site` has 3 registered members."""
+    made = engine(devices=len(answers), evaluates_only=True, limits=Limits(max_members=5))
+    for device, members in {device: 3 if device == "site" else 1 for device in answers}.items():
+        made.handle(DevicePresence(device, replace(relay(members), features=(EVALUATE_FEATURE,))), 0.0)
+    made.handle(ModelPublished(model()), 0.0)
+    for device, (value, members) in answers.items():
+        send(made, device, Evaluation(model().digest, value, 20, 0.25, members_field(members)), 1.0)
+    [record] = made.records
+    return record
 
 
 def _record(reports):

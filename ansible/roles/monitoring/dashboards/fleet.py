@@ -156,14 +156,15 @@ def _coordinator() -> Section:
 
 
 def _leaders() -> Section:
-    of_fleet = f"and on (fleet) fedpatch_leader{{{OF}}}"
+    # A coordinator that is down has no series any more, and its fleet is that of before.
+    of_fleet = f"and on (fleet) last_over_time(fedpatch_leader{{{OF}}}[$__range])"
     leads = f"(fedpatch_leader {of_fleet})"
     changes = " - ".join(f"{of}({of}_over_time(fedpatch_leader_epoch[$__range]) {of_fleet})" for of in ("max", "min"))
     strip = Look(width=12, height=4, words=((1, "leads", OK), (0, "waits", IDLE)))
     return Section(
         "Leaders",
         [
-            number("Epoch", "Number of the leader; 0: no standbys.", Query(f"max(fedpatch_leader_epoch {of_fleet})")),
+            number("Epoch", "Epoch of the leader; 0: no standbys.", Query(f"max(fedpatch_leader_epoch {of_fleet})")),
             number("Changes of leader", "In the time shown: takeovers and restarts.", Query(changes)),
             number("Standbys", "Coordinators of the fleet that wait now.", Query(f"sum(1 - {leads})")),
             timeline("Who leads", "Coordinators of the fleet.", [Query(leads, "{{instance}}")], strip),
