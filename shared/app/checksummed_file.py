@@ -75,7 +75,7 @@ def read_header(path: Path, content: memoryview | bytes, fields: Mapping[str, ty
     Raises:
         StateError: The content does not begin with a map of exactly these fields.
     """
-    unpacker = msgpack.Unpacker(max_buffer_size=len(content))
+    unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(content)))  # 0 would be no limit
     unpacker.feed(content)
     try:
         header = unpacker.unpack()

@@ -27,7 +27,8 @@ def held_decoders() -> Iterator[Decoder]:
         ("held model", _MODEL, _model, _written_model()),
         ("residual", _RESIDUAL, _residual, _written_residual()),
     ):
-        yield Decoder(name, read, (StateError,), (kept,))
+        # Without content: an empty buffer had no limit.
+        yield Decoder(name, read, (StateError,), (kept,), found=(line,))
         content = kept[len(line) + 32 :]
         yield Decoder(f"sealed {name}", _Sealed(line, read), (StateError,), (content,), frugal=False)
 
