@@ -6,6 +6,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 
 import pytest
@@ -217,6 +218,10 @@ def test_slow_page_costs_no_memory_and_is_cut(tmp_path, monkeypatch):
     """It reads nothing, while the fleet changes more often than its buffers hold."""
     monkeypatch.setattr(server, "IDLE_S", 0.2)
     streams = EventStreams(patience_s=0.5)
+
+    def has_taken(number: int) -> bool:
+        return not streams.count or streams.snapshot.live_number == number
+
     with filled(tmp_path), served(tmp_path, streams=streams) as console, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", console.port))
@@ -228,7 +233,7 @@ def test_slow_page_costs_no_memory_and_is_cut(tmp_path, monkeypatch):
             number = next(numbers)
             streams.publish_from_thread(Snapshot(live={"line": "x" * 50_000}, live_number=number))
             # Otherwise snapshots wait for the server's loop, which would count here too.
-            wait_until(lambda number=number: not streams.count or streams.snapshot.live_number == number)
+            wait_until(partial(has_taken, number))
         assert _rss() - before < 30e6
         assert console.ask("/").status == 200
 
