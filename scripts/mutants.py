@@ -35,7 +35,7 @@ from tests.support.paths import ROOT
 EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
 # The tests of a room; a room that is not named here has tests in the folder of its own name only.
 TESTS = {
-    "coordinator/buffered": ("coordinator/rounds",),
+    "coordinator/buffered": ("coordinator/buffered", "coordinator/rounds"),
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
     "coordinator/rounds": ("coordinator/rounds", "coordinator/cohort"),
 }
