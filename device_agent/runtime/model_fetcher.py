@@ -120,7 +120,7 @@ class ModelFetcher:
 
         Args:
             settings: The connection, whose CA is trusted unless `own_ca` is given.
-            own_ca: PEM file of the only CA that is trusted; None for the system's, and that of the broker.
+            own_ca: PEM file of the only CA that is trusted; None for the CAs of the system and of the broker.
             events: Takes the events of the fetches, in their threads.
             prefix: Before the names of settings in messages: `up_` of a relay.
         """

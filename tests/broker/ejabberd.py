@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.brokers import HOST, free_port, listening
-from tests.support.listing import signal_tree
+from tests.support.listing import PausableServer
 
 START_PATIENCE_S = 120.0
 USERNAME, PASSWORD = "fedpatch@localhost", "anything"
@@ -53,7 +53,7 @@ modules:
 """
 
 
-class Ejabberd:
+class Ejabberd(PausableServer):
     """Start it with `start` or `with`; `kill` is a power cut. Skips the test where it is not installed.
 
     `config` is its ejabberd.yml, in which {port}, {host} and {directory} are filled in.
@@ -122,15 +122,6 @@ class Ejabberd:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
-
-    def freeze(self) -> None:
-        """Pause it: its port takes connections, and nothing answers."""
-        assert self._process is not None
-        signal_tree(self._process.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        signal_tree(self._process.pid, signal.SIGCONT)
 
     def __enter__(self) -> Ejabberd:
         self.start()

@@ -108,7 +108,7 @@ class Place:
 
     @property
     def agents(self) -> list[AgentProcess]:
-        """Of the hub's device and of those below the relay."""
+        """The agents of the hub's device and of the site's devices."""
         return [*self.hub.agents.values(), *self.site.agents.values()]
 
     def begin(self, directory: Path, broker: str, **terms: object) -> Command:

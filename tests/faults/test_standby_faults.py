@@ -18,7 +18,7 @@ from tests.support.postgresql import postgres_server
 from tests.support.s3_server import S3Server
 
 SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "2119"))
-"""That one kills the relay, a broker node and the leader."""
+"""Seed 2119 kills the relay, a broker node and the leader."""
 ROUNDS = 6
 
 

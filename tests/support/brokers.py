@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from fedpatch.shared.mqtt.client import LinkEvent, MqttLink, Received
+from tests.support.listing import PausableServer
 
 HOST = "127.0.0.1"
 PATIENCE_S = 100.0
@@ -53,7 +54,7 @@ _OWN_PORTS = own_ports(os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ
 _PORTS = itertools.cycle(_OWN_PORTS)
 
 
-class Mosquitto:
+class Mosquitto(PausableServer):
     """A mosquitto in a directory of its own; `options` are lines of its configuration, `passwords` its users.
 
     Without `passwords` anyone may connect. What it keeps survives `stop` and `start`; with `autosave` also `kill`.
@@ -106,15 +107,6 @@ class Mosquitto:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def freeze(self) -> None:
-        """Let it do nothing any more; its connections stay open."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
         """As an administrator may: SIGHUP makes it read its configuration again."""

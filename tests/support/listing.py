@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -65,3 +66,17 @@ def signal_tree(parent: int, number: signal.Signals) -> None:
         os.kill(parent, number)
     for child in children(parent):
         signal_tree(child, number)
+
+
+class PausableServer:
+    """A server whose process, with those below it, can be paused: its port takes connections, and nothing answers."""
+
+    _process: subprocess.Popen[bytes] | None
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        signal_tree(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        signal_tree(self._process.pid, signal.SIGCONT)

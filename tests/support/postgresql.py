@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from fedpatch.coordinator.storage.database.opening import URL_FILE
-from tests.support.listing import signal_tree
+from tests.support.listing import PausableServer
 
 ROLE = "fedpatch"
 _SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=40", "jit=off", "logging_collector=off")
@@ -30,7 +30,7 @@ def binary(name: str) -> str | None:
     return shutil.which(name) or (str(found[-1]) if found else None)
 
 
-class PostgresServer:
+class PostgresServer(PausableServer):
     """A server that `kill` stops as a crash does, and `start` starts again with what it had written."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,15 +78,6 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL the server; its children end with it."""
         self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """Pause the server and its sessions."""
-        assert self._process is not None
-        signal_tree(self._process.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        signal_tree(self._process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop the server, whoever is connected."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 from obstore.store import S3Store
 
 from tests.support.brokers import HOST, free_port, start_server
+from tests.support.listing import PausableServer
 
 _PORTS = (
     "master.port",
@@ -32,7 +32,7 @@ _PORTS = (
 SECRET = "secret-of-the-tests"
 
 
-class S3Server:
+class S3Server(PausableServer):
     """A server with the bucket `fleet`, in a directory of its own; its objects survive `kill` and `start`.
 
     The access key `writer` may do everything, `reader` may read and list.
@@ -78,15 +78,6 @@ class S3Server:
         environment = {**os.environ, "HOME": str(self._folder)}
         log = self._folder / "log"
         self._process = start_server("weed", self._command, log, self._answers, environment=environment, pause_s=0.05)
-
-    def freeze(self) -> None:
-        """Pause it: it takes connections and answers none."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

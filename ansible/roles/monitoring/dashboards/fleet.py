@@ -156,7 +156,7 @@ def _coordinator() -> Section:
 
 
 def _leaders() -> Section:
-    # A coordinator that is down has no series any more, and its fleet is that of before.
+    # A coordinator that is down has no series any more; its last one names the fleet.
     of_fleet = f"and on (fleet) last_over_time(fedpatch_leader{{{OF}}}[$__range])"
     leads = f"(fedpatch_leader {of_fleet})"
     changes = " - ".join(f"{of}({of}_over_time(fedpatch_leader_epoch[$__range]) {of_fleet})" for of in ("max", "min"))
