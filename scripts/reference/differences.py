@@ -28,7 +28,6 @@ from fedpatch.simulator.spec.published import TARGET_UA
 from scripts.reference.markdown import table
 
 _UNBROKEN = "\u00a0"
-_STAR = "\\*"
 _LOWER_TARGETS = (0.95, 0.96, 0.965)
 NEAR_TARGET = 0.005
 """User accuracy; about the difference of two processors in one round."""
@@ -37,7 +36,11 @@ NEAR_TARGET = 0.005
 def entry(one: Comparison) -> str:
     """Format ours / the paper's rounds, with a star where they differ."""
     paper = "?" if not one.cell.compared else "X" if one.cell.paper is None else str(one.cell.paper)
-    return f"{one.ours()} /{_UNBROKEN}{paper}{_STAR if one.within is False else ''}"
+    return f"{one.ours()} /{_UNBROKEN}{paper}{_star(one)}"
+
+
+def _star(one: Comparison) -> str:
+    return "\\*" if one.within is False else ""
 
 
 def differing(store: Results) -> list[Comparison]:
@@ -51,18 +54,20 @@ def differing_table(store: Results) -> str:
     for one in differing(store):
         near = rates_like_the_papers(store, one.cell)
         splits = (other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None)
+        experiments = (
+            "our seeds" if in_range(one) else "",
+            *(f"{other.cell.where} {other.ours()}{_star(other)}" for other in splits),
+            f"rate {_rates(near[0])}: {_outcome(near[1])}" if near else "",
+        )
         rows.append(
             (
                 _named(one.cell),
-                entry(one),
-                "yes" if in_range(one) else "",
+                f"{'X' if one.mean_rounds is None else f'{one.mean_rounds:.3g}'} /{_UNBROKEN}{_rounds(one.cell.paper)}",
                 f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
-                ", ".join(f"{other.cell.where} {other.ours()}" for other in splits),
-                f"{_rates(near[0])}: {_outcome(near[1])}" if near else "",
+                "; ".join(filter(None, experiments)),
             )
         )
-    headings = ("in range", "UA then", "another split", "other rates")
-    return table(("cell", "ours / paper", *headings), rows)
+    return table(("cell", "ours / paper", "UA then", "experiment"), rows)
 
 
 def slower(one: Comparison) -> bool:
@@ -90,24 +95,10 @@ def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
     return one if one.results else None
 
 
-def splits_table(store: Results) -> str:
-    """Format the cells with 400 clients that are computed with another split, beside the paper's split."""
-    rows = []
-    for cell in select_cells("table2", "mnist/*/W400"):
-        others = [with_split(store, cell, split) for split in reversed(SPLITS)]
-        if any(others):
-            (here,) = compare(store, [cell])
-            texts = (
-                "" if one is None else f"{one.ours()}{_STAR if one.within is False else ''}" for one in (here, *others)
-            )
-            rows.append((_named(cell), *texts, _rounds(cell.paper)))
-    return table(("cell", "`shard`", *(f"`{split}`" for split in reversed(SPLITS)), "paper"), rows)
-
-
 def lower_targets(store: Results) -> str:
-    """Format the rounds to lower targets of the cells without private values: the mean and the range of the seeds."""
+    """Format the rounds of FedAdam to lower targets, without private values: the mean and the range of the seeds."""
     rows = []
-    for one in compare(store, select_cells("table2", "mnist/*/none")):
+    for one in compare(store, select_cells("table2", "mnist/fedadam/none")):
         texts = (_range([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
         rows.append((_named(one.cell), *texts, one.ours(), _rounds(one.cell.paper)))
     return table(("cell", *(f"UA {target}" for target in _LOWER_TARGETS), "UA 0.97", "paper, 0.97"), rows)
@@ -182,28 +173,12 @@ def _covered_by_split(store: Results, one: Comparison) -> bool:
     return len(rounds) > 1 and min(rounds) <= (one.cell.paper or math.inf) <= max(rounds)
 
 
-def grids(store: Results) -> str:
-    """Format the trials of learning rates: a row for each cell and rate of the clients, a column for each server rate."""
-    parts = []
-    for strategy in reversed(TUNED_STRATEGIES):
-        cells = [one for one in cells_of("tuned") if one.strategy == strategy and trials(store, one)]
-        if cells:
-            parts.append(_grid(store, strategy, cells))
-    return "\n".join(parts) if parts else "No rate is tried yet.\n"
-
-
-def _grid(store: Results, strategy: str, cells: Sequence[Cell]) -> str:
+def rate_grid(store: Results, strategy: str = "fedavg-adam") -> str:
+    """Format the trials of learning rates of a strategy without rates of the server: a row for each cell."""
+    cells = [one for one in cells_of("tuned") if one.strategy == strategy and trials(store, one)]
     rates = RATE_GRID[strategy]
-    if rates[0][1] is None:
-        rows = [(_named(cell), *(_trial(store, cell, one) for one in rates), _rounds(cell.paper)) for cell in cells]
-        return table((strategy, *(f"{rate:g}" for rate, _ in rates), "paper"), rows)
-    servers = list(dict.fromkeys(server for _, server in rates))
-    rows = [
-        (_named(cell), f"{client:g}", *(_trial(store, cell, (client, one)) for one in servers), _rounds(cell.paper))
-        for cell in cells
-        for client in sorted({trial.rates[0] for trial, _ in trials(store, cell) if trial.rates})
-    ]
-    return table((strategy, "clients", *(f"server {server:g}" for server in servers), "paper"), rows)
+    rows = [(_named(cell), *(_trial(store, cell, one) for one in rates), _rounds(cell.paper)) for cell in cells]
+    return table((strategy, *(f"{rate:g}" for rate, _ in rates), "paper"), rows) if rows else "No rate is tried yet.\n"
 
 
 def _trial(store: Results, cell: Cell, rates: Rates) -> str:
