@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedpatch.shared.app.formatting import size
@@ -28,10 +28,10 @@ def page() -> str:
         digits=attacks(cells["digits"], 0.2),
         mnist=attacks(cells["MNIST"], 0.2),
         spread=spread({name: cells[name] for name in ("digits", "MNIST")}, 0.2),
-        few=attacks(cells["digits"], 0.1),
-        many=attacks(cells["digits"], 0.4),
+        seeds=seeds([*attacked(cells["digits"], 0.2), *attacked(cells["MNIST"], 0.2)]),
+        shares=shares(cells["digits"], (0.1, 0.4)),
         flower=flower(read_cells(FOLDER / FLOWER)),
-        backdoor=backdoor(cells, 0.2),
+        backdoor=backdoor(cells.values(), 0.2),
         found=found(cells["digits"], 0.2),
     )
 
@@ -68,43 +68,63 @@ def cost(cells: dict[str, list[RobustnessCell]]) -> str:
 
 def _cost(rule: str, cells: Sequence[RobustnessCell]) -> str:
     by_seed = {(cell.defence, cell.seed): cell.user_accuracy for cell in cells if cell.attack == NO_ATTACK}
-    seeds = [seed for defence, seed in by_seed if defence == rule and (_MEAN, seed) in by_seed]
-    if not seeds:
+    own = [seed for defence, seed in by_seed if defence == rule and (_MEAN, seed) in by_seed]
+    if not own:
         return "-"
-    accuracy = statistics.fmean(by_seed[rule, seed] for seed in seeds)
+    accuracy = statistics.fmean(by_seed[rule, seed] for seed in own)
     if rule == _MEAN:
-        return f"{accuracy:.3f} ({len(seeds)} seeds)"
-    points = 100 * statistics.fmean(by_seed[rule, seed] - by_seed[_MEAN, seed] for seed in seeds)
-    return f"{accuracy:.3f}, {points:+.2f} ({len(seeds)})"
+        return f"{accuracy:.3f}"
+    points = 100 * statistics.fmean(by_seed[rule, seed] - by_seed[_MEAN, seed] for seed in own)
+    return f"{accuracy:.3f}, {points:+.2f}"
 
 
 def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
-    """Format user accuracy of the honest devices by rule and attack, and the lowest of the row; "-" where no seed is there."""
+    """Format user accuracy of the honest devices by rule and attack, and the lowest of the row."""
     rows = attacked(cells, share)
     if not rows:
         return "No cell is computed yet.\n"
     kinds = list(dict.fromkeys(row.attack for row in rows))
-    lines = []
-    for rule in dict.fromkeys(row.defence for row in rows):
-        own = {row.attack: row for row in rows if row.defence == rule}
-        worst = min(row.user_accuracy for row in own.values())
-        whole, seeds = len(own) == len(kinds), str(min(row.seeds for row in own.values()))
-        entries = (_entry(own.get(kind)) for kind in kinds)
-        lines.append((f"`{rule}`", seeds, *entries, f"**{worst:.3f}**" if whole else "-"))
-    return table(("rule", "seeds", *kinds, "worst"), lines)
+    lines = [(f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds), _worst(own)) for rule, own in _by_rule(rows)]
+    return table(("rule", *kinds, "worst"), lines)
+
+
+def shares(cells: Sequence[RobustnessCell], bad: Sequence[float]) -> str:
+    """Format user accuracy with other shares of bad devices, a row for each share and rule."""
+    by_share = {share: attacked(cells, share) for share in bad}
+    kinds = list(dict.fromkeys(row.attack for rows in by_share.values() for row in rows))
+    lines = [
+        (f"{share:.0%}", f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds), _worst(own))
+        for share, rows in by_share.items()
+        for rule, own in _by_rule(rows)
+    ]
+    return table(("bad", "rule", *kinds, "worst"), lines)
+
+
+def seeds(rows: Sequence[RobustnessRow]) -> str:
+    """Return the number of seeds of some rows: `5`, or the least and the most."""
+    least, most = min(row.seeds for row in rows), max(row.seeds for row in rows)
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _by_rule(rows: Sequence[RobustnessRow]) -> list[tuple[str, dict[str, RobustnessRow]]]:
+    rules = dict.fromkeys(row.defence for row in rows)
+    return [(rule, {row.attack: row for row in rows if row.defence == rule}) for rule in rules]
+
+
+def _worst(own: dict[str, RobustnessRow]) -> str:
+    return f"**{min(row.user_accuracy for row in own.values()):.3f}**"
 
 
 def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
-    """Format the range of user accuracy over seeds, in points: the median over rules and attacks, and the greatest."""
-    rows = []
+    """Return the range of user accuracy over seeds, in points: the median over rules and attacks, and the greatest."""
+    texts = []
     for name, one in cells.items():
         found: dict[tuple[str, str], list[float]] = {}
         for cell in attacked_cells(one, share):
             found.setdefault((cell.defence, cell.attack), []).append(cell.user_accuracy)
-        ranges = {key: 100 * (max(values) - min(values)) for key, values in found.items()}
-        (rule, kind), most = max(ranges.items(), key=lambda item: item[1])
-        rows.append((name, f"{statistics.median(ranges.values()):.0f}", f"{most:.0f}", f"`{rule}`, {kind}"))
-    return table(("task", "median range", "greatest range", "of"), rows)
+        ranges = [100 * (max(values) - min(values)) for values in found.values()]
+        texts.append(f"{name} {statistics.median(ranges):.0f} points in the median, at most {max(ranges):.0f}")
+    return f"That range is: {'; '.join(texts)}."
 
 
 def processor(path: Path) -> str:
@@ -128,29 +148,19 @@ def flower(cells: Sequence[RobustnessCell]) -> str:
     """Format Flower's functions under the attacks of digits."""
     rows = summarise(whole_seeds(cells))
     kinds = list(dict.fromkeys(row.attack for row in rows))
-    lines = []
-    for rule in dict.fromkeys(row.defence for row in rows):
-        own = {row.attack: row for row in rows if row.defence == rule}
-        lines.append((f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds)))
-    return f"Seeds: {rows[0].seeds}.\n\n" + table(("rule", *kinds), lines)
+    lines = [(f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds)) for rule, own in _by_rule(rows)]
+    return table((f"rule, {seeds(rows)} seeds", *kinds), lines)
 
 
 def _entry(row: RobustnessRow | None) -> str:
-    return "-" if row is None else f"{row.user_accuracy:.3f} ({row.p10:.2f})"
+    return "-" if row is None else f"{row.user_accuracy:.3f}"
 
 
-def backdoor(cells: dict[str, list[RobustnessCell]], share: float) -> str:
-    """Format the success of the backdoor by rule and task."""
-    found = {
-        name: {row.defence: row.backdoor_success for row in attacked(one, share) if row.backdoor_success is not None}
-        for name, one in cells.items()
-    }
-    tasks = [name for name, own in found.items() if own]
-    rules = dict.fromkeys(rule for name in tasks for rule in found[name])
-    rows = [
-        (f"`{rule}`", *(f"{found[name][rule]:.0%}" if rule in found[name] else "-" for name in tasks)) for rule in rules
-    ]
-    return table(("rule", *(f"{name}, {share:.0%} bad" for name in tasks)), rows)
+def backdoor(cells: Iterable[Sequence[RobustnessCell]], share: float) -> str:
+    """Return the least and the greatest success of the backdoor over rules and tasks."""
+    rows = [row for one in cells for row in attacked(one, share)]
+    found = [row.backdoor_success for row in rows if row.backdoor_success is not None]
+    return f"{100 * min(found):.0f} to {100 * max(found):.0f} %"
 
 
 def found(cells: Sequence[RobustnessCell], share: float) -> str:
