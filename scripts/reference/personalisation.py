@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,8 @@ TASKS = {
 }
 METHODS = parse_methods("fedavg,fedprox,fedbn,fedper,fedrep:1,fedbabu,ditto,pfedme:3")
 _METRIC = MetricTerms()
+_COLUMNS = 5
+"""Without the bytes, which hardly differ."""
 
 
 def page() -> str:
@@ -41,7 +42,6 @@ def page() -> str:
         wins=wins(documents),
         pfllib=pfllib(peer),
         commit=peer["terms"]["pfllib"][:12],
-        origin=origin(documents),
     )
 
 
@@ -75,8 +75,8 @@ def _section(title: str, document: Mapping[str, Any]) -> str:
         f"{terms['clients']} devices, {terms['participation']:.0%} of them in each of {terms['rounds']} rounds, "
         f"{one.seeds} seed{'s' if one.seeds > 1 else ''}; learning rate: {chosen}."
     )
-    lines = [(*cells(row, one.seeds), f"{row.learning_rate:g}") for row in one.rows]
-    return "\n".join([f"### {title}", "", words, "", table((*headings(_METRIC, None), "rate"), lines)])
+    lines = [cells(row, one.seeds)[:_COLUMNS] for row in one.rows]
+    return "\n".join([f"### {title}", "", words, "", table(headings(_METRIC, None)[:_COLUMNS], lines)])
 
 
 def wins(documents: Mapping[str, Mapping[str, Any]]) -> str:
@@ -108,17 +108,6 @@ def pfllib(document: Mapping[str, Any]) -> str:
         means = (f"{statistics.fmean(values):.4f}" for values in (theirs, ours))
         lines.append((f"`{method}`", str(len(seeds)), *means, f"{statistics.fmean(gaps):+.2f}{spread}"))
     return table(("method", "seeds", "PFLlib", "fedpatch", "difference in points"), lines)
-
-
-def origin(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format the command, the commits and the processors of each task."""
-    lines = []
-    for title, one in documents.items():
-        commits = sorted({cell["commit"][:12] for cell in one["cells"] if cell["commit"]})
-        processors = sorted({cell["processor"] for cell in one["cells"]})
-        command = re.sub(r" --(workers|out) \S+", "", one["command"])
-        lines.append((title, f"`{command}`", ", ".join(commits), ", ".join(processors)))
-    return table(("task", "command", "commit", "processor"), lines)
 
 
 def main() -> None:
