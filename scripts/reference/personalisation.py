@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,21 +29,27 @@ TASKS = {
 }
 METHODS = parse_methods("fedavg,fedprox,fedbn,fedper,fedrep:1,fedbabu,ditto,pfedme:3")
 _METRIC = MetricTerms()
-_COLUMNS = 5
-"""Without the bytes, which hardly differ."""
 
 
 def page() -> str:
     """Return the page."""
-    documents = {title: _read(FOLDER / name) for name, title in TASKS.items() if (FOLDER / name).exists()}
     peer = _read(FOLDER / "pfllib.json")
     return render(
         "methods.md",
-        tables="\n".join(_section(title, document) for title, document in documents.items()),
-        wins=wins(documents),
+        wins=wins(_documents()),
         pfllib=pfllib(peer),
         commit=peer["terms"]["pfllib"][:12],
     )
+
+
+def tables() -> str:
+    """Return the tables of all figures, a section for each task."""
+    sections = "\n".join(_section(title, document) for title, document in _documents().items())
+    return f"# Methods of personalisation, all figures\n\n{sections}"
+
+
+def _documents() -> dict[str, dict[str, Any]]:
+    return {title: _read(FOLDER / name) for name, title in TASKS.items() if (FOLDER / name).exists()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -75,8 +82,9 @@ def _section(title: str, document: Mapping[str, Any]) -> str:
         f"{terms['clients']} devices, {terms['participation']:.0%} of them in each of {terms['rounds']} rounds, "
         f"{one.seeds} seed{'s' if one.seeds > 1 else ''}; learning rate: {chosen}."
     )
-    lines = [cells(row, one.seeds)[:_COLUMNS] for row in one.rows]
-    return "\n".join([f"### {title}", "", words, "", table(headings(_METRIC, None)[:_COLUMNS], lines)])
+    lines = [(*cells(row, one.seeds), f"{row.learning_rate:g}") for row in one.rows]
+    parts = [f"## {title}", "", words, "", table((*headings(_METRIC, None), "rate"), lines)]
+    return "\n".join([*parts, f"`{re.sub(' --(workers|out) [^ ]+', '', document['command'])}`", ""])
 
 
 def wins(documents: Mapping[str, Mapping[str, Any]]) -> str:

@@ -29,11 +29,31 @@ def page() -> str:
         mnist=attacks(cells["MNIST"], 0.2),
         spread=spread({name: cells[name] for name in ("digits", "MNIST")}, 0.2),
         seeds=seeds([*attacked(cells["digits"], 0.2), *attacked(cells["MNIST"], 0.2)]),
-        shares=shares(cells["digits"], (0.1, 0.4)),
+        shares=shares(cells["digits"], (0.1, 0.2, 0.4)),
         flower=flower(read_cells(FOLDER / FLOWER)),
         backdoor=backdoor(cells.values(), 0.2),
         found=found(cells["digits"], 0.2),
     )
+
+
+def tables() -> str:
+    """Return the tables of all rules and attacks, with the worst tenth of the devices."""
+    parts = ["# Rules of aggregation under attack, all figures", ""]
+    parts += [
+        "User accuracy of the honest devices, a mean over the seeds; in brackets the 10th percentile over devices.",
+        "",
+    ]
+    cells = {name: read_cells(FOLDER / TASKS[name]) for name in ("digits", "MNIST")}
+    for name, share in (("digits", 0.2), ("MNIST", 0.2), ("digits", 0.1), ("digits", 0.4)):
+        rows = attacked(cells[name], share)
+        kinds = list(dict.fromkeys(row.attack for row in rows))
+        lines = [(f"`{rule}`", *(_whole_entry(own.get(kind)) for kind in kinds)) for rule, own in _by_rule(rows)]
+        parts += [f"## {name}, {share:.0%} bad devices, {seeds(rows)} seeds", "", table(("rule", *kinds), lines)]
+    return "\n".join(parts)
+
+
+def _whole_entry(row: RobustnessRow | None) -> str:
+    return "-" if row is None else f"{row.user_accuracy:.3f} ({row.p10:.2f})"
 
 
 def read_cells(path: Path) -> list[RobustnessCell]:
@@ -79,25 +99,21 @@ def _cost(rule: str, cells: Sequence[RobustnessCell]) -> str:
 
 
 def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
-    """Format user accuracy of the honest devices by rule and attack, and the lowest of the row."""
+    """Format user accuracy of the honest devices by rule and attack."""
     rows = attacked(cells, share)
     if not rows:
         return "No cell is computed yet.\n"
     kinds = list(dict.fromkeys(row.attack for row in rows))
-    lines = [(f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds), _worst(own)) for rule, own in _by_rule(rows)]
-    return table(("rule", *kinds, "worst"), lines)
+    lines = [(f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds)) for rule, own in _by_rule(rows)]
+    return table(("rule", *kinds), lines)
 
 
 def shares(cells: Sequence[RobustnessCell], bad: Sequence[float]) -> str:
-    """Format user accuracy with other shares of bad devices, a row for each share and rule."""
-    by_share = {share: attacked(cells, share) for share in bad}
-    kinds = list(dict.fromkeys(row.attack for rows in by_share.values() for row in rows))
-    lines = [
-        (f"{share:.0%}", f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds), _worst(own))
-        for share, rows in by_share.items()
-        for rule, own in _by_rule(rows)
-    ]
-    return table(("bad", "rule", *kinds, "worst"), lines)
+    """Format the lowest user accuracy over the attacks, by rule and share of bad devices."""
+    by_share = {share: dict(_by_rule(attacked(cells, share))) for share in bad}
+    rules = [rule for rule in by_share[bad[0]] if all(rule in rows for rows in by_share.values())]
+    lines = [(f"`{rule}`", *(_lowest(rows[rule]) for rows in by_share.values())) for rule in rules]
+    return table(("worst attack", *(f"{share:.0%} bad" for share in bad)), lines)
 
 
 def seeds(rows: Sequence[RobustnessRow]) -> str:
@@ -111,8 +127,9 @@ def _by_rule(rows: Sequence[RobustnessRow]) -> list[tuple[str, dict[str, Robustn
     return [(rule, {row.attack: row for row in rows if row.defence == rule}) for rule in rules]
 
 
-def _worst(own: dict[str, RobustnessRow]) -> str:
-    return f"**{min(row.user_accuracy for row in own.values()):.3f}**"
+def _lowest(own: dict[str, RobustnessRow]) -> str:
+    row = min(own.values(), key=lambda one: one.user_accuracy)
+    return f"{row.user_accuracy:.3f}, {row.attack}"
 
 
 def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
