@@ -95,13 +95,11 @@ def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
     return one if one.results else None
 
 
-def lower_targets(store: Results) -> str:
-    """Format the rounds of FedAdam to lower targets, without private values: the mean and the range of the seeds."""
-    rows = []
-    for one in compare(store, select_cells("table2", "mnist/fedadam/none")):
-        texts = (_range([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
-        rows.append((_named(one.cell), *texts, one.ours(), _rounds(one.cell.paper)))
-    return table(("cell", *(f"UA {target}" for target in _LOWER_TARGETS), "UA 0.97", "paper, 0.97"), rows)
+def lower_targets(store: Results, name: str) -> str:
+    """Return the rounds of a cell to lower targets: the mean and the range of the seeds."""
+    (one,) = compare(store, select_cells("table2", name))
+    texts = (f"{_range([_first(result, target) for result in one.results])} to {target}" for target in _LOWER_TARGETS)
+    return ", ".join(texts)
 
 
 def _first(result: Result, target: float) -> int:
@@ -173,12 +171,28 @@ def _covered_by_split(store: Results, one: Comparison) -> bool:
     return len(rounds) > 1 and min(rounds) <= (one.cell.paper or math.inf) <= max(rounds)
 
 
-def rate_grid(store: Results, strategy: str = "fedavg-adam") -> str:
-    """Format the trials of learning rates of a strategy without rates of the server: a row for each cell."""
-    cells = [one for one in cells_of("tuned") if one.strategy == strategy and trials(store, one)]
+def grids(store: Results) -> str:
+    """Format the trials of learning rates: a row for each cell and rate of the clients, a column for each server rate."""
+    parts = []
+    for strategy in reversed(TUNED_STRATEGIES):
+        cells = [one for one in cells_of("tuned") if one.strategy == strategy and trials(store, one)]
+        if cells:
+            parts.append(_grid(store, strategy, cells))
+    return "\n".join(parts) if parts else "No rate is tried yet.\n"
+
+
+def _grid(store: Results, strategy: str, cells: Sequence[Cell]) -> str:
     rates = RATE_GRID[strategy]
-    rows = [(_named(cell), *(_trial(store, cell, one) for one in rates), _rounds(cell.paper)) for cell in cells]
-    return table((strategy, *(f"{rate:g}" for rate, _ in rates), "paper"), rows) if rows else "No rate is tried yet.\n"
+    if rates[0][1] is None:
+        rows = [(_named(cell), *(_trial(store, cell, one) for one in rates), _rounds(cell.paper)) for cell in cells]
+        return table((strategy, *(f"{rate:g}" for rate, _ in rates), "paper"), rows)
+    servers = list(dict.fromkeys(server for _, server in rates))
+    rows = [
+        (_named(cell), f"{client:g}", *(_trial(store, cell, (client, one)) for one in servers), _rounds(cell.paper))
+        for cell in cells
+        for client in sorted({trial.rates[0] for trial, _ in trials(store, cell) if trial.rates})
+    ]
+    return table((strategy, "clients", *(f"server {server:g}" for server in servers), "paper"), rows)
 
 
 def _trial(store: Results, cell: Cell, rates: Rates) -> str:

@@ -101,6 +101,7 @@ def wins(documents: Mapping[str, Mapping[str, Any]]) -> str:
                 *("-" if one is None else f"{round(one, 1) + 0.0:+.1f}" for one in gains),
             )
         )
+    lines.append(("UA of learning alone", "", *(f"{own['independent']:.3f}" for own in found.values())))
     return table(("method", "options", *found), lines)
 
 

@@ -35,8 +35,7 @@ def page() -> str:
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
         differing=differences.differing_table(store),
         tuned=tuned(store),
-        grid=differences.rate_grid(store),
-        lower_targets=differences.lower_targets(store),
+        lower_targets=differences.lower_targets(store, "mnist/fedadam/none/W200/C1.0"),
         **cells_in_words(store),
         origins=origins(store),
         mtfl=rounds_range(store, "mnist/fedavg-adam/affine"),
@@ -51,6 +50,14 @@ def page() -> str:
         **fig4(),
         **spread(store),
         **differences.explained(store),
+    )
+
+
+def trials() -> str:
+    """Return the tables of trials of learning rates."""
+    return (
+        "# Trials of learning rates\n\nRounds to the target, or X and the best user accuracy; -: not computed.\n\n"
+        + differences.grids(Results(RESULTS))
     )
 
 

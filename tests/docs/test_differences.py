@@ -62,13 +62,7 @@ def test_rates_like_the_papers_are_those_of_the_nearest_trial_within_the_limits(
     found = differences.rates_like_the_papers(store, NONE)
     assert found is not None
     assert found[0].rates == trials[2].rates
-
-
-def test_rate_grid_has_a_column_for_each_rate_and_a_dash_without_a_trial(store):
-    (cell,) = select_cells("table2", "mnist/fedavg-adam/all/W200/C0.5")  # 17 rounds in the paper
-    for trial, rounds in zip(rate_cells(replace(cell, where="tuned"))[:2], (41, 21), strict=True):
-        store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, rounds))
-    assert "| fedavg-adam all W200 C0.5 | 41 | 21 | - | - | 17 |" in differences.rate_grid(store)
+    assert "| fedadam none W200 C1.0 | 0.03 | 20 | 75 | 70 | - | 69 |" in differences.grids(store)
 
 
 def test_rates_like_the_papers_on_the_even_split_name_the_split(store):
