@@ -36,7 +36,7 @@ def test_page_has_the_number_of_attacks_of_each_kind(kind, attacks):
 def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
     """Policy by policy, tensor by tensor; `python -m tests.docs.what_stays` prints the table. Moments go with their tensors."""
     assert what_stays.markdown() in PAGE
-    for policy in what_stays.WORDS:
+    for policy in what_stays.POLICIES:
         stays, travels = what_stays.split(policy)
         model = {name for name in stays if name in what_stays.schema()}
         assert stays == {name for name in stays | travels if base_name(name) in model}
@@ -53,10 +53,14 @@ def test_other_pages_point_to_the_one_table(page):
     assert not re.search(r"batch-norm layers(,| by default)", text)
 
 
-@pytest.mark.parametrize("table", [OFFENCES, NOT_OFFENCES], ids=["offences", "misfortunes"])
-def test_page_lists_each_offence(table):
-    for (what, reason), words in table.items():
+def test_page_lists_each_offence_with_its_meaning():
+    for (what, reason), words in OFFENCES.items():
         assert f"| {'' if what == 'refused' else f'{what}: '}`{reason}` | {words} |" in PAGE
+
+
+def test_page_names_each_reason_that_is_no_offence():
+    named = PAGE.partition("Never counted")[2].partition("### Limits")[0]
+    assert set(re.findall(r"`(\w+)`", named)) == {str(reason) for _, reason in NOT_OFFENCES}
 
 
 def test_limits_on_the_page_are_those_of_the_program():
