@@ -145,20 +145,16 @@ def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
 
 
 def processor(path: Path) -> str:
-    """Format processor time and memory of each rule, with the most updates and the fewest that were measured."""
-    measured = json.loads(path.read_text("utf-8"))["measured"]
-    few, many = measured[0], measured[-1]
-    rows = [
-        (
-            f"`{one['rule']}`",
-            f"{one['ratio_to_mean']['median']:.1f}",
-            size(least["peak_bytes"]),
-            size(one["peak_bytes"]),
-        )
-        for least, one in zip(few["rules"], many["rules"], strict=True)
-    ]
-    counts = (f"memory, {one['updates']:,} updates" for one in (few, many))
-    return table(("rule", f"processor time to the mean's, {many['updates']:,} updates", *counts), rows)
+    """Return a sentence on processor time and memory of each rule with the most updates that were measured."""
+    many = json.loads(path.read_text("utf-8"))["measured"][-1]
+    mean, *others = many["rules"]
+    texts = (
+        f"`{one['rule']}` {one['ratio_to_mean']['median']:.1f} times and {size(one['peak_bytes'])}" for one in others
+    )
+    return (
+        f"Processor time and memory with {many['updates']:,} updates of 50,000 values, beside `{mean['rule']}` "
+        f"(1 and {size(mean['peak_bytes'])}): {', '.join(texts)}"
+    )
 
 
 def flower(cells: Sequence[RobustnessCell]) -> str:
