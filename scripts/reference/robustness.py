@@ -16,6 +16,8 @@ FOLDER = RESULTS / "robustness"
 TASKS = {"digits": "rules-digits.json", "MNIST": "rules-mnist.json", "digits, C = 0.2": "rules-digits-some.json"}
 FLOWER = "rules-digits-flower.json"
 _MEAN = "mean"
+_SHOWN = ("sign:4", "alie:1.5", "ipm:2", "noise:20")
+"""Attacks with a column of their own: those that tell the rules apart."""
 
 
 def page() -> str:
@@ -103,16 +105,23 @@ def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
     rows = attacked(cells, share)
     if not rows:
         return "No cell is computed yet.\n"
-    kinds = list(dict.fromkeys(row.attack for row in rows))
-    lines = [(f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds)) for rule, own in _by_rule(rows)]
-    return table(("rule", *kinds), lines)
+    lines = [
+        (
+            f"`{rule}`",
+            *(_entry(own.get(kind)) for kind in _SHOWN),
+            _entry(_lowest([own[one] for one in own.keys() - _SHOWN])),
+        )
+        for rule, own in _by_rule(rows)
+    ]
+    return table(("rule", *_SHOWN, "lowest of the others"), lines)
 
 
 def shares(cells: Sequence[RobustnessCell], bad: Sequence[float]) -> str:
     """Format the lowest user accuracy over the attacks, by rule and share of bad devices."""
     by_share = {share: dict(_by_rule(attacked(cells, share))) for share in bad}
     rules = [rule for rule in by_share[bad[0]] if all(rule in rows for rows in by_share.values())]
-    lines = [(f"`{rule}`", *(_lowest(rows[rule]) for rows in by_share.values())) for rule in rules]
+    worst = {rule: [_lowest([*rows[rule].values()]) for rows in by_share.values()] for rule in rules}
+    lines = [(f"`{rule}`", *(f"{row.user_accuracy:.3f}, {row.attack}" for row in own)) for rule, own in worst.items()]
     return table(("worst attack", *(f"{share:.0%} bad" for share in bad)), lines)
 
 
@@ -127,9 +136,8 @@ def _by_rule(rows: Sequence[RobustnessRow]) -> list[tuple[str, dict[str, Robustn
     return [(rule, {row.attack: row for row in rows if row.defence == rule}) for rule in rules]
 
 
-def _lowest(own: dict[str, RobustnessRow]) -> str:
-    row = min(own.values(), key=lambda one: one.user_accuracy)
-    return f"{row.user_accuracy:.3f}, {row.attack}"
+def _lowest(rows: Sequence[RobustnessRow]) -> RobustnessRow:
+    return min(rows, key=lambda one: one.user_accuracy)
 
 
 def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
