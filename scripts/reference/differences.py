@@ -59,15 +59,15 @@ def differing_table(store: Results) -> str:
             *(f"{other.cell.where} {other.ours()}{_star(other)}" for other in splits),
             f"rate {_rates(near[0])}: {_outcome(near[1])}" if near else "",
         )
+        found = "; ".join(filter(None, experiments))
         rows.append(
             (
                 _named(one.cell),
                 f"{'X' if one.mean_rounds is None else f'{one.mean_rounds:.3g}'} /{_UNBROKEN}{_rounds(one.cell.paper)}",
-                f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
-                "; ".join(filter(None, experiments)),
+                found or f"UA {accuracy_at_paper(one):.3f}",
             )
         )
-    return table(("cell", "ours / paper", "UA then", "experiment"), rows)
+    return table(("cell", "ours / paper", "experiment"), rows)
 
 
 def slower(one: Comparison) -> bool:
