@@ -71,8 +71,12 @@ def grid(comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
         return "No cell is computed yet.\n"
     (found,) = tables(comparisons)
-    rows = [(*row.names, *("" if one is None else differences.entry(one) for one in row.entries)) for row in found.rows]
-    return table(found.headings, rows)
+    names = len(found.rows[0].names)
+    rows = [
+        (" ".join(row.names), *("" if one is None else differences.entry(one) for one in row.entries))
+        for row in found.rows
+    ]
+    return table((", ".join(found.headings[:names]), *found.headings[names:]), rows)
 
 
 def tuned(store: Results) -> str:
