@@ -32,7 +32,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/topics.md": topics.page,
     "../results/personalisation/tables.md": personalisation.tables,
     "../results/robustness/tables.md": robustness.tables,
-    "../results/tuning/tables.md": results.trials,
+    "../results/table2/experiments.md": results.experiments,
 }
 
 

@@ -1,4 +1,4 @@
-"""Tables of results.md on cells that differ from the paper's: experiments beside each, and the grids of learning rates."""
+"""Tables of experiments.md and words of results.md on cells that differ from the paper's: experiments, and rates."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from fedpatch.simulator.spec.published import TARGET_UA
 from scripts.reference.markdown import table
 
 _UNBROKEN = "\u00a0"
+_STAR = "\\*"
 _LOWER_TARGETS = (0.95, 0.96, 0.965)
 NEAR_TARGET = 0.005
 """User accuracy; about the difference of two processors in one round."""
@@ -36,11 +37,7 @@ NEAR_TARGET = 0.005
 def entry(one: Comparison) -> str:
     """Format ours / the paper's rounds, with a star where they differ."""
     paper = "?" if not one.cell.compared else "X" if one.cell.paper is None else str(one.cell.paper)
-    return f"{one.ours()} /{_UNBROKEN}{paper}{_star(one)}"
-
-
-def _star(one: Comparison) -> str:
-    return "\\*" if one.within is False else ""
+    return f"{one.ours()} /{_UNBROKEN}{paper}{_STAR if one.within is False else ''}"
 
 
 def differing(store: Results) -> list[Comparison]:
@@ -54,20 +51,18 @@ def differing_table(store: Results) -> str:
     for one in differing(store):
         near = rates_like_the_papers(store, one.cell)
         splits = (other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None)
-        experiments = (
-            "our seeds" if in_range(one) else "",
-            *(f"{other.cell.where} {other.ours()}{_star(other)}" for other in splits),
-            f"rate {_rates(near[0])}: {_outcome(near[1])}" if near else "",
-        )
-        found = "; ".join(filter(None, experiments))
         rows.append(
             (
                 _named(one.cell),
-                f"{'X' if one.mean_rounds is None else f'{one.mean_rounds:.3g}'} /{_UNBROKEN}{_rounds(one.cell.paper)}",
-                found or f"UA {accuracy_at_paper(one):.3f}",
+                entry(one),
+                "yes" if in_range(one) else "",
+                f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
+                ", ".join(f"{other.cell.where} {other.ours()}" for other in splits),
+                f"{_rates(near[0])}: {_outcome(near[1])}" if near else "",
             )
         )
-    return table(("cell", "ours / paper", "experiment"), rows)
+    headings = ("in range", "UA then", "another split", "other rates")
+    return table(("cell", "ours / paper", *headings), rows)
 
 
 def slower(one: Comparison) -> bool:
@@ -95,8 +90,31 @@ def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
     return one if one.results else None
 
 
-def lower_targets(store: Results, name: str) -> str:
-    """Return the rounds of a cell to lower targets: the mean and the range of the seeds."""
+def splits_table(store: Results) -> str:
+    """Format the cells with 400 clients that are computed with another split, beside the paper's split."""
+    rows = []
+    for cell in select_cells("table2", "mnist/*/W400"):
+        others = [with_split(store, cell, split) for split in reversed(SPLITS)]
+        if any(others):
+            (here,) = compare(store, [cell])
+            texts = (
+                "" if one is None else f"{one.ours()}{_STAR if one.within is False else ''}" for one in (here, *others)
+            )
+            rows.append((_named(cell), *texts, _rounds(cell.paper)))
+    return table(("cell", "`shard`", *(f"`{split}`" for split in reversed(SPLITS)), "paper"), rows)
+
+
+def lower_targets(store: Results) -> str:
+    """Format the rounds to lower targets of the cells without private values: the mean and the range of the seeds."""
+    rows = []
+    for one in compare(store, select_cells("table2", "mnist/*/none")):
+        texts = (_range([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
+        rows.append((_named(one.cell), *texts, one.ours(), _rounds(one.cell.paper)))
+    return table(("cell", *(f"UA {target}" for target in _LOWER_TARGETS), "UA 0.97", "paper, 0.97"), rows)
+
+
+def rounds_to_lower_targets(store: Results, name: str) -> str:
+    """Return the rounds of a cell of Table 2 to lower targets: the mean and the range of the seeds."""
     (one,) = compare(store, select_cells("table2", name))
     texts = (f"{_range([_first(result, target) for result in one.results])} to {target}" for target in _LOWER_TARGETS)
     return ", ".join(texts)

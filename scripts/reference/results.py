@@ -33,9 +33,8 @@ def page() -> str:
         table2_cifar10=grid(computed(compare(store, select_cells("table2", "cifar10")))),
         table3_mnist=grid(computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
-        differing=differences.differing_table(store),
         tuned=tuned(store),
-        lower_targets=differences.lower_targets(store, "mnist/fedadam/none/W200/C1.0"),
+        lower_targets=differences.rounds_to_lower_targets(store, "mnist/fedadam/none/W200/C1.0"),
         **cells_in_words(store),
         origins=origins(store),
         mtfl=rounds_range(store, "mnist/fedavg-adam/affine"),
@@ -53,11 +52,15 @@ def page() -> str:
     )
 
 
-def trials() -> str:
-    """Return the tables of trials of learning rates."""
-    return (
-        "# Trials of learning rates\n\nRounds to the target, or X and the best user accuracy; -: not computed.\n\n"
-        + differences.grids(Results(RESULTS))
+def experiments() -> str:
+    """Return the page of the experiments on cells that differ from the paper's."""
+    store = Results(RESULTS)
+    return render(
+        "experiments.md",
+        differing=differences.differing_table(store),
+        splits=differences.splits_table(store),
+        lower_targets=differences.lower_targets(store),
+        grids=differences.grids(store),
     )
 
 
@@ -176,6 +179,9 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
         "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
         "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
+        "split_shard": "table2/mnist/fedavg/all/W400/C1.0",
+        "split_even": "even/mnist/fedavg/all/W400/C1.0",
+        "split_aligned": "aligned/mnist/fedavg/all/W400/C1.0",
     }
     words: dict[str, str] = {}
     for key, name in named.items():
