@@ -1,4 +1,4 @@
-"""Write the generated pages of docs."""
+"""Write the generated pages of docs, and the tables of results that they link to."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/files.md": files.page,
     "reference/metrics.md": metrics.page,
     "reference/topics.md": topics.page,
+    "../results/personalisation/tables.md": personalisation.tables,
+    "../results/robustness/tables.md": robustness.tables,
+    "../results/table2/experiments.md": results.experiments,
 }
 
 

@@ -1,4 +1,4 @@
-"""Tables of results.md on cells that differ from the paper's: experiments beside each, and the grids of learning rates."""
+"""Tables of experiments.md and words of results.md on cells that differ from the paper's: experiments, and rates."""
 
 from __future__ import annotations
 
@@ -111,6 +111,13 @@ def lower_targets(store: Results) -> str:
         texts = (_range([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
         rows.append((_named(one.cell), *texts, one.ours(), _rounds(one.cell.paper)))
     return table(("cell", *(f"UA {target}" for target in _LOWER_TARGETS), "UA 0.97", "paper, 0.97"), rows)
+
+
+def rounds_to_lower_targets(store: Results, name: str) -> str:
+    """Return the rounds of a cell of Table 2 to lower targets: the mean and the range of the seeds."""
+    (one,) = compare(store, select_cells("table2", name))
+    texts = (f"{_range([_first(result, target) for result in one.results])} to {target}" for target in _LOWER_TARGETS)
+    return ", ".join(texts)
 
 
 def _first(result: Result, target: float) -> int:

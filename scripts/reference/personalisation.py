@@ -33,16 +33,23 @@ _METRIC = MetricTerms()
 
 def page() -> str:
     """Return the page."""
-    documents = {title: _read(FOLDER / name) for name, title in TASKS.items() if (FOLDER / name).exists()}
     peer = _read(FOLDER / "pfllib.json")
     return render(
         "methods.md",
-        tables="\n".join(_section(title, document) for title, document in documents.items()),
-        wins=wins(documents),
+        wins=wins(_documents()),
         pfllib=pfllib(peer),
         commit=peer["terms"]["pfllib"][:12],
-        origin=origin(documents),
     )
+
+
+def tables() -> str:
+    """Return the tables of all figures, a section for each task."""
+    sections = "\n".join(_section(title, document) for title, document in _documents().items())
+    return f"# Methods of personalisation, all figures\n\n{sections}"
+
+
+def _documents() -> dict[str, dict[str, Any]]:
+    return {title: _read(FOLDER / name) for name, title in TASKS.items() if (FOLDER / name).exists()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -76,7 +83,8 @@ def _section(title: str, document: Mapping[str, Any]) -> str:
         f"{one.seeds} seed{'s' if one.seeds > 1 else ''}; learning rate: {chosen}."
     )
     lines = [(*cells(row, one.seeds), f"{row.learning_rate:g}") for row in one.rows]
-    return "\n".join([f"### {title}", "", words, "", table((*headings(_METRIC, None), "rate"), lines)])
+    parts = [f"## {title}", "", words, "", table((*headings(_METRIC, None), "rate"), lines)]
+    return "\n".join([*parts, f"`{re.sub(' --(workers|out) [^ ]+', '', document['command'])}`", ""])
 
 
 def wins(documents: Mapping[str, Mapping[str, Any]]) -> str:
@@ -93,6 +101,7 @@ def wins(documents: Mapping[str, Mapping[str, Any]]) -> str:
                 *("-" if one is None else f"{round(one, 1) + 0.0:+.1f}" for one in gains),
             )
         )
+    lines.append(("UA of learning alone", "", *(f"{own['independent']:.3f}" for own in found.values())))
     return table(("method", "options", *found), lines)
 
 
@@ -108,17 +117,6 @@ def pfllib(document: Mapping[str, Any]) -> str:
         means = (f"{statistics.fmean(values):.4f}" for values in (theirs, ours))
         lines.append((f"`{method}`", str(len(seeds)), *means, f"{statistics.fmean(gaps):+.2f}{spread}"))
     return table(("method", "seeds", "PFLlib", "fedpatch", "difference in points"), lines)
-
-
-def origin(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format the command, the commits and the processors of each task."""
-    lines = []
-    for title, one in documents.items():
-        commits = sorted({cell["commit"][:12] for cell in one["cells"] if cell["commit"]})
-        processors = sorted({cell["processor"] for cell in one["cells"]})
-        command = re.sub(r" --(workers|out) \S+", "", one["command"])
-        lines.append((title, f"`{command}`", ", ".join(commits), ", ".join(processors)))
-    return table(("task", "command", "commit", "processor"), lines)
 
 
 def main() -> None:

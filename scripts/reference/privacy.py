@@ -25,12 +25,10 @@ PLANNED = (
 def page() -> str:
     """Return the page."""
     outcomes = json.loads(OUTCOMES.read_text("utf-8"))
-    central = [one for one in outcomes if one["plan"].get("dp", "central") == "central"]
     return render(
         "privacy.md",
         planned=planned(),
-        central=measured(central),
-        distributed=measured(one for one in outcomes if one not in central),
+        measured=measured(outcomes),
     )
 
 
@@ -62,9 +60,9 @@ def measured(outcomes: Iterable[dict[str, Any]]) -> str:
         "devices",
         "rounds, clip",
         "noise / clip",
-        "verdict of `privacy plan`",
+        "verdict",
         "seeds",
         "UA without",
-        "UA with epsilon 8",
+        "UA with DP",
     )
     return table(heads, rows)

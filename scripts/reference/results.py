@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from fedpatch.simulator.paper.comparison import Comparison, compare, count, tables
 from fedpatch.simulator.paper.experiments import RECORDED, TABLES, Cell, cells_of, select_cells, select_named_cells
 from fedpatch.simulator.paper.recheck import Recheck
-from fedpatch.simulator.paper.results import Result, Results, measured_seeds
+from fedpatch.simulator.paper.results import Results, measured_seeds
 from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference import differences
 from scripts.reference.markdown import render, table
@@ -34,27 +33,34 @@ def page() -> str:
         table2_cifar10=grid(computed(compare(store, select_cells("table2", "cifar10")))),
         table3_mnist=grid(computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
-        differing=differences.differing_table(store),
-        splits=differences.splits_table(store),
         tuned=tuned(store),
-        grids=differences.grids(store),
-        lower_targets=differences.lower_targets(store),
+        lower_targets=differences.rounds_to_lower_targets(store, "mnist/fedadam/none/W200/C1.0"),
         **cells_in_words(store),
         origins=origins(store),
-        rechecks=rechecks(store),
         mtfl=rounds_range(store, "mnist/fedavg-adam/affine"),
         fl=rounds_range(store, "mnist/fedavg/none"),
         fig5=fig5(store),
         equation_10=equation_10(),
         demo_task=demo_task(),
         seeds=seeds(mnist),
-        agreement=agreement(mnist),
         affine_share=share_of_rounds(store, "mnist/fedavg/affine/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
         overtaking=overtaking(store),
         fig3_seeds=str(len(measured("fig3"))),
         **fig4(),
         **spread(store),
         **differences.explained(store),
+    )
+
+
+def experiments() -> str:
+    """Return the page of the experiments on cells that differ from the paper's."""
+    store = Results(RESULTS)
+    return render(
+        "experiments.md",
+        differing=differences.differing_table(store),
+        splits=differences.splits_table(store),
+        lower_targets=differences.lower_targets(store),
+        grids=differences.grids(store),
     )
 
 
@@ -68,8 +74,12 @@ def grid(comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
         return "No cell is computed yet.\n"
     (found,) = tables(comparisons)
-    rows = [(*row.names, *("" if one is None else differences.entry(one) for one in row.entries)) for row in found.rows]
-    return table(found.headings, rows)
+    names = len(found.rows[0].names)
+    rows = [
+        (" ".join(row.names), *("" if one is None else differences.entry(one) for one in row.entries))
+        for row in found.rows
+    ]
+    return table((", ".join(found.headings[:names]), *found.headings[names:]), rows)
 
 
 def tuned(store: Results) -> str:
@@ -85,27 +95,21 @@ def tuned(store: Results) -> str:
     return table(("cell", "learning rate", "seeds", "ours / paper"), rows) if rows else "No cell is computed yet.\n"
 
 
-def rechecks(store: Results) -> str:
-    """Format the cells that were computed on another processor too, with the differences."""
-    rows = []
+def _rechecked(store: Results) -> list[tuple[Cell, list[Recheck]]]:
+    """Return the cells that were computed on another processor too, a pair of results for each seed."""
+    found = []
     for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir()):
         again = Results(folder)
         for cell in (cell for which in RECORDED for cell in cells_of(which)):
             pairs = [_recheck(cell, seed, store, again) for seed in again.seeds(cell)]
             if pairs:
-                rows.append((pairs[0].again.processor or "", *_recheck_row(cell, pairs)))
-    return table(("processor", "cell", "seeds", "rounds, recorded", "rounds, again", "largest difference of UA"), rows)
+                found.append((cell, pairs))
+    return found
 
 
 def spread(store: Results) -> dict[str, str]:
     """Return the largest differences between two processors: rounds to target and user accuracy."""
-    pairs = [
-        _recheck(cell, seed, store, again)
-        for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir())
-        for again in [Results(folder)]
-        for cell in (cell for which in RECORDED for cell in cells_of(which))
-        for seed in again.seeds(cell)
-    ]
+    pairs = [one for _, found in _rechecked(store) for one in found]
     other = [one for one in pairs if not one.same]
     rounds = [
         (abs(one.again.rounds_to_target - one.recorded.rounds_to_target), one.recorded.rounds_to_target)
@@ -128,18 +132,8 @@ def _recheck(cell: Cell, seed: int, store: Results, again: Results) -> Recheck:
     return Recheck(recorded, new)
 
 
-def _recheck_row(cell: Cell, pairs: Sequence[Recheck]) -> tuple[str, ...]:
-    def rounds(results: Iterable[Result]) -> str:
-        return ", ".join("X" if one.rounds_to_target is None else str(one.rounds_to_target) for one in results)
-
-    largest = max(one.largest_difference for one in pairs)
-    seeds = ", ".join(str(one.again.study.seed) for one in pairs)
-    before, now = rounds(one.recorded for one in pairs), rounds(one.again for one in pairs)
-    return f"`{cell.name}`", seeds, before, now, f"{largest:.3f}"
-
-
 def origins(store: Results) -> str:
-    """Format the processors, versions and commits that the files name, with the number of files of each."""
+    """Return a sentence on the results of the tables and of Fig. 5 that name commit and processor, and those that do not."""
     results = [
         result
         for which in (*TABLES, "fig5")
@@ -147,14 +141,11 @@ def origins(store: Results) -> str:
         for seed in store.seeds(cell)
         if (result := store.read(cell, seed)) is not None
     ]
-    counted = Counter(
-        (one.processor or "AMD EPYC, not in the file", one.versions["torch"], one.commit) for one in results
+    named = sum(one.commit is not None and one.processor is not None for one in results)
+    return (
+        f"{named} of {len(results)} results of the tables and of Fig. 5 name commit and processor. The others are older, "
+        "from an AMD EPYC; `git log --diff-filter=A -- results` has the commits that added them."
     )
-    rows = sorted(
-        (processor, torch, f"`{commit[:8]}{commit[40:]}`" if commit else "not in the file", str(number))
-        for (processor, torch, commit), number in counted.items()
-    )
-    return table(("processor", "torch", "commit", "files"), rows)
 
 
 def named_cells(which: str, store: Results) -> Iterable[Cell]:
@@ -166,18 +157,6 @@ def rounds_range(store: Results, pattern: str) -> str:
     """Return the smallest and the largest mean number of rounds of some cells of Table 2, as `6 to 15`."""
     found = [one.mean_rounds for one in compare(store, select_cells("table2", pattern)) if one.mean_rounds is not None]
     return f"{min(found):.0f} to {max(found):.0f}"
-
-
-def agreement(comparisons: Sequence[Comparison]) -> str:
-    """Format the number of cells that agree with the paper's, by strategy and policy."""
-    rows = []
-    for strategy in _STRATEGIES:
-        row = []
-        for policy in _POLICIES:
-            here = [one for one in comparisons if (one.cell.strategy, one.cell.private) == (strategy, policy)]
-            row.append(f"{sum(one.within is True for one in here)} of {len(here)}")
-        rows.append((strategy, *row))
-    return table(("cells that agree", *(f"`{one}`" for one in _POLICIES)), rows)
 
 
 def seeds(comparisons: Sequence[Comparison]) -> str:
@@ -200,6 +179,9 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
         "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
         "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
+        "split_shard": "table2/mnist/fedavg/all/W400/C1.0",
+        "split_even": "even/mnist/fedavg/all/W400/C1.0",
+        "split_aligned": "aligned/mnist/fedavg/all/W400/C1.0",
     }
     words: dict[str, str] = {}
     for key, name in named.items():

@@ -13,7 +13,7 @@ Proof = Callable[[Outcome], object]
 
 @dataclass(frozen=True)
 class Attack:
-    """One row of the table in docs/explanation/threat-model.md.
+    """An attack; docs/explanation/threat-model.md counts them by kind.
 
     `play` does it, and raises where that did not work; it returns a Proof, or None where it has seen for itself that the
     attack happened. One that takes `part` is a device that is there when the run begins.

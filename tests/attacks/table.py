@@ -1,6 +1,9 @@
-"""All attacks: the table that docs/explanation/threat-model.md shows."""
+"""All attacks, by the kinds that docs/explanation/threat-model.md counts."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from tests.attacks.attack import Attack
 from tests.attacks.by_floods import FLOODS
@@ -22,28 +25,15 @@ ATTACKS: tuple[Attack, ...] = (
     *SOCKET_ATTACKS,
 )
 
-
-NAMED = ("refused", "the broker ends the connection", "the broker's access rules")
-"""Protections against attacks whose names say what they do."""
-
-
-def rows() -> list[tuple[str, str, str]]:
-    """Name, what it does, what stops it."""
-    thefts = [(one.name, one.does, "the broker's access rules") for one in THEFTS]
-    poisons = [(f"poison: {one.name}", one.does, "limited by `norm_bound`, and named") for one in POISONS]
-    masked = [(f"masked group: {one.name}", one.does, one.stopped_by) for one in MASKED_ATTACKS]
-    return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *poisons, *thefts, *masked]
-
-
-def markdown() -> str:
-    """The table as the page has it: a row for each protection, with its attacks, by the prefix of their names."""
-    stopped: dict[str, dict[str, list[str]]] = {}
-    for name, does, stopped_by in rows():
-        kind, _, rest = name.rpartition(": ")
-        about = "" if stopped_by.startswith(NAMED) else f" ({does})"
-        stopped.setdefault(stopped_by, {}).setdefault(kind, []).append(rest + about)
-    lines = ["| protection | attacks |", "|---|---|"]
-    for protection, kinds in stopped.items():
-        listed = (f"{kind}: {', '.join(names)}" if kind else "; ".join(names) for kind, names in kinds.items())
-        lines.append(f"| {protection} | {'; '.join(listed)} |")
-    return "\n".join(lines) + "\n"
+KINDS: dict[str, Sequence[Any]] = {
+    "false updates": UPDATE_ATTACKS,
+    "false steps": STEP_ATTACKS,
+    "stalling": STALLING_ATTACKS,
+    "floods": FLOODS,
+    "false messages": MESSAGE_ATTACKS,
+    "connections": SOCKET_ATTACKS,
+    "poison": POISONS,
+    "identity theft": THEFTS,
+    "masked groups": MASKED_ATTACKS,
+}
+"""The attacks of each row of the page's table; each attack has a name of its own within its kind."""
