@@ -33,8 +33,8 @@ BENCH_ARGS ?= --cnn --out results/benchmarks/simulation.json
 # Options of the benchmark of the coordinator, which needs no data.
 COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 
-# How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
-TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
+# How many files of tests are played at a time; the tests of CI wait most of the time. 0: one after the other, in one process.
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$(((n > 4 ? 4 : n > 2 ? 3 : n + 1)$(if $(CI), + 2))))
 
 # What `make test` plays without CI=true. `make coverage` adds the slow tests, and the system tests that alone run some of the code.
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
