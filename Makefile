@@ -33,8 +33,8 @@ BENCH_ARGS ?= --cnn --out results/benchmarks/simulation.json
 # Options of the benchmark of the coordinator, which needs no data.
 COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 
-# How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
-TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
+# How many files of tests are played at a time; the tests of CI wait most of the time. 0: one after the other, in one process.
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$(((n > 4 ? 4 : n > 2 ? 3 : n + 1)$(if $(CI), + 2))))
 
 # What `make test` plays without CI=true. `make coverage` adds the slow tests, and the system tests that alone run some of the code.
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
@@ -180,8 +180,8 @@ hosts: setup system-deps ## provision booted hosts with the playbooks of ansible
 arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
 	@$(BIN)/python -m pytest -m arm64 tests/hosts
 
-faults: setup ## kill processes while rounds go on, real ones and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
-	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py
+faults: setup ## kill processes and cut lines while rounds go on, for real and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
+	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py $(if $(filter 0..31,$(FAULT_SEEDS)),tests/faults/test_partitions.py)
 	FAULT_SEEDS=$(SIMULATED_SEEDS) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/faults/simulated tests/power_cut/test_power_cuts.py
 	$(BIN)/python -m tests.faults.standby_drill --seeds $(STANDBY_SEEDS) --out results/robustness/standby.json
 

@@ -59,7 +59,7 @@ def start_fleet(
 ) -> tuple[Mosquitto, Fleet, Scene]:
     """Start a broker that keeps what it retains, and agents at it, which end with `stack`."""
     broker = stack.enter_context(Mosquitto(autosave=True))
-    fleet = stack.enter_context(Fleet(broker.url, directory))
+    fleet = stack.enter_context(Fleet(broker.url, directory, forked=False))
     scene = Scene(fleet, directory, devices)
     for device in devices:
         scene.start_agent(device, pause_ms)

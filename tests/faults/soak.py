@@ -103,7 +103,7 @@ def soak(directory: Path, *, agents: int, rounds: int, limit_s: float, kill_ever
 
     Raises RuntimeError if the run fails.
     """
-    with Mosquitto(autosave=True) as broker, Fleet(broker.url, directory) as fleet:
+    with Mosquitto(autosave=True) as broker, Fleet(broker.url, directory, forked=False) as fleet:
         for number in range(agents):
             fleet.start(f"pi-{number:02d}", REFERENCE, f"n={20 + number},test=20,seed={number}")
         fleet.wait_ready(patience_s=60.0 + 10.0 * agents)

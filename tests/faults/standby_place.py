@@ -90,7 +90,7 @@ class Place:
         self.cluster = self._open.enter_context(Pair("demo", list(HUB)))
         site_broker, self.site, _ = start_fleet(self._open, self.directory / "site", SITE, PAUSE_MS)
         self.brokers = (self.cluster.a, self.cluster.b, site_broker)
-        hub = Fleet(self.cluster.prefer_a, self.directory / "hub")
+        hub = Fleet(self.cluster.prefer_a, self.directory / "hub", forked=False)
         self.hub = self._open.enter_context(hub)
         Scene(hub, self.directory, HUB).start_agent(DEVICE, PAUSE_MS, self._login(DEVICE))
         self.relay = Relay(self.directory, self.cluster.prefer_b, site_broker.url, self._login(RELAY, "--up-"))

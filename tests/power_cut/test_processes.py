@@ -59,7 +59,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
     coordinator, hosts = folder / "coordinator", folder / "hosts"
     coordinator.mkdir()
-    with Mosquitto() as broker, Fleet(broker.url, hosts, wrap=wrap) as fleet:
+    with Mosquitto() as broker, Fleet(broker.url, hosts, wrap=wrap, forked=False) as fleet:
         for number, device in enumerate(DEVICES):
             fleet.start(device, "digits", f"shard:{number}/2")
         fleet.wait_ready()
@@ -172,7 +172,7 @@ def test_power_fails_everywhere_and_the_run_goes_on(played, tmp_path):
     hosts.mkdir()
     for device in DEVICES:
         (tmp_path / f"host-{device}").rename(hosts / device)
-    with Mosquitto() as broker, Fleet(broker.url, hosts) as fleet:
+    with Mosquitto() as broker, Fleet(broker.url, hosts, forked=False) as fleet:
         agents: list[AgentProcess] = [
             fleet.start(device, "digits", f"shard:{number}/2") for number, device in enumerate(DEVICES)
         ]

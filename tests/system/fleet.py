@@ -14,16 +14,20 @@ its log into its error.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.demo.devices import serve_forks
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.mqtt.url import parse_broker_url
 from tests.support.paths import ROOT
@@ -38,6 +42,15 @@ Wrap = Callable[[Sequence[str]], list[str]]
 
 open_fleets: list[Fleet] = []
 """Those whose `with` is not over, for the report of a failed test."""
+
+
+@functools.cache
+def fork_server() -> Path:
+    """Start the server that imports torch once for all training processes of this process's tests; return its socket."""
+    until_exit = contextlib.ExitStack()
+    atexit.register(until_exit.close)
+    directory = until_exit.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-forks-"))
+    return until_exit.enter_context(serve_forks(Path(directory)))
 
 
 class AgentProcess:
@@ -138,11 +151,20 @@ class AgentProcess:
 class Fleet:
     """The agents of one fleet at one broker, with everything they keep in `directory`; all end with the `with`.
 
-    `wrap` makes the command lines that are run of those of the agents.
+    Args:
+        broker: URL of the broker.
+        directory: Holds the state directories and logs of the agents.
+        name: Name of the fleet.
+        wrap: Returns the command line to run, given that of an agent.
+        forked: A server that has torch loaded forks the training processes, as in `fedpatch demo`. False: each is a program and
+            a child of its agent, as on a device; for tests that kill, pause or measure it with its agent.
     """
 
-    def __init__(self, broker: str, directory: Path, *, name: str = "demo", wrap: Wrap = list) -> None:
+    def __init__(
+        self, broker: str, directory: Path, *, name: str = "demo", wrap: Wrap = list, forked: bool = True
+    ) -> None:
         self._wrap = wrap
+        self._forks = ["--fork-server", str(fork_server())] if forked else []
         self.broker = broker
         self.name = name
         self.agents: dict[str, AgentProcess] = {}
@@ -159,7 +181,7 @@ class Fleet:
         """Start an agent for `device`; `options` are further options of `fedpatch-agent run`."""
         settings = ["--broker", self.broker, "--fleet", self.name, "--task", task, "--data", data]
         settings += ["--admission", admission, "--reconnect-min-s", "0.2", "--reconnect-max-s", "1"]
-        settings += self.plain
+        settings += [*self.plain, *self._forks]
         # A test's own processes must not starve what they wait for.
         settings += ["--nice", "0", *options]
         self._directory.mkdir(parents=True, exist_ok=True)

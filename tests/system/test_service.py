@@ -115,7 +115,7 @@ def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, man
 
 
 def test_agent_without_a_broker_is_ready_with_a_disconnected_status(manager: Manager, tmp_path: Path):
-    with Fleet("mqtt://127.0.0.1:9", tmp_path) as fleet:
+    with Fleet("mqtt://127.0.0.1:9", tmp_path, forked=False) as fleet:
         fleet.start("ann", "digits", "shard:0/10")
         manager.wait_status("idle; not connected to the broker")
         manager.wait_alive()

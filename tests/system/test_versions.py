@@ -82,7 +82,7 @@ def _trained(document: dict[str, Any]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("upgraded", ["the coordinator", "the devices"])
 def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypatch, upgraded):
     code = {True: ROOT / "src", False: before}
-    with Fleet(mosquitto.url, tmp_path) as fleet:
+    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
         _start(fleet, code[upgraded == "the devices"], monkeypatch)
         fleet.wait_ready()
         coordinator = {"PYTHONPATH": str(code[upgraded == "the coordinator"])}
@@ -94,7 +94,7 @@ def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypa
 def test_an_upgrade_in_the_middle_of_a_run_goes_on_with_it(before, mosquitto, tmp_path, monkeypatch):
     """As upgrade.yml does it: a device, then the coordinator, then the other device; each finds the state that it had."""
     state_dir = tmp_path / "state"
-    with Fleet(mosquitto.url, tmp_path) as fleet:
+    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
         _start(fleet, before, monkeypatch)
         fleet.wait_ready()
         settings = [*_settings(fleet, state_dir), "--round-interval-s", 5]
