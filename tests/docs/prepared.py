@@ -158,7 +158,6 @@ BETWEEN = {
     ("docs/how-to/security.md", "fedpatch-agent doctor"): INSTALLED,
     ("docs/how-to/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
     ("docs/how-to/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
-    ("docs/how-to/simulator.md", "fedpatch simulate paper"): PROJECT,
     (
         "docs/how-to/watch.md",
         "fedpatch watch --broker mqtts://broker.local --fleet kitchen --username",
