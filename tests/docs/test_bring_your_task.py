@@ -91,8 +91,8 @@ def test_the_shown_entry_point_makes_the_task_known(task, tmp_path, monkeypatch)
 
 
 def test_every_shown_data_spec_is_read():
-    """The table's specs mean something to the tasks that ship."""
-    for spec in _shown(r"\| `((?:shard|aligned):[^`]+)`"):
+    """The page's specs mean something to the tasks that ship."""
+    for spec in _shown(r"`((?:shard|even|aligned):[^`]+)`"):
         data = digits.TASK.load_data(spec.replace("3/200", "3/10"), Path("/nonexistent"))
         if "noisy-fraction" not in spec:
             assert data.counts_in_ua == ("nois" not in spec)
