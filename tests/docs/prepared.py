@@ -128,7 +128,6 @@ cp $READER_HOME/house/ca.crt ca.pem
 export READER_RUNS=on READER_CONNECTED=enough
 mkdir -p /var/lib/prometheus/node-exporter
 """,
-    "docs/how-to/monitoring.md": PROJECT,
     "docs/explanation/performance.md": PROJECT,
     "docs/how-to/personal-model.md": USER,
     "docs/explanation/results.md": PROJECT,
@@ -156,12 +155,9 @@ BETWEEN = {
     ("docs/reference/cli.md", "fedpatch simulate fleet"): PAGE,
     ("docs/how-to/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
     ("docs/how-to/fleet.md", "../.venv/bin/ansible-vault decrypt"): BACKUP,
-    ("docs/how-to/monitoring.md", ".venv/bin/python"): PROJECT,
-    ("docs/how-to/report.md", "UPDATE_DOCS=1"): PROJECT,
     ("docs/how-to/security.md", "fedpatch-agent doctor"): INSTALLED,
     ("docs/how-to/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
     ("docs/how-to/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
-    ("docs/how-to/simulator.md", "fedpatch simulate paper"): PROJECT,
     (
         "docs/how-to/watch.md",
         "fedpatch watch --broker mqtts://broker.local --fleet kitchen --username",

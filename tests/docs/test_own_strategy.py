@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpatch import Schema, TensorSpec
-from fedpatch.coordinator.strategies import ENTRY_POINT_GROUP, STRATEGIES, find_strategy
+from fedpatch.coordinator.strategies import ENTRY_POINT_GROUP, find_strategy
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/how-to/own-strategy.md").read_text("utf-8")
@@ -41,8 +41,3 @@ def test_strategy_of_the_page_moves_half_of_the_way_to_the_mean(workdir):
 def test_entry_point_of_the_page_is_in_the_group_that_is_searched(workdir):
     (group,) = tomllib.loads(_block("toml"))["project"]["entry-points"]
     assert group == ENTRY_POINT_GROUP
-
-
-def test_table_of_the_page_names_the_strategies_of_fedpatch():
-    table = PAGE.partition("## Strategies that are there")[2]
-    assert {name for name in STRATEGIES.own if f"`{name}`" in table} == set(STRATEGIES.own)

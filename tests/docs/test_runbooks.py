@@ -31,9 +31,9 @@ def test_every_alert_has_a_severity_and_a_runbook_section(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_runbook_section_has_means_see_and_do(rule):
+def test_every_runbook_section_has_see_and_do(rule):
     section = re.split(r"^## ", RUNBOOKS, flags=re.MULTILINE)[1 + RULES.index(rule)]
-    assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Means", "See", "Do"]
+    assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["See", "Do"]
 
 
 def test_the_links_of_both_pages_lead_somewhere():
