@@ -56,7 +56,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     )
 
     task: str = _work("digits", help="Task, by name or as module:attribute.")
-    data: str = _work(example="shard:0/10", help="Data of this device.")
+    data: str = _work(example="shard:0/10", help="Which data this device holds.")
     data_root: Path | None = setting(
         None, group=_WORK, default_means="FEDPATCH_DATA, else the user's cache", help="Directory of data sets."
     )

@@ -26,6 +26,13 @@ ENDS: Mapping[str, str] = {"": "", "up_": " for the parent's broker", "down_": "
 """Prefixes of settings, where a program has two connections."""
 _TERMS: Mapping[str, str] = {NAME.words: "name", TOPIC.words: "topic"}
 """Forms that the head of the page defines."""
+ELSEWHERE: Mapping[str, str] = {
+    "Preferences": "preferences.md#meaning-of-each-preference",
+    "Daily allowance": "preferences.md#meaning-of-each-preference",
+    "Lost preferences during work": "preferences.md#loss-of-a-preference-during-work",
+    "Limits to work requests": "preferences.md#limits-to-requests",
+}
+"""Groups of settings whose meaning another page has."""
 TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
@@ -56,7 +63,11 @@ def reference(cls: type[Settings]) -> str:
                 lines += [f"As in `{source}`{end}: {', '.join(dict.fromkeys(alike.values()))}.", ""]
     own = [one for one in settings_of(cls) if one.name not in described]
     for group in dict.fromkeys(one.rules.group for one in own):
-        lines += [f"**{group}**", "", *(_item(one) for one in own if one.rules.group == group), ""]
+        members = [one for one in own if one.rules.group == group]
+        if group in ELSEWHERE:
+            lines += [f"**{group}** ([meaning]({ELSEWHERE[group]})): {', '.join(map(_short, members))}", ""]
+        else:
+            lines += [f"**{group}**", "", *map(_item, members), ""]
     return "\n".join(lines)
 
 
@@ -87,6 +98,11 @@ def _alike(cls: type[Settings], earlier: type[Settings], prefix: str) -> dict[st
 def _item(one: Setting) -> str:
     """A list item such as ``- `nice` (`10`): Niceness of training (0–19)``."""
     return f"- `{one.name}` ({_default(one)}): {_meaning(one)}"
+
+
+def _short(one: Setting) -> str:
+    values = _values(one)
+    return f"`{one.name}` ({_default(one)}{f'; {values}' if values else ''})"
 
 
 def _default(one: Setting) -> str:

@@ -25,7 +25,7 @@ def test_every_setting_has_an_item_and_sections_name_those_of_other_commands():
         for one in settings_of(cls):
             assert f"`{one.name}`" in section or f"all of **{one.rules.group}**" in section
             names = [one.name, *(one.name.removeprefix(prefix) for prefix in configuration.ENDS)]
-            assert any(f"\n- `{name}` (" in page for name in names)
+            assert any(f"`{name}` (" in page for name in names)
 
 
 def test_every_exit_code_of_an_error_has_a_meaning():
