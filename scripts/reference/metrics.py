@@ -55,7 +55,8 @@ def _collected(families: Iterable[Metric]) -> Iterator[str]:
 
 def _of_agent(of_devices: Mapping[str, str]) -> str:
     """Describe the metrics of an agent; those that the coordinator has of a device in the same words are only named."""
-    alike, others = [], []
+    alike: list[str] = []
+    others: list[str] = []
     for family in text_string_to_metric_families(_agent().text()):
         same = of_devices.get(family.name.replace("_agent_", "_device_")) == family.documentation
         labels = family.samples[0].labels
