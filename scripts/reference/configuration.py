@@ -108,7 +108,7 @@ def _short(one: Setting) -> str:
 def _default(one: Setting) -> str:
     if one.required or one.rules.default_means:
         return one.default_words
-    return "none" if one.default is None else f"`{one.default_words}`"
+    return "none" if one.default in (None, "") else f"`{one.default_words}`"
 
 
 def _meaning(one: Setting) -> str:
