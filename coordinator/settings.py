@@ -64,7 +64,7 @@ class RoundSettings(Settings):
 
     task: str = _training("digits", help="Task to train, by name or as module:attribute.")
     strategy: str = _training(
-        "fedavg-adam", help="Federated algorithm, by name (fedpatch strategies lists them) or as module:attribute."
+        "fedavg-adam", help="Federated algorithm, by name (fedpatch strategies) or as module:attribute."
     )
     private: str = _training(
         "affine",
@@ -83,25 +83,23 @@ class RoundSettings(Settings):
         0.0,
         ge=0.0,
         le=1e6,
-        help="FedProx's mu: the loss of a device gets mu / 2 times its squared distance from the round's model.",
+        help="Mu of FedProx, which pulls a device's model to that of the round.",
     )
     phases: str = _training(
         "",
         default_means="none",
-        help="Parts of a round in which only some values learn, in place of epochs and steps: PART:N,... of all, private and "
-        "public, with N epochs or Ns steps. private:5,public:1 is FedRep, public:1 the body of FedBABU.",
+        help="Parts of a round, in place of epochs and steps: PART:N,... where PART is all, private or public, N "
+        "epochs, Ns steps.",
     )
     personal: str = _training(
         "",
         default_means="none",
-        help="Second copy of the model that stays on each device and is its personal model. ditto:LAMBDA: it is trained with "
-        "LAMBDA / 2 times its squared distance from the round's model. pfedme:LAMBDA: the model follows the copies.",
+        help="Second copy of the model, which becomes the personal model: ditto:LAMBDA or pfedme:LAMBDA.",
     )
     finish: str = _training(
         "",
         default_means="none",
-        help="Training of a copy of the round's model on each device, with the phases of this option; the copy is the personal "
-        "model, and nothing of it travels. private:5 after phases public:1 is FedBABU, all:1 is FedAvg with fine-tuning.",
+        help="Phases in which each device trains a copy of the round's model, which becomes its personal model.",
     )
     seed: int = _training(0, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches.")
 
@@ -113,7 +111,7 @@ class RoundSettings(Settings):
         1.0,
         ge=1.0,
         le=10.0,
-        help="Invitations per device aimed for; the surplus replaces devices that decline or drop out.",
+        help="Invitations per device aimed for, because some decline or drop out.",
     )
     min_cohort: int = _rounds(1, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
     quorum: float = _rounds(0.8, gt=0.0, le=1.0, help=HELP["quorum"])
@@ -123,13 +121,12 @@ class RoundSettings(Settings):
         le=100_000,
         unit="updates",
         default_means="the share quorum",
-        help="Number of updates that end a round, in place of the share quorum; a round aims for as many devices at least.",
+        help="Updates that end a round, and least number of devices aimed for, in place of the share quorum.",
     )
     late: str = _rounds(
         "refuse",
         choices=("refuse", "carry"),
-        help="Work that is not finished when a round ends. refuse: it is cancelled. carry: a later round takes it, as the "
-        "difference from the model that it began with.",
+        help="Work that a round leaves unfinished: refuse (cancel it) or carry (a later round takes its difference).",
     )
     max_staleness: int = _rounds(
         4,
@@ -142,8 +139,7 @@ class RoundSettings(Settings):
         0.5,
         ge=-1.0,
         le=10.0,
-        help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: all weigh alike; -1: an update counts "
-        "once more for each version that it missed.",
+        help="With late = carry: p in the weight (1 + staleness)^-p of an update.",
     )
     concurrency: int | None = _rounds(
         None,
@@ -151,7 +147,7 @@ class RoundSettings(Settings):
         le=100_000,
         unit="devices",
         default_means="the share participation",
-        help="With late = carry: devices at work at once, in place of the share participation.",
+        help="With late = carry: devices at work at once, in place of participation.",
     )
     round_interval_s: float = _rounds(
         0.0, ge=0.0, le=_YEAR_S, unit="seconds", help="Least time between starts of rounds."
@@ -161,7 +157,7 @@ class RoundSettings(Settings):
         ge=0,
         le=1_000_000,
         unit="rounds",
-        help="Rounds between measurements of learning alone, each as long as a round's training; 0: never.",
+        help="Rounds between measurements of learning alone; 0: never.",
     )
     max_failed_rounds: int = _rounds(3, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
@@ -177,11 +173,10 @@ class RoundSettings(Settings):
         gt=0.0,
         default_means="auto",
         none_word="auto",
-        help="Longest time of a round. auto: 600 s for the first round, then three times the time of earlier rounds, at "
-        "least 60 s, doubled after a quorum missed for lack of time.",
+        help="Longest time of a round; auto: from the times of earlier rounds, 600 s for the first.",
     )
     grace_s: float = _deadline(
-        10.0, ge=0.0, help="Time for other devices after the quorum; with late = carry, 0 if not set."
+        10.0, ge=0.0, help="Time for other devices after the quorum; 0 with late = carry, if not set."
     )
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
@@ -194,7 +189,7 @@ class RoundSettings(Settings):
         ge=1,
         le=MAX_CHUNKS_IN_FLIGHT,
         unit="devices",
-        help="Simultaneous long uploads; in all, upload_slots x upload_window chunks are in flight.",
+        help="Simultaneous long uploads, of upload_window chunks each.",
     )
     upload_window: int = _transfer(8, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks in flight per device.")
     max_model_mib: int = _transfer(512, ge=1, le=2048, unit="MiB", help="Largest accepted model or update.")
@@ -213,27 +208,22 @@ class RoundSettings(Settings):
         (),
         group=_TRACKERS,
         default_means="none",
-        help="Experiment trackers that get each round: tensorboard, mlflow, wandb, or those of other packages; NAME:PLACE "
-        "names a folder or an address.",
+        help="Experiment trackers: tensorboard, mlflow, wandb or one of a package; NAME:PLACE names a folder or "
+        "an address.",
     )
 
     norm_bound: str = _limits(
         "auto:2",
-        help="Bound of an update's distance (L2 norm) from the global model: off, clip:X, reject:X, or auto:F, which clips "
-        "weights, moments and each running statistic at F times the round's median (with one or two updates, of earlier "
-        "rounds too). Counters are limited to the plan's steps, except with off; clip and reject limit running statistics to "
-        "ten times the median.",
+        help="Bound of an update's distance (L2 norm) from the global model: off, clip:X, reject:X, or auto:F, F "
+        "times the round's median.",
     )
     aggregate: str = _limits(
         "mean",
-        help="Rule that puts the updates of a round together: mean; centred, which limits the distance of each update from the "
-        "centre of all to the median distance (centred:TAU: to TAU); bucketed, the geometric median of the means of pairs "
-        "(bucketed:S: of S updates); trimmed:BETA, the mean without the share BETA of the devices at each end of each value.",
+        help="Rule of aggregation: mean, centred[:TAU], bucketed[:S] or trimmed:BETA.",
     )
     max_num_examples: str = _limits(
         "auto:10",
-        help="Largest weight of an update, in examples: off (as in the FedAvg paper), a number, or auto:F, F times the "
-        "round's median.",
+        help="Largest weight of an update, in examples: off, a number, or auto:F, F times the round's median.",
     )
     quarantine_after: int = _limits(5, ge=0, le=1_000_000, unit="offences", help="Offences until quarantine; 0: never.")
     max_devices: int = _limits(
@@ -244,16 +234,14 @@ class RoundSettings(Settings):
         ge=1,
         le=1_000_000,
         unit="devices",
-        help="Most devices that one device may speak for. 1: no relay takes part. An update of a relay weighs as much as those "
-        "of its devices, so name no more than a site of yours has.",
+        help="Most devices that one device, a relay, may speak for; 1: no relay takes part.",
     )
 
     dp: str = _privacy(
         "off",
         choices=MECHANISMS,
-        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum. distributed: each "
-        "device clips its update and adds a share of the noise under masks (secure = groups). Records have no user accuracy; "
-        "norm_bound, max_num_examples and independent_every have no effect.",
+        help="Differential privacy: off, central (noise of the coordinator) or distributed (of the devices, under "
+        "masks; needs secure).",
     )
     noise_multiplier: float | None = _privacy(
         None,
@@ -267,7 +255,7 @@ class RoundSettings(Settings):
         ge=1e-6,
         le=1e9,
         default_means="none; needed with dp",
-        help="Greatest distance (L2 norm) of an update from the global model; longer ones are shortened to it.",
+        help="Greatest distance (L2 norm) of an update from the global model; longer ones are shortened.",
     )
     delta: float = _privacy(1e-5, gt=0.0, le=0.5, help="Delta for which epsilon is reported.")
     max_epsilon: float | None = _privacy(
@@ -277,32 +265,32 @@ class RoundSettings(Settings):
     secure: str = _secure(
         "off",
         choices=("off", "groups"),
-        help="Secure aggregation. groups: devices mask their updates in random groups, and the coordinator learns sums only; "
-        "settings that are not set take values that fit (fedavg, masked-u8, no norm_bound), and only devices that can mask "
-        "are asked.",
+        help="Secure aggregation: off, or groups, of which the coordinator learns only the sum of the updates.",
     )
-    group_size: int = _secure(32, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of a masked group, at most.")
+    group_size: int = _secure(
+        32, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of the largest masked group."
+    )
     min_group: int = _secure(
         LEAST_GROUP,
         ge=LEAST_GROUP,
         le=MAX_GROUP // 2,
         unit="devices",
-        help="Size of a masked group, at least. Devices whose owners ask for larger groups decline.",
+        help="Size of the smallest masked group.",
     )
     threshold: str = _secure(
         "half",
         choices=("half", "two_thirds"),
-        help="Share of a group, more than which must stay to the end; otherwise the group is lost. two_thirds: devices also "
-        "sign their keys with certificates of the fleet's CA, whose key must not be on the coordinator's machine.",
+        help="Share of a group, more than which must stay to the end: half, or two_thirds, where devices also "
+        "sign their keys.",
     )
-    keep: int = _secure(1, ge=1, le=8, unit="values", help="One of so many values travels in a round: 1, 2, 4 or 8.")
+    keep: int = _secure(1, ge=1, le=8, unit="values", help="One of N values of a masked update travels: 1, 2, 4 or 8.")
     clip: float | None = _secure(
         None,
         gt=0.0,
         le=1e9,
         default_means="follows from the sums of earlier rounds",
         none_word="auto",
-        help="Longest step of a masked update (L2 norm); a device shortens a longer one.",
+        help="Longest step of a masked update (L2 norm).",
     )
     weight_cap: int | None = _secure(
         None,
@@ -311,14 +299,14 @@ class RoundSettings(Settings):
         unit="examples",
         default_means="the median of the registered numbers",
         none_word="auto",
-        help="Examples that a masked update weighs, at most.",
+        help="Greatest weight of a masked update, in examples.",
     )
     share_deadline_s: float = _secure(
         30.0,
         gt=0.0,
         le=_YEAR_S,
         unit="seconds",
-        help="Time for the members of a group to exchange their secret shares.",
+        help="Time for a group to exchange its secret shares.",
     )
     unmask_s: float = _secure(
         30.0,
@@ -569,7 +557,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         ge=0,
         le=1_000_000,
         unit="rounds",
-        help="Training rounds between evaluate rounds, in which all devices measure their model without training; 0: never.",
+        help="Training rounds between evaluate rounds; 0: never.",
     )
     evaluate_participation: float = _rounds(1.0, gt=0.0, le=1.0, help="Share of the fleet that an evaluate round asks.")
 
@@ -578,7 +566,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         None,
         group=_METRICS,
         default_means="not sent",
-        help="URL of an OpenTelemetry endpoint (OTLP over HTTP) for a trace of each round.",
+        help="URL of an OpenTelemetry endpoint (OTLP over HTTP) for traces of rounds.",
     )
 
     state_dir: Path = setting(Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates.")
@@ -592,7 +580,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         None,
         group=_TRANSFER,
         default_means="the broker only",
-        help="Store from which devices fetch models by URL, not through the broker: s3://BUCKET/PREFIX or file:///DIR.",
+        help="Store from which devices fetch models by URL: s3://BUCKET/PREFIX or file:///DIR.",
     )
     models_url: str | None = setting(
         None,
@@ -603,20 +591,19 @@ class RunSettings(RoundSettings, BrokerSettings):
     state: str | None = setting(
         None,
         group="State",
-        default_means="the database that the state directory names, or else a SQLite file there",
-        help="URL of a PostgreSQL database for runs, rounds, devices and rows of updates, without a password.",
+        default_means="as registry.url says, else SQLite in state_dir",
+        help="URL of a PostgreSQL database for the registry, without a password.",
     )
     standby: bool = setting(
         False,
         group="State",
-        help="Wait while another coordinator leads the fleet, and take over in mid-round when it ends. Needs state in "
-        "PostgreSQL, and blobs that all coordinators reach.",
+        help="Wait while another coordinator leads the fleet, then take over; needs state and shared blobs.",
     )
     ca_dir: Path | None = setting(
         None,
         group="State",
         default_means="ca in the state directory",
-        help="Directory of the fleet's CA, if it has one.",
+        help="Directory of the fleet's CA.",
     )
 
     def check(self) -> list[tuple[str, ...]]:

@@ -68,13 +68,13 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     admission: str = _work(
         "preferences",
         pattern=_ADMISSION,
-        help="Decision about rounds; the first line of the file is accept, or decline and the reason.",
+        help="Decision about rounds, or the file whose first line is accept, or decline and the reason.",
     )
     private: str = _limits(
         "",
         default_means="`affine`, and all that stayed private before",
-        help="Private floor, tensors that always stay here: none, stats, affine, all or names:GLOB,... Requests that keep "
-        "less are declined.",
+        help="Private floor, tensors that always stay here: none, stats, affine, all or names:GLOB,... (requests "
+        "that keep less are declined).",
     )
     max_steps: int = _limits(100_000, ge=1, le=100_000_000, unit="steps", help="Most training steps of one request.")
     max_epochs: int = _limits(100, ge=1, le=100_000, unit="epochs", help="Most passes over the data in one request.")
@@ -83,28 +83,27 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         gt=0.0,
         le=1e6,
         default_means="no limit",
-        help="Greatest epsilon of this device's rounds with differential privacy, over all runs. Rounds beyond it and rounds "
-        "without differential privacy are declined.",
+        help="Greatest epsilon of this device over all runs; rounds beyond it or without differential privacy are "
+        "declined.",
     )
-    dp_required: bool = _limits(False, help="Decline rounds without differential privacy, also without max_epsilon.")
+    dp_required: bool = _limits(False, help="Decline rounds without differential privacy.")
     dp_delta: float = _limits(1e-5, gt=0.0, le=0.5, help="Delta of max_epsilon.")
     secure: str = _limits(
         ALLOWED,
         choices=SECURE_MODES,
-        help="Masked updates (secure aggregation): off, allowed, or required, which declines requests for unmasked ones.",
+        help="Masked updates: off, allowed, or required, which declines requests for unmasked ones.",
     )
     min_group: int = _limits(MIN_GROUP, ge=2, le=MAX_GROUP, unit="devices", help="Smallest group of a masked round.")
     min_threshold: str = _limits(
         "half",
         choices=("half", "two_thirds"),
-        help="Smallest threshold of a masked round. two_thirds: also keys that the members signed with their certificates, so "
-        "that no coordinator can make up members.",
+        help="Smallest threshold of a masked round: half, or two_thirds, which needs signed keys.",
     )
     clip: float = _limits(
         0.0,
         ge=0.0,
         le=1e9,
-        help="Longest step, as an L2 norm, that a masked round may allow; 0: any. Requests with a larger clip are declined.",
+        help="Longest step (L2 norm) that a masked round may allow; 0: any.",
     )
     ups: str = _work(
         "",
@@ -127,8 +126,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     models_by_url: bool = _connection(
         True,
-        help="Fetch models from the web server or object store that the coordinator names, where it names one; false: only "
-        "from the broker.",
+        help="Fetch models by URL where the coordinator names one; false: only from the broker.",
     )
     models_ca_file: Path | None = _connection(  # noqa: RUF009  (a path does not change)
         None,
@@ -142,24 +140,23 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0.0,
         le=604_800.0,
         unit="seconds",
-        help="Least time between two personal models, which spares a memory card; 0: one of each round.",
+        help="Least time between two personal models; 0: one of each round.",
     )
     keep_margin: float = _model(
-        0.02, ge=0.0, help="By how much a new personal model may be worse on validation data, in the task's metric."
+        0.02, ge=0.0, help="How much worse on validation data a new personal model may be, in the task's metric."
     )
     alone_every: int = _model(
         10,
         ge=0,
         le=1_000_000,
         unit="rounds",
-        help="Rounds of this device between trainings of a model on its own data only, after the first 3 rounds, which all "
-        "train one. It becomes the personal model where it is better on validation data. 0: never.",
+        help="Rounds of this device between trainings on its own data only, after the first 3 rounds, which all "
+        "train so; 0: never.",
     )
 
     keep_int8: bool = _model(
         False,
-        help="Also make an int8 model, calibrated with this device's examples, if it is no worse than keep_margin on "
-        "validation data. It takes about 50 MB more memory while models are made.",
+        help="Also make an int8 model, if it is within keep_margin; takes about 50 MB of memory.",
     )
 
     metrics: str | None = setting(

@@ -44,11 +44,9 @@ def run(
 ) -> None:
     """Pass a parent's rounds on to the devices of a site until SIGTERM (exit code 0) or Ctrl-C (130).
 
-    The devices of the site connect to the site's broker (--down, --fleet). A request of the parent becomes one round of the
-    site, and the mean of the site's updates one update of the relay; in a masked round their sum. The parent's run needs
-    --max-members.
-
-    Differential privacy and SCAFFOLD are declined.
+    A request of the parent becomes one round of the site, and the mean of the site's updates (in a masked round their
+    sum) one update of the relay. The parent's run needs --max-members. Differential privacy and SCAFFOLD are
+    declined.
     """
     from fedpatch.relay.parent import run_relay
 

@@ -38,14 +38,14 @@ class RelaySettings(Settings):
     up: str = setting(
         group=_UP,
         example="mqtts://hub.example",
-        help="URL of the parent's broker, mqtts://HOST:PORT; mqtt:// (no TLS).",
+        help="URL of the parent's broker, mqtts://HOST:PORT or mqtt:// (no TLS).",
     )
-    up_fleet: str = _upwards("fleet", help="Fleet of the parent in which the relay is a device.")
+    up_fleet: str = _upwards("fleet", help="Fleet of the parent.")
     device_id: str = setting(
         group=_UP,
         pattern=NAME,
         example="site-7",
-        help="Name of the relay as a device of the parent, unique in its fleet.",
+        help="Name of the relay as a device of the parent.",
     )
     up_username: str | None = _upwards("username", help="User name for the parent's broker.")
     up_password: str | None = _upwards("password", help="Password for the parent's broker.")
@@ -77,20 +77,15 @@ class RelaySettings(Settings):
     down_insecure: bool = _downwards(
         "insecure", help="Allow mqtt:// to the site's broker on another machine: the network can read everything."
     )
-    chunk_kib: int = _downwards("chunk_kib", help="Size of a chunk in the site; less if its broker limits packets.")
-    models_store: str | None = _downwards(
-        "models_store",
-        help="Store from which the site's devices fetch models by URL: s3://BUCKET/PREFIX or file:///DIR.",
-    )
+    chunk_kib: int = _downwards("chunk_kib")
+    models_store: str | None = _downwards("models_store")
     models_url: str | None = _downwards("models_url")
 
-    task: str = _round("task", help="Task, by name or as module:attribute; as in parent and site.")
+    task: str = _round("task", help="Task of parent and site, by name or as module:attribute.")
     state_dir: Path = _round(
         "state_dir", Path("fedpatch-relay-state"), help="Directory of unfinished work, rounds and devices of the site."
     )
-    min_cohort: int = _round(
-        "min_cohort", help="Devices of the site that a request is accepted for, and that must report."
-    )
+    min_cohort: int = _round("min_cohort", help="Devices of the site that a request needs, and that must report.")
     quorum: float = _round("quorum", help="Share of the site's devices that must report.")
     grace_s: float = setting(
         10.0, group=_ROUND, ge=0.0, le=86_400.0, unit="seconds", help="Time for other devices after the quorum."
@@ -101,7 +96,7 @@ class RelaySettings(Settings):
         gt=0.0,
         le=86_400.0,
         unit="seconds",
-        help="Time of the devices to accept or decline, at most half of the round's.",
+        help="Time to accept or decline, at most half of the round's.",
     )
     relay_margin_s: float = setting(
         10.0,
@@ -109,24 +104,18 @@ class RelaySettings(Settings):
         ge=0.0,
         le=86_400.0,
         unit="seconds",
-        help="Time that is left of the parent's deadline for the relay's own update, at most a fifth of it.",
+        help="Time of the parent's deadline that is left for the relay's own update, at most a fifth.",
     )
 
     max_model_mib: int = _limit("max_model_mib")
-    max_devices: int = _limit("max_devices", help="Known devices of the site; further ones are not ones.")
+    max_devices: int = _limit("max_devices")
     max_members: int = _limit(
         "max_members",
-        help="Most devices that one device of the site may speak for. 1: no relay below this one takes part.",
+        help="Most devices that one device of the site may speak for; 1: no relay below this one takes part.",
     )
-    norm_bound: str = _limit(
-        "norm_bound",
-        help="Bound of an update's distance from the model, as of `fedpatch run`; off, clip:X, reject:X, or auto:F.",
-    )
-    max_num_examples: str = _limit(
-        "max_num_examples",
-        help="Largest weight of an update, as of `fedpatch run`: off, a number of examples, auto:F.",
-    )
-    quarantine_after: int = _limit("quarantine_after", help="Offences of a device until quarantine; 0: never.")
+    norm_bound: str = _limit("norm_bound")
+    max_num_examples: str = _limit("max_num_examples")
+    quarantine_after: int = _limit("quarantine_after")
 
     @property
     def upwards(self) -> BrokerSettings:

@@ -33,22 +33,22 @@ EXIT_LED = 5
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
     0: ("success: a run reached its target, last round or time limit; SIGTERM stopped agent or relay", ""),
     1: (
-        "failure: a run that failed or had no successful round, unusable data or state, a failed check, "
-        "`fedpatch-agent status` without an agent, `fedpatch-relay status` without a relay",
+        "failure: a run without a successful round, unusable data or state, a failed check, `status` without "
+        "agent or relay",
         "apply the remedy, repeat",
     ),
     2: ("wrong option, name or configuration", "correct it, repeat"),
     3: ("unreachable or unusable broker or object store", "repeat later"),
     EXIT_LESS: (
-        "partial success: `fedpatch export` wrote an earlier round, because the newest checkpoint is damaged",
+        "`fedpatch export` wrote an earlier round, because the newest checkpoint is damaged",
         "restore the named file",
     ),
     EXIT_LED: (
-        "a coordinator with `standby` leads no more: another one took over while it was paused or cut off",
+        "another coordinator took over while this one, with `standby`, was paused or cut off",
         "start it again; it waits as a standby",
     ),
     130: (
-        "Ctrl-C, for a run and a simulation also SIGTERM; a run and a simulation with `--out` are saved",
+        "Ctrl-C, for runs and simulations also SIGTERM; a run and a simulation with `--out` are saved",
         "`fedpatch resume`, or the same `simulate` command",
     ),
 }

@@ -54,44 +54,43 @@ _TERMS: Sequence[tuple[str, str, str]] = (
     (
         "strategy",
         "NAME",
-        "A strategy (fedpatch strategies lists them) or module:attribute; or per-fedavg, pfedme or independent.",
+        "Strategy, by name (fedpatch strategies) or as module:attribute; or per-fedavg, pfedme or independent.",
     ),
     (
         "private",
         "POLICY",
-        "Patch: none, stats, affine, all, norms, head or names:GLOB,...; default: affine, or none where the strategy "
-        "keeps none.",
+        "Patch, as of fedpatch run.",
     ),
     ("rounds", "N", "Rounds after which the study ends."),
     ("target_ua", "UA", "User accuracy that ends the study earlier."),
-    ("seed", "INTEGER", "Seed of all random choices."),
-    ("learning_rate", "RATE", "Clients' rate (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
-    ("server_learning_rate", "RATE", "Rate of the server's optimizer instead of the task's."),
-    ("adaptation_rate", "RATE", "Per-FedAvg's alpha, instead of the published one."),
-    ("proximity", "NUMBER", "pFedMe's lambda, instead of the published one."),
-    ("batch_size", "N", "Examples per minibatch instead of the task's."),
-    ("steps", "N", "Minibatches per round instead of epochs, if above 0."),
+    ("seed", "INTEGER", "Seed, as of fedpatch run."),
+    ("learning_rate", "RATE", "Learning rate of the clients (Per-FedAvg: beta, pFedMe: eta)."),
+    ("server_learning_rate", "RATE", "Rate of the server's optimizer, as of fedpatch run."),
+    ("adaptation_rate", "RATE", "Per-FedAvg's alpha; default: the published one."),
+    ("proximity", "NUMBER", "pFedMe's lambda; default: the published one."),
+    ("batch_size", "N", "Examples per minibatch, as of fedpatch run."),
+    ("steps", "N", "Minibatches per round, as of fedpatch run."),
     ("noisy_fraction", "SHARE", "Share of the clients with noisy data, not counted in user accuracy."),
     ("encoding", "NAME", "Encoding, as of fedpatch run."),
     ("norm_bound", "BOUND", "Bound of updates, as of fedpatch run."),
     ("max_num_examples", "CAP", "Largest weight, as of fedpatch run."),
     ("aggregate", "RULE", "Rule of aggregation, as of fedpatch run."),
     ("dp", "off|central|distributed", "Differential privacy, as of fedpatch run."),
-    ("noise_multiplier", "Z", "Standard deviation of the noise on the sum of updates, over --dp-clip."),
-    ("dp_clip", "NORM", "Greatest distance of an update from the global model."),
-    ("delta", "DELTA", "Delta for which epsilon is shown."),
-    ("secure", "NAME", "off, or groups: updates are masked and summed in groups, as of fedpatch run."),
-    ("group_size", "N", "Largest masked group, 8 to 64."),
-    ("keep", "N", "One of N values of a masked update travels: 1, 2, 4 or 8."),
-    ("clip", "NORM", "Longest step of a masked update (L2 norm); default: by earlier rounds."),
-    ("prox", "MU", "mu of FedProx, as of fedpatch run."),
-    ("phases", "PART:N,...", "Parts of a round in which only some values learn, as of fedpatch run."),
-    ("personal", "KIND:LAMBDA", "Second copy of the model of each client, as of fedpatch run."),
-    ("finish", "PART:N,...", "Training of a copy that is the personal model, as of fedpatch run."),
+    ("noise_multiplier", "Z", "Noise multiplier, as of fedpatch run."),
+    ("dp_clip", "NORM", "Clip of updates, as of fedpatch run."),
+    ("delta", "DELTA", "Delta of epsilon, as of fedpatch run."),
+    ("secure", "NAME", "Masked groups, as of fedpatch run."),
+    ("group_size", "N", "Largest masked group, as of fedpatch run."),
+    ("keep", "N", "One of N values travels, as of fedpatch run."),
+    ("clip", "NORM", "Longest step of a masked update, as of fedpatch run."),
+    ("prox", "MU", "Mu of FedProx, as of fedpatch run."),
+    ("phases", "PART:N,...", "Parts of a round, as of fedpatch run."),
+    ("personal", "KIND:LAMBDA", "Second copy of the model, as of fedpatch run."),
+    ("finish", "PART:N,...", "Training of the personal model, as of fedpatch run."),
     (
         "attack",
         "KIND[:X]",
-        "Attack of the bad clients, with its strength: sign, labels, alie, ipm, noise, backdoor or copy.",
+        "Attack of the bad clients: sign, labels, alie, ipm, noise, backdoor or copy.",
     ),
     ("bad", "SHARE", "Share of bad clients, which user accuracy leaves out."),
 )
@@ -99,7 +98,7 @@ _TERMS: Sequence[tuple[str, str, str]] = (
 
 Trackers = Annotated[
     list[str] | None,
-    typer.Option("--tracker", metavar="NAME", help="Experiment tracker, as of fedpatch run; may be repeated."),
+    typer.Option("--tracker", metavar="NAME", help="Experiment tracker (repeatable), as of fedpatch run."),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg.")]
 
@@ -131,10 +130,9 @@ def simulate(
 ) -> None:
     """Simulate a fleet in memory and count the rounds to a target user accuracy.
 
-    The clients train as devices do; strategies, patches and selection are those of a run. The same options give the same
-    result. With --out a repeated command continues an interrupted study. A missed target is a result: rounds_to_target is
-    null, exit code 0. per-fedavg, pfedme and independent keep no patch. With --secure groups the strategy is fedavg unless
-    another is given.
+    The clients train as devices do. The same options give the same result; with --out a repeated command continues. A
+    missed target has exit code 0, and rounds_to_target is null. per-fedavg, pfedme and independent keep no patch.
+    With --secure groups the default strategy is fedavg.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)

@@ -120,7 +120,7 @@ def _add_init(group: typer.Typer) -> None:
         ca_days: _CaDays = CA_DAYS,
         ca_dir: CaDir = None,
     ) -> None:
-        """Create a fleet's CA and the certificates of broker and coordinator, or parts of them that are missing."""
+        """Create a fleet's CA and the certificates of broker and coordinator, or missing parts of them."""
         from fedpatch.coordinator.pki.certificate_authority import Authority
         from fedpatch.coordinator.pki.enrolment import ensure_broker, ensure_coordinator
 
@@ -171,11 +171,9 @@ def _add_coordinator(group: typer.Typer) -> None:
         new_key: _NewKey = False,
         revoke_old: Annotated[
             bool,
-            typer.Option("--revoke-old", help="Revoke earlier certificates, make a new key: for a stolen key."),
+            typer.Option("--revoke-old", help="Revoke earlier certificates and make a new key."),
         ] = False,
-        password: Annotated[
-            bool, typer.Option("--password", help="Make a password instead, in a file for EnvironmentFile=.")
-        ] = False,
+        password: Annotated[bool, typer.Option("--password", help="Make a password instead of a certificate.")] = False,
         ca_dir: CaDir = None,
     ) -> None:
         """Renew the coordinator's certificate; a running coordinator loads it by itself."""

@@ -21,22 +21,16 @@ if TYPE_CHECKING:
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
 _Path = Path | None
-_Listen = Annotated[
-    str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; port 0: a free one.")
-]
-_Actions = Annotated[
-    bool, typer.Option("--actions", help="Let the operator hold devices and stop runs, after a login.")
-]
+_Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on.")]
+_Actions = Annotated[bool, typer.Option("--actions", help="Let an operator act after a login.")]
 _TokenFile = Annotated[_Path, typer.Option("--token-file", metavar="PATH", help="File with the token, mode 0600.")]
 _TlsCert = Annotated[_Path, typer.Option("--tls-cert", metavar="PATH", help="Certificate of the console, PEM.")]
 _TlsKey = Annotated[_Path, typer.Option("--tls-key", metavar="PATH", help="Its key, PEM; default: in --tls-cert.")]
 _ClientCa = Annotated[_Path, typer.Option("--client-ca", metavar="PATH", help="CA of the browsers' certificates, PEM.")]
-_Name = Annotated[
-    list[str] | None, typer.Option("--name", metavar="HOST", help="Further host name under which it is reached.")
-]
+_Name = Annotated[list[str] | None, typer.Option("--name", metavar="HOST", help="Further host name of the page.")]
 _Begin = Annotated[
     list[Path] | None,
-    typer.Option("--begin", metavar="PATH", help="Settings of a run that the operator may begin; repeatable."),
+    typer.Option("--begin", metavar="PATH", help="Settings of a run that an operator may begin (repeatable)."),
 ]
 _OnStdin = Annotated[bool, typer.Option("--status-on-stdin", hidden=True, help="Statuses come on stdin.")]
 _NO_BROKER = "none"
@@ -65,10 +59,9 @@ def add_console(app: typer.Typer) -> None:
     ) -> None:
         """Serve a live web page of runs, rounds and devices, until Ctrl-C.
 
-        It reads the state directory, and the coordinator's status messages from the broker. It is for this machine and
-        changes nothing, unless --actions lets an operator act after a login with the token: hold devices, stop a run, and begin
-        one with the settings of a file of --begin, as `fedpatch run --config` does. An address that other machines
-        reach needs --tls-cert and --token-file or --client-ca (else exit code 2).
+        It reads the state directory and the coordinator's status messages, and changes nothing. With --actions an
+        operator can log in with the token and hold devices, stop a run, or begin one of --begin. An address that
+        other machines reach needs --tls-cert and --token-file or --client-ca (else exit code 2).
         """
         from fedpatch.coordinator.console.beside import need_extra
 

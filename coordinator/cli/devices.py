@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.run_records import DeviceInfo
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
-_Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
+_Device = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")]
 
 

@@ -16,9 +16,9 @@ def add_doctor(app: typer.Typer) -> None:
     @command(app, "doctor", example="fedpatch doctor --config fedpatch.toml")
     @cli_options(RunSettings)
     def doctor(settings: RunSettings, as_json: AsJson = False) -> None:
-        """Check before a run: installation, task, disk, memory, clock, broker, online devices.
+        """Check before a run: installation, task, disk, memory, clock, broker, online devices; print remedies.
 
-        It prints remedies. The exit code is 1 if a check failed.
+        Exit code 1: a check failed.
         """
         from fedpatch.coordinator.operations.doctor import examine
         from fedpatch.shared.diagnostics.checks import conduct

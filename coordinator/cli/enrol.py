@@ -11,7 +11,7 @@ from fedpatch.coordinator.cli.ca import CaDir, Days, add_ca, ca_directory, tell_
 from fedpatch.coordinator.pki.issued_certificates import DAYS
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 
-_Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Bundle to write, mode 0600; default: ID.bundle.")]
 _Broker = Annotated[
     str,
@@ -19,7 +19,7 @@ _Broker = Annotated[
         envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: that of the device's settings."
     ),
 ]
-_Password = Annotated[bool, typer.Option("--password", help="A password instead of a certificate.")]
+_Password = Annotated[bool, typer.Option("--password", help="Make a password instead of a certificate.")]
 
 
 def add_identities(app: typer.Typer) -> None:
@@ -45,7 +45,7 @@ def _add_bundles(group: typer.Typer) -> None:
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Enrol a device: write the bundle for `fedpatch-agent enrol`. Existing ones are refused.
+        """Enrol a new device: write the bundle for `fedpatch-agent enrol`.
 
         The bundle is the device's identity: transfer it in a trusted way and delete it afterwards.
         """
@@ -60,9 +60,9 @@ def _add_bundles(group: typer.Typer) -> None:
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Write a new bundle for an enrolled device. Its present certificate stays valid until it is revoked.
+        """Write a new bundle for an enrolled device.
 
-        An old password is valid until the broker reads the new file.
+        Its certificate stays valid until it is revoked, its password until the broker reads the new file.
         """
         path = _write(device, out, broker, days, password, ca_dir, renewal=True)
         if not password:
@@ -91,7 +91,7 @@ def _add_revoke(group: typer.Typer) -> None:
     @command(group, "revoke", example="fedpatch device revoke pi-1 --reason stolen")
     def revoke(
         device: _Id,
-        reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the record.")] = "",
+        reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")] = "",
         old: Annotated[
             bool, typer.Option("--old", help="Revoke only the replaced ones; the newest stays valid.")
         ] = False,
@@ -99,8 +99,8 @@ def _add_revoke(group: typer.Typer) -> None:
     ) -> None:
         """Revoke the certificates and passwords of a device.
 
-        A running coordinator excludes it within seconds. The broker rejects it after `systemctl reload mosquitto`, and ends
-        open connections at its next restart.
+        A running coordinator excludes it within seconds, the broker after `systemctl reload mosquitto`; an open
+        connection ends at the broker's next restart.
         """
         from fedpatch.coordinator.pki.certificate_authority import DEVICE
         from fedpatch.coordinator.pki.enrolment import opened

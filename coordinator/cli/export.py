@@ -30,16 +30,16 @@ def add_export(app: typer.Typer) -> None:
         ] = None,
         round: Annotated[
             int | None,
-            typer.Option("--round", min=0, metavar="N", help="Round N: the last one, or the one before it."),
+            typer.Option("--round", min=0, metavar="N", help="Last round, or the one before it."),
         ] = None,
         state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
         """Write a run's global model as ONNX, with its metadata as JSON beside it.
 
-        Private tensors have their initial values, because they never left the devices (private_values in the metadata). The
-        outputs are compared with torch's before anything is written. If the newest checkpoint is damaged, the model of the
-        round before is written (exit code 4, asked_round, problem).
+        Private tensors have their initial values (private_values in the metadata). The outputs are first compared
+        with torch's. With a damaged newest checkpoint, the model of the round before is written (exit code 4,
+        asked_round, problem).
         """
         import msgspec
 

@@ -70,15 +70,15 @@ _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 def demo(
     settings: DemoSettings,
     console: Annotated[
-        bool, typer.Option("--console", help="Show the run in a web console as well, which stays until Ctrl-C.")
+        bool, typer.Option("--console", help="Show the run in a web console, which stays until Ctrl-C.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a small fleet on this machine: broker, coordinator and one process for each device.
 
-    --out receives the runs (coordinator/), and state and log of each device (devices/device-00/, devices/device-00.log). A
-    later demo there adds a run and replaces the devices; a directory with foreign files is refused. With --broker the fleet
-    is demo. The devices ignore FEDPATCH_AGENT_ variables.
+    --out receives runs (coordinator/), states and logs (devices/); a later demo there adds a run and replaces the
+    devices. A directory with foreign files is refused. With --broker the fleet is demo. FEDPATCH_AGENT_ variables
+    have no effect.
     """
     from fedpatch.coordinator.demo.demo import FLEET, run_demo
     from fedpatch.coordinator.storage.state_dirs import DEMO_SUBDIRECTORY
@@ -110,7 +110,7 @@ def run(
         bool,
         typer.Option(
             "--unless-done",
-            help="If the last run ended and had the same settings, print it without contact to the broker.",
+            help="Only print the last run if it ended and had the same settings.",
         ),
     ] = False,
     console: Annotated[
@@ -122,8 +122,7 @@ def run(
     """Train with the devices of a fleet until --target-ua, --rounds or --time-limit-s is reached.
 
     The fleet's last run in --state-dir is resumed if it was interrupted and had the same settings; paths, --encoding,
-    --devices, --wait-s, --deadline-s, --independent-every and --evaluate-every may differ. The run warns if devices would
-    be better off learning alone.
+    --devices, --wait-s, --deadline-s, --independent-every and --evaluate-every may differ.
     """
     from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 
@@ -156,10 +155,10 @@ def resume(
 ) -> None:
     """Resume a run with its settings.
 
-    Committed updates of the open round count; the other devices are asked again. After Ctrl-C the round keeps the time it
-    had left; after a crash its deadline has gone on. The run waits for its devices for wait_s at most (300 s more while
-    devices start), then continues with those present. time_limit_s starts again. The password comes from --password-file,
-    FEDPATCH_PASSWORD or the run's password_file. last is searched in --state-dir or ./fedpatch-state only.
+    Committed updates of the open round count; other devices are asked again. After Ctrl-C the round keeps its
+    remaining time; after a crash its deadline has gone on. The run waits wait_s for its devices (300 s more while
+    devices start), then goes on with those present. time_limit_s starts again. last is searched in --state-dir or
+    ./fedpatch-state only.
     """
     from fedpatch.coordinator.runtime.run_execution import resume_run
     from fedpatch.coordinator.storage.database.opening import must_exist
@@ -202,10 +201,9 @@ def evaluate(
 ) -> None:
     """Measure a run's model on all its devices, without training: mean, 10th percentile, minimum, number of devices.
 
-    Each device measures the global model with its patch on its own test data and keeps all files as they are. In a run with
-    finish it trains a copy first, which becomes its personal model. The round is added to the run, whose status stays.
-    --json prints its record. Exit code 1: no device answered. A run with secure = groups or dp is refused (exit code 2),
-    since each device would report a figure of its own.
+    Each device uses its patch and its own test data; in a run with finish it trains its personal model first. The
+    round is added to the run, whose status stays. Exit code 1: no device answered; 2: the run has secure = groups or
+    dp.
     """
     from fedpatch.coordinator.cli.tables import print_evaluation
     from fedpatch.coordinator.runtime.run_execution import evaluate_run
@@ -233,9 +231,9 @@ def evaluate(
 
 @command(app, "stop", example="fedpatch stop last")
 def stop(run: Run, state_dir: StateDir = None) -> None:
-    """Stop a run at work after its open round, or at once between rounds; `fedpatch resume` goes on with it.
+    """Stop a run after its open round, or at once between rounds; `fedpatch resume` goes on with it.
 
-    The coordinator sees the request within two seconds. It ends as after Ctrl-C (exit code 130), but no device is
+    The coordinator sees the request within two seconds and ends as after Ctrl-C (exit code 130), but no device is
     interrupted.
     """
     say(_client(state_dir, run).stop(run))
@@ -250,10 +248,10 @@ def runs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List all runs, the newest first; on stderr the leader of each fleet that has standbys.
+    """List all runs, the newest first; on stderr the leader of each fleet with standbys.
 
-    --rebuild replaces a registry that is damaged or lost together with its copy; the old one is kept as NAME.damaged.
-    stderr lists the recovered devices and holds. While the coordinator runs, it is refused (exit code 2).
+    --rebuild replaces a damaged or lost registry and its copy, keeps the old one as NAME.damaged, and lists recovered
+    devices and holds on stderr. Exit code 2: the coordinator runs.
     """
     from fedpatch.coordinator.cli.tables import print_runs
 
@@ -269,7 +267,7 @@ def runs(
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show a run round by round: participants, user accuracy before and after training, time, bytes, absences.
 
-    --json prints the document of `fedpatch run`; stopped_because is running while the run goes on.
+    In the JSON, that of `fedpatch run`, stopped_because is running while the run goes on.
     """
     from fedpatch.coordinator.cli.tables import print_run
 
@@ -283,7 +281,7 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 @command(app, "tasks", example="fedpatch tasks")
 def tasks(as_json: AsJson = False) -> None:
-    """List the installed tasks, and the reason for each that cannot be used."""
+    """List the installed tasks, and why one cannot be used."""
     from fedpatch.coordinator.cli.tables import print_named
     from fedpatch.shared.tasks.task import TASKS
 
@@ -292,7 +290,7 @@ def tasks(as_json: AsJson = False) -> None:
 
 @command(app, "strategies", example="fedpatch strategies")
 def strategies(as_json: AsJson = False) -> None:
-    """List the federated algorithms, with the work of devices and server in each, and the reason for each that is unusable."""
+    """List the federated algorithms, with the work of devices and server in each."""
     from fedpatch.coordinator.cli.tables import print_named
     from fedpatch.coordinator.strategies import STRATEGIES
 

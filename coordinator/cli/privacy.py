@@ -21,28 +21,24 @@ def add_privacy(app: typer.Typer) -> None:
 
 
 def plan(
-    devices: Annotated[int, typer.Option(metavar="N", help="Devices that each round is meant for.")],
-    parameters: Annotated[int, typer.Option(metavar="D", help="Public values, that is those that leave the devices.")],
-    rounds: Annotated[
-        int, typer.Option(metavar="R", help="Rounds of the run, in all of which a device may take part.")
-    ],
+    devices: Annotated[int, typer.Option(metavar="N", help="Devices of a round.")],
+    parameters: Annotated[int, typer.Option(metavar="D", help="Values that leave the devices.")],
+    rounds: Annotated[int, typer.Option(metavar="R", help="Rounds in which a device takes part.")],
     epsilon: Annotated[float, typer.Option(metavar="E", help="Epsilon of such a device.")],
     delta: Annotated[float, typer.Option(metavar="DELTA", help="Its delta; less than 1 / devices.")] = 1e-5,
     dp: Annotated[
-        str, typer.Option(metavar="central|distributed", help="Who adds the noise: as of fedpatch run.")
+        str, typer.Option(metavar="central|distributed", help="Who adds the noise, as of fedpatch run.")
     ] = "central",
-    group_size: Annotated[
-        int, typer.Option(metavar="N", help="With distributed the size of a masked group, as of fedpatch run.")
-    ] = 32,
+    group_size: Annotated[int, typer.Option(metavar="N", help="Largest masked group, as of fedpatch run.")] = 32,
     threshold: Annotated[
-        str, typer.Option(metavar="half|two_thirds", help="With distributed the threshold, as of fedpatch run.")
+        str, typer.Option(metavar="half|two_thirds", help="Threshold of a group, as of fedpatch run.")
     ] = "half",
     as_json: AsJson = False,
 ) -> None:
     """Compute the noise that keeps an epsilon, and whether a run with it learns anything.
 
-    The ratio is the L2 norm of the noise on the mean over the clip. Exit code 0: the model learns, or may learn; 1: above
-    0.5, little or nothing will be learnt. The verdict in the JSON is learns, doubtful or learns_nothing.
+    The ratio is the L2 norm of the noise on the mean over the clip. Exit code 1: it is above 0.5. The verdict in the
+    JSON is learns, doubtful or learns_nothing.
     """
     from fedpatch.shared.privacy.plan import Verdict, make_plan
 

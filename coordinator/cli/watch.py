@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _StateDir = Annotated[
     Path | None,
-    typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="State directory to look for the newest run."),
+    typer.Option(
+        envvar="FEDPATCH_STATE_DIR",
+        metavar="PATH",
+        help="State directory; default: ./fedpatch-state, else that of a demo here.",
+    ),
 ]
 _Once = Annotated[bool, typer.Option("--once", help="Show the status once and end.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per line on stdout at each change.")]
@@ -32,10 +36,10 @@ def add_watch(app: typer.Typer) -> None:
     def watch(
         given: dict[str, Any], state_dir: _StateDir = None, once: _Once = False, as_json: _AsJson = False
     ) -> None:
-        """Watch a running run on any machine until Ctrl-C, also while the coordinator is away.
+        """Watch a run on any machine until Ctrl-C, also while the coordinator is away.
 
-        In a pipe it prints a line per round. The password comes from --password-file or FEDPATCH_PASSWORD. The exit code is
-        3 if the broker cannot be reached at the start, 1 if --once receives nothing.
+        In a pipe it prints a line per round. Exit code 3: the broker cannot be reached at the start; 1: --once
+        receives nothing.
         """
         from fedpatch.coordinator.operations.watch import watch
 

@@ -37,10 +37,8 @@ HELP = {
     "participation": "Share of the fleet that a round aims for.",
     "min_cohort": "Least number of devices that a round aims for and that must report.",
     "quorum": "Share of the devices aimed for that must report.",
-    "max_failed_rounds": "Failed rounds in a row that end the run. Failures within recruit_deadline_s count as one; the round "
-    "in which a device leaves the count for the first time does not count.",
-    "wait_s": "Longest wait for all devices before the first round and for a quorum later, 300 s more while devices start; "
-    "then the run fails. After 60 s, or wait_s if less, missing devices do not count until they return.",
+    "max_failed_rounds": "Failed rounds in a row that end the run; failures within recruit_deadline_s count as one.",
+    "wait_s": "Longest wait for the devices of a round, 300 s more while devices start; then the run fails.",
 }
 """Help texts of the settings of this rule."""
 

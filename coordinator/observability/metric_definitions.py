@@ -59,7 +59,7 @@ class RoundGauges:
         self.build = gauge("build_info", "Version of fedpatch", "version")
         self.run = gauge(
             "run_info",
-            "Always 1; metric of user accuracies, and its goal: max or min",
+            "Always 1; goal of the metric: max or min",
             "run",
             "task",
             "strategy",
@@ -78,38 +78,38 @@ class RoundGauges:
         self.last_phases = gauge("last_round_phase_seconds", "Coordinator's phases of the last round", "phase")
         self.user_accuracy = gauge(
             "user_accuracy",
-            "User accuracy on test data over the devices of the last aggregated round, before and after training; p10: nine of "
-            "ten devices are at least as good; min: the worst device",
+            "User accuracy over the devices of the last aggregated round: mean, p10 (nine of ten are at least as "
+            "good), min",
             "stat",
             "moment",
         )
         self.independent = gauge(
             "independent",
-            "Learning alone: its mean user_accuracy; mean gain of the fleet over it, gain_median and gain_p10 (nine of ten "
-            "devices gain at least as much); shares of gaining and losing devices",
+            "Learning alone: its mean user_accuracy; gain, gain_median and gain_p10 of the fleet over it; shares "
+            "of gaining and losing devices",
             "stat",
         )
         self.evaluation = gauge(
             "evaluation",
-            "User accuracy of all devices that answered the last evaluate round: mean, p10, min; devices",
+            "User accuracy in the last evaluate round: mean, p10, min; number of devices",
             "stat",
         )
         self.pulls = gauge(
             "update_pull",
-            "Share of an update's change that bounds and rule took away in the last aggregated round: p50, p90, max",
+            "Share of an update's change that bounds and rule took away in the last round: p50, p90, max",
             "stat",
         )
         self.carried = gauge("carried_devices", "Devices whose work the next round may take (late = carry)")
         self.weights = gauge(
             "weight_share",
-            "Share of the weights in the last aggregated round by fifth of the devices, 1: the fastest (late = carry)",
+            "Share of the weights in the last round by fifth of the devices, 1: the fastest (late = carry)",
             "fifth",
         )
         self.unused = _counter(registry, "updates_unused", "Committed updates that no model took, since the run ended")
         self.stale = _counter(registry, "carried_work_stale", "Carried work that was ended at max_staleness")
         self.staleness = Histogram(
             "fedpatch_update_staleness",
-            "Versions that the model had advanced since the base of an aggregated update (late = carry)",
+            "Versions between the base of an update and the model (late = carry)",
             registry=registry,
             buckets=STALENESS_BUCKETS,
         )
@@ -175,14 +175,15 @@ class FleetGauges:
         self.failures = counter("failures", "Participants that failed after accepting, or stayed away (lost)", "reason")
         self.downloaded = counter(
             "downloaded_bytes",
-            "Bytes of models that devices report with the commit of an update, by way: mqtt, url; without relays",
+            "Bytes of models that devices (not relays) report by vitals with an update, by way: mqtt, url",
             "way",
         )
         self.lost = counter("participants_lost", "Disconnections of participants during a round")
         self.disconnects = counter("disconnects", "Disconnections of devices")
         self.ignored = counter(
             "messages_ignored",
-            "Ignored messages: unknown_message (newer version), not_ours, revoked, over_limit, not_granted, fleet_full",
+            "Ignored messages: unknown_message (newer version), not_ours, revoked, over_limit, not_granted, "
+            "fleet_full, other_context",
             "reason",
         )
         begin(self.downloaded, WAYS)

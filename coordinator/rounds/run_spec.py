@@ -171,12 +171,7 @@ class SecurePolicy:
 EVERYWHERE = "fp32+zstd"
 """Each device supports this encoding, and it is lossless."""
 
-ENCODING_HELP = (
-    "Encoding of models and updates: fp32, fp16 (values), fp32+zstd, fp16+zstd (compressed values), delta-bf16, delta-int8, "
-    "delta-int4 (compressed differences), delta-int8-half or delta-int8-quarter (of one in two or four values). A device "
-    "without it uses another. With secure = groups, that of updates: masked-u8 or masked-u16 (masked values of 8 or 16 bits); "
-    "models then travel as delta-int8."
-)
+ENCODING_HELP = "Encoding of models and updates; with secure = groups masked-u8 or masked-u16, of updates."
 
 _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")
 

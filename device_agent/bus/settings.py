@@ -15,9 +15,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 _BUS = "Bus"
 _SERVICE = "Predictions"
 _bus, _service = (partial(setting, group=group) for group in (_BUS, _SERVICE))
-_TOPIC = Pattern(
-    r"[^\s+#\0/$][^\s+#\0]{0,199}", "1 to 200 characters without +, # and space, not beginning with / or $"
-)
+TOPIC = Pattern(r"[^\s+#\0/$][^\s+#\0]{0,199}", "1 to 200 characters without +, # and space, not beginning with / or $")
 _LINE = re.compile(r"\s*(\S+)\s*->\s*(\S+)\s*")
 FORMS = ("device", "components", "off")
 
@@ -29,14 +27,14 @@ class BusSettings(BrokerSettings):
     env_prefix: ClassVar[str] = "FEDPATCH_BUS_"
 
     state_dir: Path = setting(Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent.")
-    topic: str = _bus("fedpatch-bus", pattern=_TOPIC, help="First level of the topics.")
+    topic: str = _bus("fedpatch-bus", pattern=TOPIC, help="First level of the topics.")
     discovery: str = _bus(
         "device",
         choices=FORMS,
         help="Home Assistant's discovery: device, one message (2024.11 and later); components, one for each entity (earlier "
         "ones); off.",
     )
-    discovery_prefix: str = _bus("homeassistant", pattern=_TOPIC, help="First level of the discovery topics.")
+    discovery_prefix: str = _bus("homeassistant", pattern=TOPIC, help="First level of the discovery topics.")
     every_s: float = _bus(5.0, ge=0.1, le=3600.0, unit="seconds", help="Time between looks at the state.")
     switch: bool = _bus(True, help="Offer a switch that pauses the agent.")
 
@@ -89,8 +87,8 @@ def served(line: str) -> ServedTopic:
     levels = service.source.split("/")
     if "#" in levels[:-1] or any(set("+#") & set(level) and len(level) > 1 for level in levels):
         raise UsageError(f"{service.source!r} is no filter of topics: + and # are whole levels, and # is the last one")
-    if not re.fullmatch(_TOPIC.regex, service.target):
-        raise UsageError(f"{service.target!r} is no topic: it must be {_TOPIC.words}")
+    if not re.fullmatch(TOPIC.regex, service.target):
+        raise UsageError(f"{service.target!r} is no topic: it must be {TOPIC.words}")
     if service.takes(service.target):
         raise UsageError(f"{service.target!r} matches {service.source!r}, so outputs would be taken for examples")
     return service

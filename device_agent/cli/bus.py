@@ -24,8 +24,8 @@ def add_bus(app: typer.Typer) -> None:
     def bus(settings: BusSettings) -> None:
         """Show this device to Home Assistant, and let its personal model answer on an MQTT bus, until SIGTERM or Ctrl-C.
 
-        It is a process beside the agent, with own credentials, at any broker. Without --serve it publishes state, user
-        accuracy, round, count of examples and reasons only; the switch writes the owner's pause file.
+        A process beside the agent, with own credentials, at any broker. Without --serve it publishes state, user
+        accuracy, round, count of examples and reasons only.
         """
         from fedpatch.device_agent.bus.service import run_bus
 

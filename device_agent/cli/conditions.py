@@ -30,10 +30,9 @@ def add_conditions(app: typer.Typer) -> None:
         as_json: AsJson = False,
         root: ConditionsRoot = Path("/"),
     ) -> None:
-        """Print each condition of this device, the private floor, and whether the agent would accept work now.
+        """Print each condition of this device, the private floor, and whether the agent would accept work now (exit code 0).
 
-        Each condition has a value, a source and a confidence. Neither broker nor agent is needed. The exit code is 0 for
-        either answer.
+        A condition has a value, a source and a confidence. Neither broker nor agent is needed.
         """
         from fedpatch.device_agent.cli.admission_preview import look
 

@@ -68,8 +68,7 @@ def run(
 ) -> None:
     """Serve a fleet with this device's data until SIGTERM (exit code 0) or Ctrl-C (130).
 
-    The agent logs to stderr and reconnects by itself. It works when the owner's preferences are met, or as --admission
-    says.
+    The agent reconnects by itself. It works when the owner's preferences are met, or as --admission says.
     """
     from fedpatch.device_agent.runtime.startup import run_agent
 
@@ -79,9 +78,9 @@ def run(
 @command(app, "doctor", example="fedpatch-agent doctor --config agent.toml")
 @cli_options(AgentSettings)
 def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
-    """Check a device: installation, task and data, disk, memory, clock, broker, coordinator.
+    """Check a device: installation, task and data, disk, memory, clock, broker, coordinator; print remedies.
 
-    It prints remedies. The exit code is 1 if a check failed. Beside a running agent the task is not loaded again.
+    Exit code 1: a check failed. Beside a running agent the task is not loaded again.
     """
     from fedpatch.device_agent.cli.doctor import examine
     from fedpatch.shared.diagnostics.checks import conduct

@@ -67,7 +67,7 @@ def _add_predict(app: typer.Typer) -> None:
     ) -> None:
         """Run the personal model of this device on raw inputs, without torch and without the agent.
 
-        The task's prepare is applied. The output is the class of each example, or the raw outputs. A warning names inputs
+        It applies the task's prepare and prints the class of each example, or the raw outputs. A warning names inputs
         unlike the training data.
         """
         personal = _opened(state_dir, task, model, int8)

@@ -17,40 +17,39 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile(
         "patches/independent/",
-        "models [trained alone](../explanation/concepts.md#learning-alone), written with the personal model or when training "
-        "ends its process",
+        "models [trained alone](../explanation/concepts.md#learning-alone)",
         "starts again",
     ),
     StateFile(
         "patches/personal/",
         "personal copies and finished models of runs [that have them](../how-to/personalisation.md)",
-        "a new copy; no other model of a finished round after a restart",
+        "a new copy",
     ),
     StateFile(
         "patches/control/", "control variates of [SCAFFOLD](../how-to/own-strategy.md#scaffold)", "begin at zero"
     ),
     StateFile(
         "patches/TASK.private",
-        "names and roles of all tensors that ever stayed private",
-        "made from the patches; tensors of lost patches [are no longer protected](preferences.md#what-stays-private)",
+        "all tensors that ever stayed private",
+        "made from the patches; [tensors of lost patches are unprotected](preferences.md#what-stays-private)",
     ),
     StateFile(
         "patches/TASK-DIGEST.residual",
-        "what the last `delta-int4`, `-half` or `-quarter` update left out",
+        "rest of the last `delta-int4`, `-half` or `-quarter` update",
         "not corrected",
     ),
     StateFile(
         "held/global.model",
-        "global model, base of deltas; written when training ends its process",
+        "global model, base of deltas",
         "a whole download",
     ),
-    StateFile("models/TASK/current", "link to the personal model in use", "restored by `fedpatch-agent rollback`"),
+    StateFile("models/TASK/current", "link to the personal model in use", "`fedpatch-agent rollback` restores it"),
     StateFile("models/TASK/NUMBER-RUN-ROUND/model.onnx", "personal model", "this version"),
-    StateFile("models/TASK/NUMBER-RUN-ROUND/model.int8.onnx", "the same in int8 (`keep_int8`)", "this version in int8"),
+    StateFile("models/TASK/NUMBER-RUN-ROUND/model.int8.onnx", "the same in int8", "this version in int8"),
     StateFile("models/TASK/NUMBER-RUN-ROUND/metadata.json", "description, accuracy, checksum", "this version"),
     StateFile(
         "models/TASK/NUMBER-RUN-ROUND/SHA256SUMS",
-        "checksums of both, for `sha256sum -c` and the doctor",
+        "checksums of both",
         "the doctor checks the model alone",
     ),
     StateFile("models/TASK/kept.json", "why the last round's model is not in use", "this reason"),
@@ -59,16 +58,16 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("masking.bin", "secrets and answers of the last masked round", "the device is lost to its group"),
     StateFile(
         "privacy-ledger",
-        "how often updates of this device were offered with differential privacy, and with how much noise",
-        "counted from zero: **`max_epsilon` no longer holds for earlier rounds**",
+        "offered updates with differential privacy, and their noise",
+        "counted from zero: **`max_epsilon` is void for earlier rounds**",
     ),
-    StateFile("downloads", "received chunks of a global model of more than 1 MiB", "downloaded again"),
+    StateFile("downloads", "chunks of a global model above 1 MiB", "downloaded again"),
     StateFile("status.json", "for `fedpatch-agent status`", "written again"),
     StateFile(
         "leader-epoch",
         "highest epoch of the fleet's [leaders](../how-to/standby.md)",
-        "a former leader is recognised again after the next request of its successor",
+        "a former leader is obeyed until its successor's next request",
     ),
     StateFile("usage.json", "today's use of the allowance", "counted from zero"),
-    StateFile("agent.lock", "lock of the running agent", "none, unless two agents start"),
+    StateFile("agent.lock", "lock of the running agent", "none, unless two start"),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import typer
 from typer.main import get_command
@@ -34,9 +35,17 @@ GUIDES: Mapping[str, str] = {
     "fedpatch inventory": "[fleet](../how-to/fleet.md#what-the-coordinator-knows)",
     "fedpatch check-task": "[the checks](../how-to/bring-your-task.md#check-it)",
     "fedpatch broker acl": "[brokers](../how-to/brokers.md)",
-    "fedpatch ca": "[security](../how-to/security.md)",
-    "fedpatch device": "[security](../how-to/security.md)",
+    "fedpatch ca init": "[security](../how-to/security.md)",
+    "fedpatch device add": "[security](../how-to/security.md)",
     "fedpatch unit": "[fleet](../how-to/fleet.md)",
+    "fedpatch console": "[console](../how-to/console.md)",
+    "fedpatch evaluate": "[evaluate rounds](../explanation/concepts.md#evaluate-rounds)",
+    "fedpatch privacy plan": "[privacy](../explanation/privacy.md)",
+    "fedpatch device rotate": "[security](../how-to/security.md)",
+    "fedpatch simulate paper": "[results](../explanation/results.md)",
+    "fedpatch simulate fleet": "[simulate](../how-to/simulator.md)",
+    "fedpatch-agent bus": "[Home Assistant](../how-to/home-assistant.md)",
+    "fedpatch-agent enrol": "[security](../how-to/security.md)",
     "fedpatch simulate": "[simulate](../how-to/simulator.md)",
     "fedpatch simulate compare": "[which policy](../how-to/simulator.md#which-policy)",
     "fedpatch simulate robustness": "[when devices lie](../explanation/when-devices-lie.md)",
@@ -49,6 +58,8 @@ GUIDES: Mapping[str, str] = {
     "fedpatch-relay run": "[relays](../how-to/relays.md)",
     "fedpatch-agent models": "[the figures](../how-to/personal-model.md#how-it-is-chosen-and-what-is-reported)",
 }
+WHOLE = {"fedpatch run", "fedpatch runs", "fedpatch export", "fedpatch devices quarantine", "fedpatch-agent conditions"}
+"""Commands with a guide that leaves out some of their help."""
 SAME_AS: Mapping[str, str] = {"fedpatch-agent check-task": "fedpatch check-task"}
 COMMON = {
     "json",
@@ -62,6 +73,7 @@ COMMON = {
     "help",
 }
 _CONFIG = "--config"
+_AS_RUN = ", as of fedpatch run"
 _OFTEN = 2  # commands, from which on an option is described once
 
 
@@ -69,20 +81,39 @@ def page() -> str:
     """Return the page."""
     found = [one for name, app in PROGRAMS.items() for one in commands(get_command(app), (name,))]
     shared = {name: _shared_options(command for path, command in found if path[0] == name) for name in PROGRAMS}
-    sections = (_section(path, command, shared[path[0]]) for path, command in found)
-    lists = {name: "".join(f"- {text}\n" for text in sorted(texts)) for name, texts in shared.items() if texts}
-    options = "\n".join(f"`{name}`:\n\n{text}" for name, text in lists.items())
+    sections = (_section(path, command, shared[path[0]]) for path, command in found if not _only_groups(command))
+    lists = {name: "".join(f"- {one}\n" for one in sorted(map(str, texts.values()))) for name, texts in shared.items()}
+    options = "\n".join(f"`{name}`:\n\n{text}" for name, text in lists.items() if text)
     return render("cli.md", options=options, commands="\n".join(sections))
 
 
-def _shared_options(found: Iterable[Any]) -> set[str]:
-    """The description of each option that `_OFTEN` commands have; where there are several, the most frequent one."""
-    counts = Counter(item for command in found for item in _options(command).items())
-    shared: dict[str, str] = {}
-    for (name, text), count in counts.most_common():
-        if count >= _OFTEN:
-            shared.setdefault(name, text)
-    return set(shared.values())
+class _Option(NamedTuple):
+    """An option or argument of a command as the page shows it; `default` is empty where there is none."""
+
+    name: str
+    default: str
+    help: str
+
+    @property
+    def short(self) -> str:
+        """Name and default."""
+        return f"`{self.name}`" + (f" (`{self.default}`)" if self.default else "")
+
+    def __str__(self) -> str:
+        return f"{self.short}: {self.help}"
+
+
+def _shared_options(found: Iterable[Any]) -> dict[str, _Option]:
+    """The options that `_OFTEN` commands have, by name; where texts or defaults differ, the most frequent ones."""
+    options = [one for command in found for one in _options(command) if not one.help.endswith(_AS_RUN)]
+    texts = Counter((one.name, one.help) for one in options)
+    shared: dict[str, _Option] = {}
+    for one, _ in Counter(options).most_common():
+        if texts[one.name, one.help] >= _OFTEN:
+            best = shared.setdefault(one.name, one)
+            if texts[one.name, one.help] > texts[best.name, best.help]:
+                shared[one.name] = one
+    return shared
 
 
 def children(command: Any) -> dict[str, Any]:
@@ -100,7 +131,7 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
         yield from commands(child, (*path, name))
 
 
-def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
+def _section(path: Sequence[str], command: Any, shared: Mapping[str, _Option]) -> str:
     name = " ".join(path)
     if name in SAME_AS:
         same = SAME_AS[name]
@@ -114,15 +145,33 @@ def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
     if name in GUIDES:
         links.append(GUIDES[name])
     see = f" See {', '.join(links)}." if links else ""
-    parts = [f"## `{name}`", " ".join((command.help or "").split()) + see, f"    {_example(command)}"]
+    about = _about(command.help or "", short=name in GUIDES and name not in WHOLE)
+    parts = [f"## `{name}`", about + see, f"    {_example(command)}"]
     options = _options(command)
-    common = [f"`{name}`" for name, text in options.items() if text in shared]
+    as_run = [one.short for one in options if one.help.endswith(_AS_RUN)]
+    common = [one for one in options if one.name in shared and one.help == shared[one.name].help]
+    if as_run:
+        parts.append(f"As in [`fedpatch run`](configuration.md#coordinator-fedpatch-run): {', '.join(as_run)}.")
     if common:
-        parts.append(f"Also: {', '.join(common)}.")
-    own = [f"- {text}" for text in options.values() if text not in shared]
+        names = (f"`{one.name}`" if one.default == shared[one.name].default else one.short for one in common)
+        parts.append(f"Also: {', '.join(names)}.")
+    own = [f"- {one}" for one in options if one not in common and not one.help.endswith(_AS_RUN)]
     if own:
         parts.append("\n".join(own))
     return "\n\n".join(parts) + "\n"
+
+
+def _about(text: str, *, short: bool) -> str:
+    """The help of a command; `short` leaves out what its guide says, all but the first paragraph and exit codes."""
+    first, _, rest = (" ".join(part.split()) for part in text.partition("\n\n"))
+    if short:
+        rest = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z])", rest) if "xit code" in one)
+    return f"{first} {rest}".strip()
+
+
+def _only_groups(command: Any) -> bool:
+    """Whether a command does nothing without the name of a subcommand, as `fedpatch ca`."""
+    return bool(getattr(command, "no_args_is_help", False) and children(command))
 
 
 def _example(command: Any) -> str:
@@ -141,20 +190,16 @@ def _settings_of(command: Any) -> type[Settings] | None:
     return fitting[0] if fitting else None
 
 
-def _options(command: Any) -> dict[str, str]:
-    """Describe the arguments and options of `command` by name, without settings and the options of all commands."""
+def _options(command: Any) -> list[_Option]:
+    """Describe the arguments and options of `command`, without settings and the options of all commands."""
     settings = _settings_of(command)
     left_out = {one.flag for one in settings_of(settings)} if settings is not None else set()
-    found = {}
+    found = []
     for parameter in command.params:
         option = parameter.param_type_name == "option"
         name = max(parameter.opts, key=len) if option else (parameter.metavar or parameter.name.upper())
         if name in left_out or name.removeprefix("--") in COMMON or getattr(parameter, "hidden", False):
             continue
-        default = (
-            f" (`{parameter.default}`)"
-            if option and parameter.default not in (None, "") and parameter.default is not False
-            else ""
-        )
-        found[name] = f"`{name}`{default}: {(parameter.help or '').removesuffix('.')}"
+        shown = option and parameter.default not in (None, "") and parameter.default is not False
+        found.append(_Option(name, str(parameter.default) if shown else "", (parameter.help or "").removesuffix(".")))
     return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.device_agent.bus.settings import BusSettings
+from fedpatch.device_agent.bus.settings import TOPIC, BusSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.shared.config.fields import Rules, Setting, Settings, settings_of
+from fedpatch.shared.config.fields import NAME, Rules, Setting, Settings, settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
 from scripts.reference.markdown import render
 
@@ -22,6 +22,17 @@ COMMANDS: Mapping[type[Settings], str] = {
     FleetTerms: "fedpatch simulate fleet",
 }
 _SHOWN_UNITS = ("percent", "°C")
+ENDS: Mapping[str, str] = {"": "", "up_": " for the parent's broker", "down_": " for the site's broker"}
+"""Prefixes of settings, where a program has two connections."""
+_TERMS: Mapping[str, str] = {NAME.words: "name", TOPIC.words: "topic"}
+"""Forms that the head of the page defines."""
+ELSEWHERE: Mapping[str, str] = {
+    "Preferences": "preferences.md#meaning-of-each-preference",
+    "Daily allowance": "preferences.md#meaning-of-each-preference",
+    "Lost preferences during work": "preferences.md#loss-of-a-preference-during-work",
+    "Limits to work requests": "preferences.md#limits-to-requests",
+}
+"""Groups of settings whose meaning another page has."""
 TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
@@ -40,44 +51,70 @@ def page() -> str:
 def reference(cls: type[Settings]) -> str:
     """Format the section of a settings class as a list per group; settings alike in an earlier class are only named."""
     title, command = TITLES.get(cls, cls.__name__), COMMANDS.get(cls, cls.__name__)
-    lines = [f"## {title}: `{command}`", "", f"Prefix of variables: `{cls.env_prefix}`.", ""]
-    described = dict(_described_before(cls))
-    for source, names in _by_source(cls, described).items():
-        lines += [f"As in `{source}`: {', '.join(f'`{name}`' for name in names)}.", ""]
+    lines = [f"## {title}: `{command}`", "", f"Variables: `{cls.env_prefix}...`", ""]
+    described: set[str] = set()
+    for earlier, source in COMMANDS.items():
+        if earlier is cls or cls not in COMMANDS:
+            break
+        for prefix, end in ENDS.items():
+            alike = {name: words for name, words in _alike(cls, earlier, prefix).items() if name not in described}
+            described |= set(alike)
+            if alike:
+                lines += [f"As in `{source}`{end}: {', '.join(dict.fromkeys(alike.values()))}.", ""]
     own = [one for one in settings_of(cls) if one.name not in described]
     for group in dict.fromkeys(one.rules.group for one in own):
-        lines += [f"**{group}**", "", *(_item(one) for one in own if one.rules.group == group), ""]
+        members = [one for one in own if one.rules.group == group]
+        if group in ELSEWHERE:
+            lines += [f"**{group}** ([meaning]({ELSEWHERE[group]})): {', '.join(map(_short, members))}", ""]
+        else:
+            lines += [f"**{group}**", "", *map(_item, members), ""]
     return "\n".join(lines)
 
 
-def _described_before(cls: type[Settings]) -> Iterator[tuple[str, str]]:
-    """Yield the settings of `cls` that a class before it in COMMANDS has with the same text, with that class's command."""
-    own = {one.name: _item(one) for one in settings_of(cls)}
-    for earlier, command in COMMANDS.items():
-        if earlier is cls or cls not in COMMANDS:
-            return
-        for one in settings_of(earlier):
-            if own.get(one.name) == _item(one):
-                del own[one.name]
-                yield one.name, command
+def _alike(cls: type[Settings], earlier: type[Settings], prefix: str) -> dict[str, str]:
+    """The settings of `cls` that `earlier` has without `prefix`, with the words that name them.
 
-
-def _by_source(cls: type[Settings], described: Mapping[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in settings_of(cls):
-        if one.name in described:
-            found.setdefault(described[one.name], []).append(one.name)
+    Settings without a prefix have the same meaning and range, but may have another default, which is then shown. A group that
+    is the same as a whole is named in place of its settings.
+    """
+    own = {one.name: one for one in settings_of(cls)}
+    found: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
+    for one in settings_of(earlier):
+        name = prefix + one.name
+        groups.setdefault(one.rules.group, []).append(name)
+        if name not in own or own[name].kind is not one.kind:
+            continue
+        default = _default(own[name])
+        same = default == _default(one) or (bool(prefix) and default.replace(prefix, "") == _default(one))
+        if same if prefix else _meaning(own[name]) == _meaning(one):
+            found[name] = f"`{name}`" if same else f"`{name}` ({default})"
+    for group, names in groups.items():
+        if len(names) > 1 and all(found.get(name) == f"`{name}`" for name in names):
+            found |= dict.fromkeys(names, f"all of **{group}**")
     return found
 
 
 def _item(one: Setting) -> str:
     """A list item such as ``- `nice` (`10`): Niceness of training (0–19)``."""
-    default = one.default_words
-    if not one.required and not one.rules.default_means and one.default is not None:
-        default = f"`{default}`"
+    return f"- `{one.name}` ({_default(one)}): {_meaning(one)}"
+
+
+def _short(one: Setting) -> str:
+    values = _values(one)
+    return f"`{one.name}` ({_default(one)}{f'; {values}' if values else ''})"
+
+
+def _default(one: Setting) -> str:
+    if one.required or one.rules.default_means:
+        return one.default_words
+    return "none" if one.default in (None, "") else f"`{one.default_words}`"
+
+
+def _meaning(one: Setting) -> str:
     text, values = one.rules.help, _values(one)
     sentence = text.removesuffix(".") if not text.endswith("...") else text
-    return f"- `{one.name}` ({default}): {sentence}" + (f" ({values})" if values else "")
+    return sentence + (f" ({values})" if values else "")
 
 
 def _values(one: Setting) -> str:
@@ -89,6 +126,8 @@ def _values(one: Setting) -> str:
         values = ", ".join(choice for choice in rules.choices if choice not in rules.help)
     elif rules.pattern:
         values = rules.pattern.words
+        for words, term in _TERMS.items():
+            values = values.replace(words, term)
     else:
         values = _range(rules)
     return f"each {values}" if values and one.kind is tuple else values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -32,7 +32,7 @@ def page() -> str:
         "metrics.md",
         coordinator="\n".join(coordinator),
         process=", ".join(f"`{name}`" for name in process),
-        agent="\n".join(_collected(text_string_to_metric_families(_agent().text()))),
+        agent=_of_agent({family.name: family.documentation for family in _device_families()}),
         address=str(_DEFAULTS.metrics),
         max_devices=str(_DEFAULTS.metrics_max_devices),
     )
@@ -53,11 +53,26 @@ def _collected(families: Iterable[Metric]) -> Iterator[str]:
         yield _described(family, family.samples[0].labels)
 
 
+def _of_agent(of_devices: Mapping[str, str]) -> str:
+    """Describe the metrics of an agent; those that the coordinator has of a device in the same words are only named."""
+    alike: list[str] = []
+    others: list[str] = []
+    for family in text_string_to_metric_families(_agent().text()):
+        same = of_devices.get(family.name.replace("_agent_", "_device_")) == family.documentation
+        labels = family.samples[0].labels
+        (alike if same else others).append(_labelled(family, labels) if same else _described(family, labels))
+    return "\n".join([f"As the series of single devices above: {', '.join(alike)}.", "", *others])
+
+
 def _described(family: Metric, labels: Collection[str]) -> str:
     """A list item with name, labels and meaning. Counters end in `_total`; histograms are marked; all others are gauges."""
-    braced = f"{{{','.join(labels)}}}" if labels else ""
     histogram = " (histogram)" if family.type == "histogram" else ""
-    return f"- `{_name(family)}{braced}`{histogram}: {family.documentation}"
+    return f"- {_labelled(family, labels)}{histogram}: {family.documentation}"
+
+
+def _labelled(family: Metric, labels: Collection[str]) -> str:
+    braced = f"{{{','.join(labels)}}}" if labels else ""
+    return f"`{_name(family)}{braced}`"
 
 
 def _name(family: Metric) -> str:

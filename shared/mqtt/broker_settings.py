@@ -40,14 +40,14 @@ class BrokerSettings(Settings):
     )
     key_file: Path | None = _connection(None, default_means="in cert_file", help="Key of cert_file, PEM, mode 0600.")
     insecure: bool = _connection(
-        False, help="Allow mqtt:// to another machine: the network can then read and change everything, passwords too."
+        False, help="Allow mqtt:// to another machine: the network can then read and change everything."
     )
-    fleet: str = _connection("default", pattern=NAME, help="Name of the fleet, which separates fleets on one broker.")
+    fleet: str = _connection("default", pattern=NAME, help="Name of the fleet.")
 
     broker_profile: str = _connection(
         NO_PROFILE,
         choices=(NO_PROFILE, *PROFILES),
-        help="Limits of a hosted broker to keep: AWS IoT Core or Azure Event Grid.",
+        help="Limits of a hosted broker: AWS IoT Core or Azure Event Grid.",
     )
 
     @property

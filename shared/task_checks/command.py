@@ -29,8 +29,7 @@ def add_check_task(app: typer.Typer, program: str) -> None:
     ) -> None:
         """Check your own task with a device's data, without training; print a remedy for each fault.
 
-        Speed and memory are those of this machine. The exit code is 1 if a check failed, 2 for an unknown task, policy or
-        option.
+        Speed and memory are those of this machine. Exit code 1: a check failed; 2: unknown task, policy or option.
         """
         from fedpatch.shared.tasks.task import data_root as usual_root
         from fedpatch.shared.tasks.task import find_task, use_data_root

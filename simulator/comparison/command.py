@@ -38,36 +38,34 @@ UNFINISHED = ".unfinished"
 
 TaskNames = Annotated[
     list[str] | None,
-    typer.Option(
-        "--task", metavar="NAME", help="Task, by name or as module:attribute; may be repeated. Default: digits."
-    ),
+    typer.Option("--task", metavar="NAME", help="Task to train (repeatable); default: digits."),
 ]
 Methods = Annotated[
     str,
     typer.Option(
         metavar="NAME[:NUMBER],...",
-        help="Policies none, stats, affine, all; methods fedavg, mtfl, fedbn, fedper, fedrep:EPOCHS, fedbabu:EPOCHS, "
-        "ditto:LAMBDA, pfedme:LAMBDA, fedprox:MU; published: eight of them.",
+        help="none, stats, affine, all, fedavg, mtfl, fedbn, fedper, fedrep:EPOCHS, fedbabu:EPOCHS, ditto:LAMBDA, "
+        "pfedme:LAMBDA, fedprox:MU, or published: eight of them.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")]
-Strategy = Annotated[str, typer.Option(metavar="NAME", help="A strategy; `fedpatch strategies` lists them.")]
+Strategy = Annotated[str, typer.Option(metavar="NAME", help="Strategy, by name (fedpatch strategies).")]
 LearningRates = Annotated[
     str,
     typer.Option(
         "--learning-rate",
         metavar="RATE,...",
-        help="Learning rate of the clients instead of the task's; of several, each method takes the best on another seed.",
+        help="Learning rate of the clients; of several, each method takes the best on another seed.",
     ),
 ]
 TargetUa = Annotated[
     float | None,
-    typer.Option(metavar="UA", help="User accuracy to which rounds are counted; default: that of learning alone."),
+    typer.Option(metavar="UA", help="User accuracy to which rounds are counted; default: learning alone's."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder for figures and tables; a repeated command goes on with it."),
+    typer.Option(metavar="DIR", help="Folder of figures and tables."),
 ]
 
 
@@ -90,8 +88,8 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
 ) -> None:
     """Simulate methods and learning alone on the same split; recommend one for each task.
 
-    A method that does not fit the model is left out. With --out a repeated command computes only what is missing, also with
-    more methods and seeds; the folder gets TASK.json with each client's figures, comparison.md, .png and .svg.
+    A method that does not fit the model is left out. With --out a repeated command computes only what is missing; the
+    folder gets TASK.json with each client's figures, comparison.md, .png and .svg.
     """
     from fedpatch.coordinator.strategies import find_strategy
     from fedpatch.shared.tasks.task import find_task

@@ -24,27 +24,21 @@ from fedpatch.simulator.spec.compute import (
     worker_count,
 )
 
-Strategy = Annotated[str, typer.Option(metavar="NAME", help="fedavg, fedadam or fedavg-adam.")]
-Private = Annotated[
-    str, typer.Option(metavar="POLICY", help="Patch: none, stats, affine, all, norms, head or names:GLOB,...")
-]
+Strategy = Annotated[str, typer.Option(metavar="NAME", help="Strategy: fedavg, fedadam or fedavg-adam.")]
+Private = Annotated[str, typer.Option(metavar="POLICY", help="Patch, as of fedpatch run.")]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")]
-LearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Learning rate of the clients instead of the task's.")
-]
+LearningRate = Annotated[float | None, typer.Option(metavar="RATE", help="Learning rate of the clients.")]
 Rules = Annotated[
     str,
-    typer.Option(metavar="RULE,...", help="Rules of aggregation, as of fedpatch run; with a norm bound: RULE/BOUND."),
+    typer.Option(metavar="RULE,...", help="Rules of aggregation, with a norm bound as RULE/BOUND."),
 ]
 Attacks = Annotated[
     str,
-    typer.Option(metavar="KIND[:X],...", help="Attacks: sign, labels, alie, ipm, noise, backdoor, copy; or none."),
+    typer.Option(metavar="KIND[:X],...", help="Attacks of fedpatch simulate, or none."),
 ]
 Shares = Annotated[str, typer.Option("--bad", metavar="SHARE,...", help="Shares of bad clients.")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File for all figures; a repeated command goes on with it.")
-]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File of all figures.")]
 
 _RULES = "mean,mean/auto:2,centred/auto:2,bucketed/auto:2,trimmed:0.2/auto:2"
 _ATTACKS = "sign:4,labels,alie:1.5,ipm:2,noise:20,backdoor,copy"
@@ -71,8 +65,8 @@ def robustness(  # noqa: PLR0913  (a command has as many arguments as it has opt
 ) -> None:
     """Compare aggregation rules under attacks by a share of the clients.
 
-    It prints the user accuracy of the honest clients (mean, and 10th percentile in brackets), without attack and under each
-    one, and the success of a backdoor. With --out a repeated command computes only what is missing.
+    It prints the user accuracy of the honest clients (mean, 10th percentile) without attack and under each one, and
+    the success of a backdoor. With --out a repeated command computes only what is missing.
     """
     from fedpatch.shared.tasks.task import find_task
     from fedpatch.simulator.experiment.options import make_study

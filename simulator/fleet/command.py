@@ -38,8 +38,8 @@ _BEGINNING = "the fleet comes online"
 def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False) -> None:
     """Try a round policy on thousands of simulated devices that are slow, decline and drop out.
 
-    Coordinator's engine and agent's job are the real ones. With --train TASK the devices learn, else nothing is trained. It
-    prints a row per round and the wasted trainings, with --compare a row per combination.
+    Coordinator's engine and agent's job are the real ones; with --train TASK the devices learn. It prints a row per
+    round and the wasted trainings, with --compare a row per combination.
     """
     with interruptible():
         if compare:

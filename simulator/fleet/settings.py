@@ -82,14 +82,14 @@ class FleetTerms(Settings):
         1.0,
         ge=1.0,
         le=1000.0,
-        help="Training time of the slowest device over that of the fastest, whose time is then train_s; between the two "
-        "devices are spread evenly by ratio.",
+        help="Training time of the slowest device over train_s, that of the fastest; the others lie between, "
+        "evenly by ratio.",
     )
     train: str | None = setting(
         None,
         group=_LEARNING,
         default_means="nothing is trained",
-        help="Task to train, by name or as module:attribute: the table has the user accuracy of each model over time.",
+        help="Task to train, by name or as module:attribute; adds user accuracy to the table.",
     )
     train_data: str = setting(
         "", group=_LEARNING, help="With train: data spec of device {index} of {count}; empty: the task's."
@@ -117,7 +117,7 @@ class FleetTerms(Settings):
         0.0,
         ge=0.0,
         le=0.9,
-        help="Share of the time that a device is away, besides disconnections, in absences of away_s on average.",
+        help="Share of the time that a device is away for other reasons, in absences of away_s.",
     )
     message_loss: float = _faults(0.0, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
 

@@ -47,16 +47,16 @@ ALL = ("table2", "table3", "fig3", "fig4", "fig5", *SPLITS, "tuned", *TRIALS, CH
 Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"One of {', '.join(ALL)}.", show_default=False)]
 Cells = Annotated[
     str | None,
-    typer.Option(metavar="GLOBS", help="Cells to compute: globs, separated by commas."),
+    typer.Option(metavar="GLOBS", help="Globs of the cells to compute."),
 ]
-Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on; the paper took 5.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Number of processes; default: one per CPU core."),
 ]
 Folder = Annotated[
     Path,
-    typer.Option("--results", metavar="PATH", file_okay=False, help="Folder of results; existing ones are kept."),
+    typer.Option("--results", metavar="PATH", file_okay=False, help="Folder of results, which are kept."),
 ]
 OnlySummary = Annotated[bool, typer.Option("--summary", help="Only show the existing results.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")]
@@ -80,12 +80,11 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
 ) -> None:
     """Compute the cells of a table or figure of the paper and show them beside the published ones.
 
-    A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
-    folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with
-    no test sample of an unknown label; even has them with few such samples. tuned has those of FedAdam and FedAvg-Adam, with
-    learning rates from a grid; tuning has the single trials of this grid, with a seed of their own, and tuning-even those of
-    400 clients and private all, with the split of even. check computes cells that have a result again (--cells
-    table2/mnist/...), and fails where rounds differ by more than a processor's spread.
+    A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may
+    share --results. aligned has Table 2's cells of 400 clients without test samples of an unknown label, even with
+    few; tuned those of FedAdam and FedAvg-Adam with learning rates from a grid; tuning the trials of this grid,
+    tuning-even those of 400 clients and private all. check computes cells again, and fails where rounds differ by
+    more than a processor's spread. fig3 and fig4 are slow.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)

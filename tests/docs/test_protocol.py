@@ -79,8 +79,9 @@ def section(name: str) -> str:
 
 
 def fields_in(text: str) -> list[str]:
-    """The names of the items "name (type): meaning"."""
-    return re.findall(r"^- `([^`]+)` \(", text, re.MULTILINE)
+    """The names of the items "name, name (type): meaning"."""
+    items = re.findall(r"^- (`[^(]+`) \(", text, re.MULTILINE)
+    return [name for item in items for name in re.findall(r"`(\w+)`", item)]
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
@@ -101,7 +102,7 @@ def test_every_word_is_documented(name):
 
 def meaning(name: str, field: str) -> str:
     """The text of the list behind the type of a field."""
-    line = next(line for line in section(name).splitlines() if line.startswith(f"- `{field}` ("))
+    line = next(line for line in section(name).splitlines() if line.startswith("- ") and field in fields_in(line))
     return line.partition("): ")[2]
 
 
@@ -113,7 +114,8 @@ def test_the_envelope_is_documented():
 def test_each_feature_is_documented_with_the_side_that_lists_it():
     """In the table of what version 1 has grown by."""
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
+    rows = re.findall(r"^\| (`.*`) \| (device|coordinator) \|", versions, re.MULTILINE)
+    documented = {(word, side) for words, side in rows for word in re.findall(r"`([^`]+)`", words)}
     assert documented == {
         (one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, SUMS_FEATURE, URL_FEATURE)
     } | {(one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)}

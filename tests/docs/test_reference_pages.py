@@ -17,12 +17,15 @@ def test_committed_page_is_the_generated_one(name):
     assert FOLDER == ROOT / "docs"
 
 
-def test_every_setting_has_an_item_or_names_the_command_that_describes_it():
-    """A setting that two commands have alike is described once."""
+def test_every_setting_has_an_item_and_sections_name_those_of_other_commands():
+    """A setting that two commands have alike is described once; a group that is alike as a whole is named by its title."""
     page = PAGES["reference/configuration.md"]()
     for cls in configuration.COMMANDS:
         section = configuration.reference(cls)
-        assert all(f"`{one.name}`" in section and f"\n- `{one.name}` (" in page for one in settings_of(cls))
+        for one in settings_of(cls):
+            assert f"`{one.name}`" in section or f"all of **{one.rules.group}**" in section
+            names = [one.name, *(one.name.removeprefix(prefix) for prefix in configuration.ENDS)]
+            assert any(f"`{name}` (" in page for name in names)
 
 
 def test_every_exit_code_of_an_error_has_a_meaning():

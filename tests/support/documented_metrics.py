@@ -10,6 +10,8 @@ from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
 _ITEM = re.compile(r"^- `(fedpatch_[a-z_0-9]+)(?:\{([a-z_,]+)\})?`( \(histogram\))?: \S.*$", re.MULTILINE)
+_ALIKE = re.compile(r"^As the series of single devices above: (.*)\.$", re.MULTILINE)
+_NAMED = re.compile(r"`(fedpatch_agent_[a-z_]+)(?:\{([a-z_,]+)\})?`")
 _PROCESS = re.compile(r"`(process_[a-z_0-9]+)`")
 
 Described = dict[str, tuple[str, frozenset[str]]]
@@ -20,6 +22,7 @@ def documented(*, agent: bool = False) -> Described:
     """The metrics on the page, of a coordinator's endpoint or of an agent's."""
     items = _ITEM.findall(PAGE)
     assert len(items) == len(re.findall(r"^- `fedpatch_", PAGE, re.MULTILINE)), "an item of the list cannot be read"
+    items += [(*named, "") for line in _ALIKE.findall(PAGE) for named in _NAMED.findall(line)]
     items += [(name, "", "") for name in _PROCESS.findall(PAGE)]
     return {
         name: (_kind(name, histogram), frozenset(filter(None, labels.split(","))))

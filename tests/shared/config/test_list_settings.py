@@ -84,7 +84,7 @@ def test_printed_and_stored_lists_load_unchanged(toppings):
 def test_reference_has_default_and_rule_of_each_entry():
     page = reference(Pizza)
     assert "- `toppings` (`cheese, basil`): What is on it\n" in page
-    assert "- `guests` (nobody): Who eats (each 1 to 32 of a-z" in page
+    assert "- `guests` (nobody): Who eats (each name)\n" in page
     assert "- `cuts` (`empty`): In which pieces (each half, quarter)" in page
 
 
