@@ -370,6 +370,11 @@ def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
             )
 
 
+def test_feedback_share_of_an_encoding_without_subset_is_one_for_each_value_in_float32():
+    share = feedback_share(MATRIX.specs[0], "delta-int4", DRAWN)
+    assert (share.tolist(), share.dtype) == ([[1], [1], [1], [1]], np.float32)
+
+
 def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding="delta-int4"):
     rng = np.random.default_rng(3)
     base, wanted = {"w": np.zeros(4, np.float32)}, np.zeros(4)
