@@ -119,11 +119,11 @@ def test_key_that_cannot_sign_is_refused(fleet):
 def test_certificate_that_does_not_fit_into_a_message_is_refused():
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "o" * 60) for _ in range(9)])
-    dates = [datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (-1, 1)]
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, *dates).sign(key, SHA256())
+    begin, end = (datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (-1, 1))
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end).sign(key, SHA256())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with pytest.raises(WireError, match=f"pi-1 has {len(builder.public_bytes(Encoding.DER))} bytes"):
-        sign_keys("pi-1", KEYS, REQUEST, certificate=builder.public_bytes(Encoding.PEM), private_key=private)
+    with pytest.raises(WireError, match=f"pi-1 has {len(certificate.public_bytes(Encoding.DER))} bytes"):
+        sign_keys("pi-1", KEYS, REQUEST, certificate=certificate.public_bytes(Encoding.PEM), private_key=private)
 
 
 def test_signed_roster_of_64_devices_with_the_longest_names_fits_into_a_message(tmp_path: Path):
