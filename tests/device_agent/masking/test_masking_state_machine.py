@@ -104,6 +104,25 @@ def test_repeated_messages_have_the_same_answers_also_after_a_restart():
     assert device.take(group.unmask(ALL)).body == reveal
 
 
+def test_answer_whose_state_could_not_be_written_is_repeated_with_the_state():
+    def repeated(body):
+        with pytest.raises(Killed):
+            device.take(body, die="write")
+        return device.take(body)
+
+    group = keyed()
+    group.share(range(1, SIZE))
+    device = group.devices[0]
+    shares = repeated(group.roster)
+    device.reboot()
+    assert (shares.state, device.state.phase) == (device.state, MaskingPhase.SHARED)
+    group.shares[0] = shares.body
+    group.distribute(ALL)
+    reveal = repeated(group.unmask(ALL))
+    device.reboot()
+    assert (reveal.state, device.state.phase) == (device.state, MaskingPhase.REVEALED)
+
+
 def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
     """Neither the disk nor the memory has them: a later owner of the device learns the revealed shares alone."""
     group = ready()
@@ -133,6 +152,7 @@ def test_reveal_has_one_share_of_each_member_of_the_masking_set():
     inbox = group.devices[0].state.inbox
     reveal = group.devices[0].take(group.unmask(frozenset({0, 1, 2}))).body
     assert [len(share) for share in reveal.shares] == [33, 33, 33, 0, 33]
+    assert inbox[3] == b""
     assert (reveal.shares[1], reveal.shares[4]) == (inbox[1][:33], inbox[4][33:])
     check_transcript(group.devices, [group.group])
 
