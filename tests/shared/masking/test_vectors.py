@@ -159,7 +159,21 @@ def test_weight_is_the_number_of_examples_up_to_the_cap():
     total = summed(layout, [vector_of(layout, step_of(1), report=replace(REPORT, num_examples=70))])
     report = read_report(layout, total)
     assert (report.weight, report.num_examples) == (50, 70)
-    np.testing.assert_allclose(mean_step(layout, total)["fc.weight"], step_of(1)["fc.weight"], atol=0.5 / layout.top)
+
+
+def test_mean_step_of_one_device_above_the_weight_cap_is_its_step():
+    layout, report = layout_of(bits=16, weight_cap=50, ranges=(1.0, 1.0)), replace(REPORT, num_examples=70)
+    mean = mean_step(layout, summed(layout, [vector_of(layout, step_of(1), report=report)]))
+    np.testing.assert_allclose(mean["fc.weight"], step_of(1)["fc.weight"], atol=1 / layout.top)
+
+
+@pytest.mark.parametrize(("beyond", "clipped"), [(False, 0), (True, 35)])
+def test_value_at_its_range_is_not_clipped_and_the_next_one_is(beyond, clipped):
+    layout = layout_of(ranges=(12.0, 12.0))
+    assert layout.top == 12
+    value = np.nextafter(np.float32(12), np.float32(13)) if beyond else np.float32(12)
+    step = {"fc.weight": np.full((5, 7), value), "bn.running_mean": np.zeros(5, "f4")}
+    assert read_report(layout, summed(layout, [vector_of(layout, step)])).clipped_values == clipped
 
 
 def test_mean_and_spread_of_each_tensor_are_its_own():
