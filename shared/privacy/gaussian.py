@@ -116,7 +116,17 @@ def _check_delta(delta: float) -> None:
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the least number at which `holds`, which is false at `low`, true at `high`, and changes once between them."""
+    """Return the least number at which a condition holds.
+
+    Args:
+        holds: The condition; it changes once between `low` and `high`.
+        low: A number at which it does not hold.
+        high: A greater number, at which it holds.
+
+    Example:
+        >>> bisect(lambda value: value * value >= 2.0, 0.0, 2.0)
+        1.4142135623730951
+    """
     while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

@@ -372,7 +372,8 @@ def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
 
 def test_feedback_share_of_an_encoding_without_subset_is_one_for_each_value_in_float32():
     share = feedback_share(MATRIX.specs[0], "delta-int4", DRAWN)
-    assert (share.tolist(), share.dtype) == ([[1], [1], [1], [1]], np.float32)
+    assert share.tolist() == [[1], [1], [1], [1]]
+    assert share.dtype == np.float32
 
 
 def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding="delta-int4"):
