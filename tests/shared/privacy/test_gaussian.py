@@ -120,6 +120,16 @@ def test_delta_is_a_probability(mu, epsilon):
     assert 0.0 <= delta_of(mu, epsilon) <= 1.0
 
 
+def test_epsilon_at_the_delta_of_its_limits_is_the_limit():
+    assert epsilon_of(1.0, delta_of(1.0, 0.0)) == 0.0
+    mu = math.sqrt(2 * MAX_EPSILON)
+    assert epsilon_of(mu, delta_of(mu, MAX_EPSILON)) == pytest.approx(MAX_EPSILON, rel=1e-9)
+
+
+def test_release_without_noise_has_a_delta_of_one():
+    assert delta_of(math.inf, 1.0) == 1.0
+
+
 def test_no_release_costs_nothing():
     assert epsilon_of(compose([]), 1e-5) == 0.0
 
@@ -143,14 +153,14 @@ def test_mu_at_the_limits_of_epsilon_is_found(epsilon):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: mu_for(MAX_EPSILON * 1.01, 1e-5),
-        lambda: mu_for(-1.0, 1e-5),
-        lambda: epsilon_of(1.0, 1.5),
         lambda: mu_of(0.0),
         lambda: epsilon_of(1.0, 0.0),
         lambda: epsilon_of(1.0, 1.0),
         lambda: mu_for(0.0, 1e-5),
         lambda: noise_multiplier_for(1.0, 1e-5, 0),
+        lambda: mu_for(MAX_EPSILON * 1.01, 1e-5),
+        lambda: mu_for(-1.0, 1e-5),
+        lambda: epsilon_of(1.0, 1.5),
     ],
 )
 def test_argument_out_of_range_raises_value_error(call):
