@@ -133,10 +133,7 @@ class MaskedGroup:
     def inbox(self, device: str) -> Inbox:
         """Return the boxes for a member of the masking set."""
         own = self._index[device]
-        boxes = (
-            self.shares[sender].boxes[own] if sender in self.masking and sender != device else b""
-            for sender in self.members
-        )
+        boxes = (self.shares[sender].boxes[own] if sender in self.masking else b"" for sender in self.members)
         return Inbox(self.context, tuple(boxes))
 
     def end_collecting(self, committed: Collection[str]) -> None:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup
@@ -153,7 +152,8 @@ class _Subsets:
         if len(indices) == threshold:
             return
         choice = random.Random(self._group.context)
-        yield from islice((sorted(choice.sample(indices, threshold)) for _ in iter(int, 1)), MAX_SUBSETS)
+        for _ in range(MAX_SUBSETS):
+            yield sorted(choice.sample(indices, threshold))
 
     def _find_wrong(self, shares: Mapping[int, bytes], subset: list[int]) -> None:
         values = [int.from_bytes(shares[index]) for index in subset]

@@ -79,7 +79,7 @@ def make_private_vector(layout: PrivateLayout, step: Tensors, seed: int) -> Arra
         `layout.steps`, for any step. A step that is not finite counts as none.
     """
     rng = np.random.default_rng(seed)
-    flat = np.concatenate([np.zeros(0), *(np.asarray(step[one.name], np.float64).reshape(-1) for one in layout.specs)])
+    flat = np.concatenate([np.zeros(0), *(step[one.name].reshape(-1) for one in layout.specs)])
     with np.errstate(over="ignore", invalid="ignore"):
         norm = math.sqrt(float(np.dot(flat, flat)))
     if not math.isfinite(norm):
@@ -90,7 +90,7 @@ def make_private_vector(layout: PrivateLayout, step: Tensors, seed: int) -> Arra
         length = int(np.dot(codes, codes))
         if length <= layout.steps**2:
             break
-        exact = exact * (layout.steps / math.sqrt(length) * _LESS)
+        exact = exact * (layout.steps / math.sqrt(length))
     else:
         codes = np.trunc(exact).astype(np.int64)
     return codes.astype(layout.dtype)

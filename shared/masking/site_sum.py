@@ -59,7 +59,7 @@ def write_site_sum(layout: VectorLayout, total: GroupSum, base: str) -> Packed:
     figures = b"".join(figure.to_bytes(_FIGURE_BYTES, "little") for figure in total.figures)
     codes = total.codes.astype(_code_type(layout, total.devices)).tobytes()
     raw = _MAGIC + bytes.fromhex(base) + total.devices.to_bytes(_COUNT_BYTES, "little") + figures + codes
-    blob = zstandard.ZstdCompressor(level=ZSTD_LEVEL_OF_DELTAS, write_content_size=True).compress(raw)
+    blob = zstandard.ZstdCompressor(level=ZSTD_LEVEL_OF_DELTAS).compress(raw)
     return Packed(blob, len(raw), SUM_ENCODING)
 
 

@@ -32,7 +32,6 @@ MAX_EPSILON = 1e6
 """An epsilon beyond it is reported as infinite: it bounds nothing that anybody could use."""
 
 _ASYMPTOTIC = 25.0  # exp(x**2) overflows soon after
-_STEPS = 200  # bisections; float64 has fewer bits
 
 
 def mu_of(noise_multiplier: float, rounds: int = 1) -> float:
@@ -66,7 +65,9 @@ def epsilon_of(mu: float, delta: float) -> float:
     _check_delta(delta)
     if delta_of(mu, MAX_EPSILON) > delta:
         return math.inf
-    return _bisect(lambda epsilon: delta_of(mu, epsilon) <= delta, 0.0, MAX_EPSILON)
+    if delta_of(mu, 0.0) <= delta:
+        return 0.0
+    return bisect(lambda epsilon: delta_of(mu, epsilon) <= delta, 0.0, MAX_EPSILON)
 
 
 def mu_for(epsilon: float, delta: float) -> float:
@@ -75,7 +76,7 @@ def mu_for(epsilon: float, delta: float) -> float:
     if not 0 < epsilon <= MAX_EPSILON:
         raise ValueError(f"epsilon {epsilon} must be above 0 and at most {MAX_EPSILON:g}")
     top = math.sqrt(2 * epsilon) + 100.0  # delta is 0.5 or more at mu = sqrt(2 epsilon)
-    return top - _bisect(lambda less: delta_of(top - less, epsilon) <= delta, 0.0, top)
+    return top - bisect(lambda less: delta_of(top - less, epsilon) <= delta, 0.0, top)
 
 
 def noise_multiplier_for(epsilon: float, delta: float, rounds: int) -> float:
@@ -114,14 +115,19 @@ def _check_delta(delta: float) -> None:
         raise ValueError(f"delta {delta} must be above 0 and below 1")
 
 
-def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the least value at which `holds`, which is false below and true above it; `holds(high)` is true."""
-    if holds(low):
-        return low
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
+def bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the least number at which a condition holds.
+
+    Args:
+        holds: The condition; it changes once between `low` and `high`.
+        low: A number at which it does not hold.
+        high: A greater number, at which it holds.
+
+    Example:
+        >>> bisect(lambda value: value * value >= 2.0, 0.0, 2.0)
+        1.4142135623730951
+    """
+    while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 

@@ -26,12 +26,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedpatch.shared.privacy.gaussian import MAX_EPSILON, compose, epsilon_of, mu_of
+from fedpatch.shared.privacy.gaussian import MAX_EPSILON, bisect, compose, epsilon_of, mu_of
 
 ORDERS = (*range(2, 129), *(round(128 * 1.05**power) for power in range(1, 101)))
 """Orders of the divergence. A strong epsilon, or much noise, needs the high ones."""
 
-_STEPS = 200  # bisections
+_MOST_NOISE = 1e6
 _LONGEST_SUM = 2**15 - 1
 _TAIL = 9.0
 """Standard deviations of one device's share of the noise, for each unit of noise_multiplier * steps, that a sum has room for:
@@ -118,16 +118,13 @@ def skellam_noise_for(epsilon: float, delta: float, rounds: int, steps: int) -> 
     Raises:
         ValueError: No noise of less than a million keeps this epsilon.
     """
-    low, high = 0.0, 1e6
-    if epsilon_of_releases({Release(high, steps): rounds}, delta) > epsilon:
-        raise ValueError(f"no noise multiplier below {high:g} keeps epsilon {epsilon} at delta {delta}")
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        keeps = epsilon_of_releases({Release(middle, steps): rounds}, delta) <= epsilon
-        low, high = (low, middle) if keeps else (middle, high)
-    return high
+
+    def keeps(noise_multiplier: float) -> bool:
+        return epsilon_of_releases({Release(noise_multiplier, steps): rounds}, delta) <= epsilon
+
+    if not keeps(_MOST_NOISE):
+        raise ValueError(f"no noise multiplier below {_MOST_NOISE:g} keeps epsilon {epsilon} at delta {delta}")
+    return bisect(keeps, 0.0, _MOST_NOISE)
 
 
 def steps_of(noise_multiplier: float, group_max: int) -> int:

@@ -277,7 +277,7 @@ def _check_length(found: int, expected: int, spec: TensorSpec, rule: EncodingRul
 
 def _values(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) -> Array:
     """Return the values that travelled, in a new array of the dtype of `base`."""
-    values = _decoded(data, base if rule.delta else None, base.size, rule, base.dtype)
+    values = _decoded(data, base, rule)
     if rule.delta and rule.kind != "levels":
         values = np.add(base, values, out=values) if values.dtype == base.dtype else base + values
     if spec.never_negative:
@@ -295,28 +295,24 @@ def feedback_share(spec: TensorSpec, encoding: str, seed: bytes) -> Array:
 
     Returns:
         1 everywhere; in an encoding of a subset WAITING_SHARE for the values that are left out, and 0 for those that travel.
-        The array has the tensor's shape, in `wide` of its dtype.
+        The array has the tensor's shape, in float32.
     """
-    rule, size, dtype = rule_of(encoding, spec), math.prod(spec.shape), wide(spec.dtype)
     if encoding not in KEEP:
-        return np.ones(spec.shape, dtype)
-    if rule is None or rule.keep == 1:
-        return np.zeros(spec.shape, dtype)
-    found = np.full(size, WAITING_SHARE, dtype)
-    found[_places(spec, rule, seed)] = 0
+        return np.ones(spec.shape, np.float32)
+    rule, found = rule_of(encoding, spec), np.full(math.prod(spec.shape), WAITING_SHARE, np.float32)
+    found[slice(None) if rule is None else _places(spec, rule, seed)] = 0
     return found.reshape(spec.shape)
 
 
-def _decoded(data: memoryview, base: Array | None, size: int, rule: EncodingRule, dtype: np.dtype[Any]) -> Array:
+def _decoded(data: memoryview, base: Array, rule: EncodingRule) -> Array:
     if rule.kind == "bf16":
         return from_bf16(data)
     if rule.kind == "codes":
-        begin = len(data) - _code_bytes(rule, size)
+        begin = len(data) - _code_bytes(rule, base.size)
         scales, codes = np.frombuffer(data[:begin], "<f4"), data[begin:]
-        integers = np.frombuffer(codes, np.int8) if rule.top > INT4_TOP else from_nibbles(codes, size)
-        return from_codes(scales, integers, rule.block, dtype)
-    assert base is not None
-    return from_levels(struct.unpack("<h", data[:2])[0], np.frombuffer(data[2:], np.uint8), base, dtype)
+        integers = np.frombuffer(codes, np.int8) if rule.top > INT4_TOP else from_nibbles(codes, base.size)
+        return from_codes(scales, integers, rule.block, base.dtype)
+    return from_levels(struct.unpack("<h", data[:2])[0], np.frombuffer(data[2:], np.uint8), base, base.dtype)
 
 
 def _bytes_of(rule: EncodingRule, size: int) -> int:

@@ -126,7 +126,7 @@ def step_with_feedback(
 
 
 def _left(intended: Array, decoded: Array, share: Array) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(invalid="ignore"):
         error = (intended - decoded) * share
         return np.where(np.isfinite(error), error, 0).astype(intended.dtype)
 

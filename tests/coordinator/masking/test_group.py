@@ -205,15 +205,34 @@ class TestMessages:
         group.end_unmasking()
         assert group.state is GroupState.OPEN
 
+    def test_reveal_of_the_last_member_starts_a_search(self):
+        """Eight reveals, five right ones, threshold five: a search follows the 5th, 6th and 7th reveal, then the last one."""
+        group = Members().share(names(8)).revealed(8, wrong=set(names(3)))
+        assert (group.state, group.offenders) == (GroupState.OPEN, frozenset(names(3)))
+
+
+class TestInbox:
+    def test_inbox_has_the_boxes_of_the_other_members_of_the_masking_set(self):
+        group = Members().share(names(6)).group
+        sent = [group.shares[name].boxes[1] if name in group.masking else b"" for name in group.members]
+        assert group.inbox("pi-01").boxes == tuple(sent)
+        assert [bool(box) for box in sent] == [True, False, *[True] * 4, False, False]
+
 
 class TestCalls:
-    def test_result_of_a_group_that_is_not_open_raises(self):
-        with pytest.raises(IllegalTransition):
-            Members().share(names(8)).group.result()
+    def test_lost_group_stays_lost_also_with_enough_reveals(self):
+        members = Members().share(names(8))
+        group = members.revealed(5, wrong={"pi-00"})
+        group.add_reveal("pi-05", members.reveal("pi-05"))
+        group.lose()
+        group.open(last=True)
+        assert group.state is GroupState.LOST
 
-    def test_unmasking_before_the_reported_set_is_fixed_raises(self):
-        with pytest.raises(IllegalTransition):
-            Members().share(names(8)).group.begin_unmasking()
+    @pytest.mark.parametrize("call", ["end_sharing", "begin_unmasking", "result"])
+    def test_call_out_of_order_raises_with_its_name_and_the_state(self, call):
+        group = Members().share(names(8)).group
+        with pytest.raises(IllegalTransition, match=f": {call} in shared, needs "):
+            getattr(group, call)()
 
     def test_group_that_still_shares_keys_when_collecting_ends_is_lost(self):
         members = Members()

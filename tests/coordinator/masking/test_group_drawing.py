@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.masking.group_drawing import draw_groups, largest_group
+from fedpatch.coordinator.masking.group_drawing import draw_groups, group_sizes, largest_group
 
 SIZES = st.integers(2, 64).flatmap(lambda size: st.tuples(st.just(size), st.integers(2, size)))
 
@@ -30,6 +30,18 @@ def test_groups_are_a_partition_of_equal_sizes_within_the_limits(count, sizes, s
     assert least <= min(lengths)
     assert max(lengths) <= largest_group(size, least)
     assert all(group == sorted(group) for group in groups)
+
+
+@given(SIZES)
+def test_largest_group_is_the_greatest_size_that_occurs(sizes):
+    size, least = sizes
+    found = {length for count in range(least, 3 * size) for length in group_sizes(count, size=size, least=least)}
+    assert max(found) == largest_group(size, least)
+
+
+@pytest.mark.parametrize("least", [2, 8])
+def test_so_many_devices_as_the_least_group_are_one_group(least):
+    assert draw_groups(devices(least), 0, 1, size=least, least=least) == [devices(least)]
 
 
 @given(st.integers(0, 100), st.integers(2, 20), st.data())

@@ -9,8 +9,21 @@ import pytest
 
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
+from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest
-from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
+from fedpatch.shared.wire.masking_messages import (
+    GroupMember,
+    Inbox,
+    MaskingKeys,
+    Reveal,
+    Roster,
+    Shares,
+    ThresholdRule,
+    Unmask,
+)
+from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
+from tests.support.identities import Certified
 from tests.support.masked_group import (
     NAME,
     Killed,
@@ -91,6 +104,25 @@ def test_repeated_messages_have_the_same_answers_also_after_a_restart():
     assert device.take(group.unmask(ALL)).body == reveal
 
 
+def test_answer_whose_state_could_not_be_written_is_repeated_with_the_state():
+    def repeated(body):
+        with pytest.raises(Killed):
+            device.take(body, die="write")
+        return device.take(body)
+
+    group = keyed()
+    group.share(range(1, SIZE))
+    device = group.devices[0]
+    shares = repeated(group.roster)
+    device.reboot()
+    assert (shares.state, device.state.phase) == (device.state, MaskingPhase.SHARED)
+    group.shares[0] = shares.body
+    group.distribute(ALL)
+    reveal = repeated(group.unmask(ALL))
+    device.reboot()
+    assert (reveal.state, device.state.phase) == (device.state, MaskingPhase.REVEALED)
+
+
 def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
     """Neither the disk nor the memory has them: a later owner of the device learns the revealed shares alone."""
     group = ready()
@@ -100,6 +132,7 @@ def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
     assert all(secret in device.disk for secret in secrets)
     device.take(group.unmask(ALL))
     assert not any(secret in device.disk for secret in secrets)
+    assert (device.state.boxes, device.state.own_shares) == ((), b"")
     assert not device.rounds.is_ready
     assert "erased" in refused(device, group.roster)
     assert device.rounds.note_update("ab" * 32) is None
@@ -119,8 +152,101 @@ def test_reveal_has_one_share_of_each_member_of_the_masking_set():
     inbox = group.devices[0].state.inbox
     reveal = group.devices[0].take(group.unmask(frozenset({0, 1, 2}))).body
     assert [len(share) for share in reveal.shares] == [33, 33, 33, 0, 33]
+    assert inbox[3] == b""
     assert (reveal.shares[1], reveal.shares[4]) == (inbox[1][:33], inbox[4][33:])
     check_transcript(group.devices, [group.group])
+
+
+def test_reveal_in_a_group_of_more_than_eight_follows_all_bytes_of_the_bitmap():
+    group = PlayedGroup.of(9)
+    group.share()
+    members = frozenset(range(9))
+    group.distribute(members)
+    inbox = group.devices[8].state.inbox
+    assert inbox is not None
+    assert group.reveals(members - {1}, [8])[8] == tuple(
+        pair[33:] if index == 1 else pair[:33] for index, pair in enumerate(inbox)
+    )
+
+
+def test_group_of_the_least_size_of_the_terms_shares():
+    group = PlayedGroup.of(2)
+    group.share()
+    assert [device.state.phase for device in group.devices] == [MaskingPhase.SHARED] * 2
+
+
+def test_masks_are_those_of_the_pairs_of_the_masking_set_also_after_a_restart():
+    group = shared()
+    masking = frozenset({0, 1, 3, 4})
+    group.distribute(masking)
+    masks = [group.devices[index].rounds.masks() for index in sorted(masking)]
+    own, pairs = {one[0].seed for one in masks}, [mask.seed for one in masks for mask in one[1:]]
+    assert (len(own), len(pairs), len(set(pairs))) == (4, 12, 6)
+    group.devices[0].reboot()
+    assert group.devices[0].rounds.masks() == masks[0]
+
+
+# ---- noise
+
+
+def test_noise_of_as_many_devices_as_must_reveal_has_the_variance_of_the_terms():
+    group, terms = ready(), PrivacyTerms(SKELLAM, 1.5, 1.0, 1e-5, SIZE, steps=40)
+    noises = [device.rounds.noise(terms) for device in group.devices]
+    assert [noise.variance for noise in noises] == [pytest.approx(60**2 / 3)] * SIZE
+    assert len({noise.seed for noise in noises}) == SIZE
+
+
+def test_noise_is_the_same_after_a_restart():
+    device, terms = ready().devices[0], PrivacyTerms(SKELLAM, 1.5, 1.0, 1e-5, SIZE, steps=40)
+    noise = device.rounds.noise(terms)
+    device.reboot()
+    assert device.rounds.noise(terms) == noise
+
+
+# ---- signed keys
+
+
+STRICT = request_of(terms_of(3, strict=True, threshold=ThresholdRule.TWO_THIRDS))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """Three devices with certificates."""
+    return Certified(tmp_path_factory.mktemp("ca"), "kitchen").make("pi-00", "pi-01", "pi-02")
+
+
+def signing(fleet, name):
+    files = CertificateFiles.of(fleet.files(name), name, "kitchen")
+    return MaskingRounds(name, random.Random(name).randbytes, certificates=files)
+
+
+def signed_roster(fleet):
+    """The first of three devices with a roster of signed keys."""
+    rounds = [signing(fleet, f"pi-{index:02}") for index in range(3)]
+    members = [GroupMember(f"pi-{index:02}", one.begin(NAME, STRICT)) for index, one in enumerate(rounds)]
+    return rounds[0], Roster(0, 3, tuple(members))
+
+
+def test_device_shares_with_members_whose_keys_are_signed(fleet):
+    rounds, roster = signed_roster(fleet)
+    assert isinstance(rounds.handle(NAME, roster).body, Shares)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_roster_with_a_member_whose_keys_are_not_signed_is_refused(fleet, place):
+    rounds, roster = signed_roster(fleet)
+    members = list(roster.members)
+    members[place] = replace(members[place], keys=replace(members[place].keys, signature=b""))
+    answer = rounds.handle(NAME, replace(roster, members=tuple(members)))
+    assert answer.body is None
+    assert f"pi-{place:02} are not signed" in answer.problem
+
+
+def test_device_without_a_certificate_begins_no_round_of_signed_keys():
+    rounds = MaskingRounds("pi-00", random.Random(0).randbytes)
+    with pytest.raises(WireError, match="no certificate"):
+        rounds.begin(NAME, STRICT)
+    assert rounds.state is None
 
 
 # ---- refused
@@ -252,6 +378,11 @@ def test_second_masked_update_under_the_same_keys_is_not_sent():
     assert rounds.note_update("cd" * 32) is None
 
 
+def test_update_before_the_masking_set_is_known_is_not_sent():
+    assert MaskingRounds("pi-00", random.Random(0).randbytes).note_update("ab" * 32) is None
+    assert shared().devices[0].rounds.note_update("ab" * 32) is None
+
+
 def test_device_whose_request_differs_shares_nothing_with_its_group():
     """Its context is another one, so no box of it opens, and none for it does."""
     group = keyed()
@@ -336,7 +467,8 @@ def test_messages_have_one_entry_for_each_member():
     reveal = group.devices[0].take(group.unmask(ALL)).body
     assert isinstance(shares, Shares)
     assert isinstance(reveal, Reveal)
-    assert len(shares.boxes) == len(reveal.shares) == SIZE
+    assert len(reveal.shares) == SIZE
+    assert [bool(box) for box in shares.boxes] == [False, *[True] * (SIZE - 1)]
     digest = request_digest(NAME.task, NAME.run, NAME.round, REQUEST)
     assert shares.context == MaskingGroup.of_roster(digest, Roster(0, 3, group.roster.members)).context
     assert RoundName(NAME.task, NAME.run, NAME.round) == NAME

@@ -19,6 +19,11 @@ def test_messages_of_a_group_of_three_are_these_bytes():
     group.distribute(ALL)
     vectors = [np.arange(8, dtype=np.uint8) * (index + 1) for index in range(3)]
     masked = [device.masked(vector) for device, vector in zip(group.devices, vectors, strict=True)]
+    assert [[mask.sign for mask in device.rounds.masks()] for device in group.devices] == [
+        [1, 1, 1],
+        [1, -1, 1],
+        [1, -1, -1],
+    ]
     reported = frozenset({0, 1})
     reveals = group.reveals(reported, reported)
     opening = group.open(ALL, reported, reveals)

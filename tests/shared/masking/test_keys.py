@@ -13,6 +13,7 @@ from fedpatch.shared.masking.keys import (
     _agree,
     _derive,
     commitment_to,
+    is_available,
     keystream,
     open_box,
     pair_mask_seed,
@@ -93,10 +94,20 @@ def test_public_key_of_small_order_is_a_wire_error(point):
         pair_mask_seed(ALICE, point, CONTEXT)
 
 
+def test_cryptography_is_available_where_it_is_installed(monkeypatch):
+    assert is_available()
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert not is_available()
+
+
 def test_secrets_are_not_in_their_text():
     secrets = SecretKeys.new(lambda count: b"\x2a" * count)
     assert "2a" not in repr(secrets)
     assert "*" not in repr(secrets)
+
+
+def test_erased_secrets_have_no_bytes():
+    assert not any(vars(SecretKeys.erased()).values())
 
 
 @pytest.mark.slow

@@ -39,6 +39,12 @@ def test_shares_of_different_secrets_rebuild_neither():
     assert join_shares({0: one[0], 1: other[1]}) not in (b"\x01" * 32, b"\x02" * 32)
 
 
+@pytest.mark.parametrize("number", [2**256, 2**256 + 1, PRIME - 1])
+def test_shares_that_lead_to_more_than_32_bytes_are_no_secret(number):
+    assert join_shares({0: number.to_bytes(33)}) is None
+    assert join_shares({0: (2**256 - 1).to_bytes(33)}) == b"\xff" * 32
+
+
 def test_prime_is_the_least_above_two_to_the_256():
     """By Fermat's test to several bases; the numbers between are composite."""
 

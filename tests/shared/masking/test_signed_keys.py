@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
@@ -110,6 +114,16 @@ def test_key_that_cannot_sign_is_refused(fleet):
         sign_keys("pi-1", KEYS, REQUEST, certificate=certificate, private_key=key)
     with pytest.raises(WireError, match="cannot be read"):
         sign_keys("pi-1", KEYS, REQUEST, certificate=certificate, private_key=b"")
+
+
+def test_certificate_that_does_not_fit_into_a_message_is_refused():
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "o" * 60) for _ in range(9)])
+    begin, end = (datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (-1, 1))
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end).sign(key, SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with pytest.raises(WireError, match=f"pi-1 has {len(certificate.public_bytes(Encoding.DER))} bytes"):
+        sign_keys("pi-1", KEYS, REQUEST, certificate=certificate.public_bytes(Encoding.PEM), private_key=private)
 
 
 def test_signed_roster_of_64_devices_with_the_longest_names_fits_into_a_message(tmp_path: Path):

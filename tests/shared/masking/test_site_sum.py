@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from fedpatch.shared.masking.site_sum import LARGEST_SUM, most_devices, read_sit
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-from fedpatch.shared.tensors.packing import Packed
+from fedpatch.shared.tensors.packing import Packed, decompress
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.support.examples import examples
@@ -107,9 +108,25 @@ def refused(layout: VectorLayout, blob: bytes, raw_bytes: int, base: str = BASE)
     return found.value.reason
 
 
-def test_sum_of_another_model_is_refused():
+def test_sum_of_another_model_is_refused_with_the_first_digits_of_both():
     layout, packed = packed_sum()
-    assert refused(layout, packed.blob, packed.raw_bytes, "cd" * 32) == RefuseReason.WRONG_BASE
+    with pytest.raises(UpdateRefused, match=f" {'ab' * 6}, this round's is {'cd' * 6}$") as found:
+        read_site_sum(layout, packed.blob, raw_bytes=packed.raw_bytes, base="cd" * 32)
+    assert found.value.reason == RefuseReason.WRONG_BASE
+
+
+def test_sum_of_a_layout_without_values_travels():
+    layout = VectorLayout(Schema(()), terms_of(12, grid=b""))
+    total = GroupSum(3, np.zeros(0, np.int64), tuple(range(len(layout.figures))))
+    assert_same(travelled(layout, total), total)
+
+
+def test_sum_of_mostly_small_values_takes_fewer_bytes_than_at_the_default_level_of_zstd():
+    schema = Schema((TensorSpec("w", (200, 100), "float32", "weight"),))
+    layout = VectorLayout(schema, terms_of(12))
+    codes = np.random.default_rng(0).normal(0, 0.6, layout.num_values).astype(np.int64)
+    packed = write_site_sum(layout, GroupSum(3, codes, (0,) * len(layout.figures)), BASE)
+    assert len(packed.blob) < len(zstandard.compress(decompress(packed.blob, packed.raw_bytes)))
 
 
 @given(st.data())

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import fedpatch.shared.masking.opening as opening
 from fedpatch.shared.masking.keys import seal_box
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.masking.opening import OpeningFailed
+from fedpatch.shared.masking.secret_sharing import join_shares
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from tests.support.examples import examples
 from tests.support.masked_group import PlayedGroup, check_transcript, request_of, terms_of
@@ -111,14 +113,46 @@ def test_wrong_share_does_not_change_the_sum_and_blames_nobody(member, liar):
     assert add_masks(total, opening.masks).tolist() == [6] * SIZE
 
 
-def test_sender_of_wrong_shares_of_most_members_is_named():
+@pytest.mark.parametrize(("count", "named"), [(3, set()), (4, {2})])
+def test_sender_of_wrong_shares_of_more_than_half_of_the_members_is_named(count, named):
     group = PlayedGroup.of(6)
     group.share()
     group.distribute(ALL_OF_SIX)
     reveals = group.reveals(ALL_OF_SIX, range(6))
-    for member in range(4):
+    for member in range(count):
         reveals = with_wrong_share(reveals, 2, member)
-    assert group.open(ALL_OF_SIX, ALL_OF_SIX, reveals).wrong == {2}
+    assert group.open(ALL_OF_SIX, ALL_OF_SIX, reveals).wrong == named
+
+
+def test_member_whose_share_was_wrong_is_tried_last(monkeypatch):
+    """Of twelve members one lies about each: only the first secret takes several subsets."""
+    size, tried = 12, []
+    group = PlayedGroup.of(size)
+    group.share()
+    everybody = frozenset(range(size))
+    group.distribute(everybody)
+    reveals = group.reveals(everybody, range(size))
+    for member in range(size):
+        reveals = with_wrong_share(reveals, 0, member)
+
+    def counted(shares):
+        tried.append(shares)
+        return join_shares(shares)
+
+    monkeypatch.setattr(opening, "join_shares", counted)
+    assert group.open(everybody, everybody, reveals).wrong == {0}
+    assert sum(0 in shares for shares in tried) + size <= len(tried) + 1 < 2 * size
+
+
+def test_too_few_right_shares_among_all_members_open_nothing():
+    group = PlayedGroup.of(6)
+    group.share()
+    group.distribute(ALL_OF_SIX)
+    reveals = group.reveals(ALL_OF_SIX, range(6))
+    for liar in range(3):
+        reveals = with_wrong_share(reveals, liar, 5)
+    with pytest.raises(OpeningFailed, match="no 4 of 6 shares lead to the secret of pi-05"):
+        group.open(ALL_OF_SIX, ALL_OF_SIX, reveals)
 
 
 def test_members_that_deal_wrong_shares_cannot_get_another_one_blamed():

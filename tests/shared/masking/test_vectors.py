@@ -111,7 +111,9 @@ def test_value_beyond_the_range_is_cut_off_and_kept_as_residual():
     step = {"fc.weight": np.full((5, 7), -0.75, "f4"), "bn.running_mean": np.full(5, 0.75, "f4")}
     vector = vector_of(layout, step)
     total = summed(layout, [vector])
-    assert np.allclose(mean_step(layout, total)["fc.weight"], -0.5)
+    mean = mean_step(layout, total)
+    assert np.allclose(mean["fc.weight"], -0.5)
+    assert np.allclose(mean["bn.running_mean"], 0.5)
     assert np.allclose(vector.residual["fc.weight"], -0.25)
     assert "bn.running_mean" not in vector.residual
     assert read_report(layout, total).clipped_values == 40
@@ -157,6 +159,48 @@ def test_weight_is_the_number_of_examples_up_to_the_cap():
     total = summed(layout, [vector_of(layout, step_of(1), report=replace(REPORT, num_examples=70))])
     report = read_report(layout, total)
     assert (report.weight, report.num_examples) == (50, 70)
+
+
+def test_mean_step_of_one_device_above_the_weight_cap_is_its_step():
+    layout, report = layout_of(bits=16, weight_cap=50, ranges=(1.0, 1.0)), replace(REPORT, num_examples=70)
+    mean = mean_step(layout, summed(layout, [vector_of(layout, step_of(1), report=report)]))
+    np.testing.assert_allclose(mean["fc.weight"], step_of(1)["fc.weight"], atol=1 / layout.top)
+
+
+@pytest.mark.parametrize(("beyond", "clipped"), [(False, 0), (True, 35)])
+def test_value_at_its_range_is_not_clipped_and_the_next_one_is(beyond, clipped):
+    layout = layout_of(ranges=(12.0, 12.0))
+    assert layout.top == 12
+    value = np.nextafter(np.float32(12), np.float32(13)) if beyond else np.float32(12)
+    step = {"fc.weight": np.full((5, 7), value), "bn.running_mean": np.zeros(5, "f4")}
+    assert read_report(layout, summed(layout, [vector_of(layout, step)])).clipped_values == clipped
+
+
+def test_mean_and_spread_of_each_tensor_are_its_own():
+    """Of a scalar and of an empty tensor too."""
+    shapes = {"a": (), "b": (0,), "c": (4,), "d": (2, 3)}
+    schema = Schema(tuple(TensorSpec(name, shape, "float32", "weight") for name, shape in shapes.items()))
+    terms = terms_of(2, bits=16, grid=write_grid((1.0, 1.0, 2.0, 0.5)), clip=1e6, weight_cap=100)
+    layout, values = VectorLayout(schema, terms), {"a": 0.25, "b": 0.0, "c": -0.5, "d": 0.125}
+    step = {name: np.full(shape, values[name], "f4") for name, shape in shapes.items()}
+    total = summed(layout, [vector_of(layout, step)])
+    for name, found in mean_step(layout, total).items():
+        assert found.shape == shapes[name]
+        np.testing.assert_allclose(found, values[name], atol=2 / layout.top)
+    assert read_report(layout, total).spreads == pytest.approx((0.25, 0.0, 0.25, 0.25), rel=1e-4)
+
+
+def test_step_of_zeros_is_a_vector_of_zeros():
+    layout = layout_of()
+    total = summed(layout, [vector_of(layout, {name: 0 * values for name, values in step_of(1).items()})])
+    assert not total.codes.any()
+    assert read_report(layout, total).norm == 0
+
+
+def test_device_with_one_example_has_a_mean():
+    layout = layout_of(bits=16, weight_cap=1, ranges=(1.0, 1.0))
+    total = summed(layout, [vector_of(layout, step_of(1), report=replace(REPORT, num_examples=1))])
+    np.testing.assert_allclose(mean_step(layout, total)["fc.weight"], step_of(1)["fc.weight"], atol=1 / layout.top)
 
 
 @given(st.integers(0, 2**40 - 1), st.sampled_from([40, 52]))
@@ -208,6 +252,20 @@ def test_mean_that_nobody_measured_is_none():
     assert found.means["gain"] is None
 
 
+def test_device_that_neither_gains_nor_loses_is_counted_as_neither():
+    layout, report = layout_of(), replace(REPORT, user_accuracy_before=0.5, user_accuracy_independent=0.5)
+    found = read_report(layout, summed(layout, [vector_of(layout, step_of(1), report=report)]))
+    assert found.means["gain"] == pytest.approx(0, abs=1e-6)
+    assert (found.gaining, found.losing) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"), [(-9.0, 0), (-1.0, 0), (-0.76, 0), (-0.75, 1), (1.0, 8), (2.99, 15), (3.0, 15), (9.0, 15)]
+)
+def test_bins_divide_the_range_of_the_metric_into_sixteen(value, place):
+    assert device_vector.bin_of(value, MetricTerms("score", "max", -1.0, 3.0)) == place
+
+
 def test_gain_of_an_error_has_the_other_sign():
     layout, error = layout_of(), MetricTerms("error", "min", 0.0, 1.0)
     report = replace(REPORT, user_accuracy_before=0.2, user_accuracy_independent=0.3)
@@ -216,10 +274,16 @@ def test_gain_of_an_error_has_the_other_sign():
     assert found.gaining == 1
 
 
-@pytest.mark.parametrize(("goal", "expected"), [("max", 1 / 32), ("min", 1 - 1 / 32)])
-def test_worst_tenth_is_read_from_the_histogram(goal, expected):
-    layout = layout_of()
-    accuracies = [0.0, 0.0, *[0.5] * 6, 1.0, 1.0]
+@pytest.mark.parametrize(
+    ("goal", "accuracies", "expected"),
+    [
+        ("max", [0.0, 0.0, *[0.5] * 6, 1.0, 1.0], 1 / 32),
+        ("min", [0.0, 0.0, *[0.5] * 6, 1.0, 1.0], 1 - 1 / 32),
+        ("max", [0.0, 0.25, *[1.0] * 18], 0.25 + 1 / 32),
+    ],
+)
+def test_worst_tenth_is_read_from_the_histogram(goal, accuracies, expected):
+    layout = layout_of(max(10, len(accuracies)))
     vectors = [vector_of(layout, step_of(1), report=replace(REPORT, user_accuracy_before=one)) for one in accuracies]
     found = read_report(layout, summed(layout, vectors))
     assert found.worst_tenth(MetricTerms(goal=goal)) == pytest.approx(expected)
@@ -252,6 +316,12 @@ def test_sum_without_weight_is_refused():
 def test_grid_of_another_number_of_tensors_is_a_wire_error():
     with pytest.raises(WireError, match="3 ranges for 2 floating-point tensors"):
         layout_of(ranges=(1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(("bits", "element_bytes"), [(8, 1), (16, 2)])
+def test_vector_has_the_bytes_of_its_elements(bits, element_bytes):
+    layout = layout_of(bits=bits)
+    assert vector_of(layout, step_of(3)).elements.nbytes == layout.nbytes == element_bytes * layout.size
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -7,10 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.privacy.gaussian import (
+    MAX_EPSILON,
+    _mills_ratio,
+    bisect,
     compose,
     delta_of,
     epsilon_of,
@@ -41,6 +44,25 @@ def test_delta_equals_the_exact_one_to_1e_6_of_its_value(row):
     mu = mu_of(row["noise_multiplier"], row["rounds"])
     for epsilon, expected in row["delta"].items():
         assert delta_of(mu, float(epsilon)) == pytest.approx(expected, rel=1e-6, abs=1e-300)
+
+
+@given(st.floats(2.0, 1e6))
+@example(35.35)
+@example(35.36)
+def test_mills_ratio_equals_its_continued_fraction_to_1e_12(x):
+    """Abramowitz and Stegun 1964, 26.2.14."""
+    fraction = x
+    for term in range(200, 0, -1):
+        fraction = x + term / fraction
+    assert _mills_ratio(x) == pytest.approx(1 / fraction, rel=1e-12, abs=0)
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9), st.floats(0.0, 1.0))
+def test_bisect_returns_the_least_number_at_which_the_condition_holds(one, other, share):
+    low, high = min(one, other), max(one, other)
+    least = min(high, max(math.nextafter(low, math.inf), low + share * (high - low)))
+    if low < high:
+        assert bisect(lambda value: value >= least, low, high) == least
 
 
 ROUNDING = 1e-12
@@ -98,6 +120,16 @@ def test_delta_is_a_probability(mu, epsilon):
     assert 0.0 <= delta_of(mu, epsilon) <= 1.0
 
 
+def test_epsilon_at_the_delta_of_its_limits_is_the_limit():
+    assert epsilon_of(1.0, delta_of(1.0, 0.0)) == 0.0
+    mu = math.sqrt(2 * MAX_EPSILON)
+    assert epsilon_of(mu, delta_of(mu, MAX_EPSILON)) == pytest.approx(MAX_EPSILON, rel=1e-9)
+
+
+def test_release_without_noise_has_a_delta_of_one():
+    assert delta_of(math.inf, 1.0) == 1.0
+
+
 def test_no_release_costs_nothing():
     assert epsilon_of(compose([]), 1e-5) == 0.0
 
@@ -112,6 +144,12 @@ def test_noise_ratio_of_the_2nn_shrinks_with_devices(devices, expected):
     assert noise_ratio(1.588, values=199_210, denominator=devices) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.parametrize("epsilon", [1e-300, MAX_EPSILON])
+def test_mu_at_the_limits_of_epsilon_is_found(epsilon):
+    mu = mu_for(epsilon, 1e-5)
+    assert delta_of(mu, epsilon) <= 1e-5 < delta_of(mu * (1 + 1e-6), epsilon)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -120,6 +158,9 @@ def test_noise_ratio_of_the_2nn_shrinks_with_devices(devices, expected):
         lambda: epsilon_of(1.0, 1.0),
         lambda: mu_for(0.0, 1e-5),
         lambda: noise_multiplier_for(1.0, 1e-5, 0),
+        lambda: mu_for(MAX_EPSILON * 1.01, 1e-5),
+        lambda: mu_for(-1.0, 1e-5),
+        lambda: epsilon_of(1.0, 1.5),
     ],
 )
 def test_argument_out_of_range_raises_value_error(call):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from fedpatch.shared.tensors.error_feedback import (
     residual_name,
     step_with_feedback,
 )
-from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.packing import decoded_as, pack, unpack
 from fedpatch.shared.tensors.quantise import to_bf16
 from fedpatch.shared.tensors.schema import base_name
 from fedpatch.shared.tensors.subset import SEED_BYTES, WAITING_SHARE, round_seed, subset_of
@@ -88,6 +90,12 @@ def test_unpacked_tensors_are_within_the_error_of_their_rules(data, encoding, se
             assert np.array_equal(found[spec.name][waits], base[spec.name][waits])
 
 
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_decoded_as_returns_what_unpack_returns_after_pack(encoding):
+    packed = pack(trained(), MODEL, {}, encoding, base=BASE, seed=5)
+    assert same(decoded_as(trained(), MODEL, encoding, base=BASE, seed=5), reopened(packed, MODEL, BASE))
+
+
 def waiting(spec, rule):
     """Where a value is not in the subset that DRAWN draws."""
     found = np.ones(int(np.prod(spec.shape)), bool)
@@ -123,6 +131,18 @@ def test_pack_with_equal_arguments_gives_equal_bytes(encoding):
     packed = pack(trained(), MODEL, {}, encoding, base=BASE, seed=1)
     assert pack(trained(), MODEL, {}, encoding, base=BASE, seed=1) == packed
     assert (pack(trained(), MODEL, {}, encoding, base=BASE, seed=2) == packed) == (encoding == "delta-bf16")
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_values_of_a_wider_dtype_are_packed_as_those_of_the_schema(encoding, dtype):
+    """Also a value that is infinite in the schema's dtype."""
+    schema = Schema(tuple(TensorSpec(name, (2, 1), dtype, "weight") for name in ("v", "w")))
+    values = {"v": np.array([[1 + 2.0**-12], [1.5]]), "w": np.array([[1e300], [1]])}
+    base = {name: np.ones((2, 1), dtype) for name in values}
+    with np.errstate(over="ignore"):
+        narrow = {name: array.astype(dtype) for name, array in values.items()}
+    assert pack(values, schema, {}, encoding, base=base) == pack(narrow, schema, {}, encoding, base=base)
 
 
 @pytest.mark.parametrize("encoding", DELTAS)
@@ -209,6 +229,26 @@ def test_decode_in_half_precision_adds_in_float32():
     assert rule is not None
     data = np.array([2.0**-11 + 2.0**-30], "<f4").tobytes() + b"\x01"
     assert decode(memoryview(data), np.ones(1, np.float16), spec, rule) == 1
+
+
+def test_decode_of_no_difference_returns_every_bit_of_a_base_in_double_precision():
+    spec = TensorSpec("bn.running_mean", (1,), "float64", "stats")
+    rule, base = rule_of("delta-bf16", spec), np.array([1 / 3])
+    assert rule is not None
+    assert decode(memoryview(bytes(2)), base, spec, rule) == base
+
+
+def test_decode_of_a_difference_takes_the_memory_of_one_result():
+    spec = TensorSpec("w", (10, 20_000), "float32", "weight")
+    rule, base = rule_of("delta-int8", spec), np.zeros(spec.shape, np.float32)
+    assert rule is not None
+    data = encode(base, base, spec, rule, np.random.default_rng(0))
+    assert data is not None
+    tracemalloc.start()
+    decode(memoryview(data), base, spec, rule)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert spec.nbytes <= peak < 1.5 * spec.nbytes
 
 
 def test_decode_of_infinite_and_too_large_values_is_silent():
@@ -330,6 +370,12 @@ def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
             )
 
 
+def test_feedback_share_of_an_encoding_without_subset_is_one_for_each_value_in_float32():
+    share = feedback_share(MATRIX.specs[0], "delta-int4", DRAWN)
+    assert share.tolist() == [[1], [1], [1], [1]]
+    assert share.dtype == np.float32
+
+
 def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding="delta-int4"):
     rng = np.random.default_rng(3)
     base, wanted = {"w": np.zeros(4, np.float32)}, np.zeros(4)
@@ -432,7 +478,12 @@ def test_residual_is_half_of_what_the_subset_leaves_out(data, encoding, seed):
             with np.errstate(over="ignore", invalid="ignore"):
                 intended = (tensors[spec.name] + before[spec.name]).astype(spec.dtype)
                 lacking = ((intended - step.tensors[spec.name]) * share).astype(spec.dtype)
-            assert set(np.unique(share)) <= {0, WAITING_SHARE}
+            rule = rule_of(encoding, spec)
+            assert rule is not None
+            assert share.dtype == np.float32
+            waits = waiting(spec, rule)
+            assert np.array_equal(share, np.where(waits, WAITING_SHARE, 0))
+            assert np.array_equal(step.tensors[spec.name][waits], base[spec.name][waits])
             assert np.array_equal(left, np.where(np.isfinite(lacking), lacking, 0))
             assert not left[share == 0].any()
 

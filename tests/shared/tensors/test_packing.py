@@ -94,6 +94,14 @@ def test_wider_floats_are_brought_to_the_schema():
     assert same(found, {"w": expected})
 
 
+@pytest.mark.parametrize("size", [255, 256, 65_535, 65_536])
+def test_tensor_at_the_bounds_of_the_binary_formats_of_msgpack_comes_back(size):
+    schema = Schema((TensorSpec("mask", (size,), "uint8", "buffer"),))
+    tensors = {"mask": np.arange(size).astype(np.uint8)}
+    _, found = reopened(pack(tensors, schema, {}, "fp32"), schema)
+    assert same(found, tensors)
+
+
 def test_unpacked_tensors_are_writable():
     _, found = reopened(pack(VALUES, MODEL, {}, "fp32+zstd"), MODEL)
     for array in found.values():

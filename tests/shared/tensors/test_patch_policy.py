@@ -13,6 +13,7 @@ from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, UnexpectedTensors, base_name
 from fedpatch.shared.tensors.patch_policy import check_private, names_policy
 from fedpatch.shared.tensors.patches import MAX_TEXT, PatchPolicy, merge, parse_policy, split
+from fedpatch.shared.tensors.schema import Frozen
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
 
 
@@ -168,6 +169,12 @@ def test_policy_without_effect_raises_usage_error(text, complaint):
     """A policy that matches nothing is a mistake: silently keeping nothing private would be worse."""
     with pytest.raises(UsageError, match=complaint):
         parse_policy(text).private_names(PLAIN.with_moments(MOMENTS))
+
+
+def test_pattern_of_frozen_values_alone_names_three_of_them():
+    schema = Schema(MODEL.specs, Frozen(("base.a", "base.b", "base.c", "base.d"), "ab" * 32, 16))
+    with pytest.raises(UsageError, match=r"'base\.\*' matches only frozen .*'base.a', 'base.b', 'base.c' and 1 more"):
+        parse_policy("names:base.*").private_names(schema)
 
 
 def test_all_is_satisfied_by_one_kind_of_value():

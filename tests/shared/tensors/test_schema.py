@@ -23,6 +23,7 @@ from fedpatch.shared.tensors.arrays import (
     require_finite,
     values_digest,
 )
+from fedpatch.shared.tensors.schema import Frozen
 from tests.shared.arbitrary_tensors import schemas
 
 MODEL = Schema(
@@ -255,3 +256,18 @@ def test_spec_is_trainable_or_never_negative_by_role_and_name(spec, trainable, n
 )
 def test_listing_names_five_and_counts_the_rest(count, shown):
     assert listing("fedcba"[-count:]) == shown
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (("a",), "1 tensor (4.1 kB, digest ab12ab12ab12): 'a'"),
+        (("a", "b"), "2 tensors (4.1 kB, digest ab12ab12ab12): "),
+    ],
+)
+def test_text_of_frozen_values_has_their_number_size_and_digest(names, text):
+    assert str(Frozen(names, "ab12" * 16, 4096)).startswith(text)
+
+
+def test_text_of_frozen_values_names_three_of_them():
+    assert str(Frozen(tuple("abcd"), "ab" * 32, 1)).endswith(": 'a', 'b', 'c' and 1 more")
