@@ -16,7 +16,7 @@ import msgpack
 
 from fedpatch.coordinator.aggregation.server_delta import ServerDelta
 from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at
-from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import seal, unseal
 from fedpatch.shared.errors import StateError, StoreUnavailable
 from fedpatch.shared.tensors.packing import Packed
 
