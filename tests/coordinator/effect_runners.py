@@ -22,10 +22,9 @@ from fedpatch.coordinator.rounds.run_events import (
     RunStarted,
 )
 from fedpatch.coordinator.runtime.aggregator import Aggregator
-from fedpatch.coordinator.runtime.connection import REAL
+from fedpatch.coordinator.runtime.connection import REAL, EventQueue
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
-from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec

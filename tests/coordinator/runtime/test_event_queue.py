@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
-from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.connection import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received

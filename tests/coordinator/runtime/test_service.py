@@ -8,7 +8,7 @@ from typing import Any
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
-from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.connection import EventQueue
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
