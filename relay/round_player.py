@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.file_blobs import FileBlobs
@@ -214,8 +215,8 @@ class RoundPlayer:
                 requirements=aggregator.requirements,
                 counters=counters,
                 executor=executor,
-                wake=lambda: connection.event_queue.put(UpdateWritten()),
-                busy=lambda: connection.event_queue.waiting() > 0,
+                wake=partial(connection.event_queue.put, UpdateWritten()),
+                busy=connection.event_queue.waiting,
             )
             runner = EffectRunner(
                 engine,

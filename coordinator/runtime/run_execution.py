@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -482,8 +483,8 @@ def _play_rounds(
             requirements=aggregator.requirements,
             counters=counters,
             executor=stack.enter_context(connection.ports.executor(max(THREADS, blobs.concurrency), "fedpatch-store")),
-            wake=lambda: connection.event_queue.put(UpdateWritten()),
-            busy=lambda: connection.event_queue.waiting() > 0,
+            wake=partial(connection.event_queue.put, UpdateWritten()),
+            busy=connection.event_queue.waiting,
         )
         runner = EffectRunner(
             engine,
