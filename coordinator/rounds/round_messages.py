@@ -15,7 +15,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import check_members, lower_
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
-from fedpatch.coordinator.cohort.offences import is_offence
+from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.cohort.unresponsive_devices import (
     PROBE_S,
     SILENT_S,
@@ -504,7 +504,7 @@ class ActiveRound:
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._uploads.release(device)
         refused = CountEvent(device, "refused", reason, detail)
-        if offends := is_offence("refused", reason):
+        if offends := ("refused", reason) in OFFENCES:
             self.offenders[device] = reason
             self._fleet.exclude_offender(device, reason)
         self.round.handle(device, Event.FAIL, now, reason, leaves=offends)

@@ -9,13 +9,14 @@ import pytest
 
 from fedpatch.coordinator.aggregation.norm_clipping import check_registered
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.cohort.offences import OffenceCounter
+from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
 from fedpatch.coordinator.rounds.run_records import Hold
+from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
@@ -25,7 +26,7 @@ from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryA
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.registry_builders import new_run, seen
-from tests.support.specs import TASK, envelope_of, gone, refusal, sent, there, update
+from tests.support.specs import TASK, envelope_of, gone, refusal, run_spec, sent, there, update
 
 
 @pytest.fixture
@@ -41,9 +42,8 @@ def test_too_many_examples_are_no_offence_and_none_are_one():
         check_registered(1000, 100)
     with pytest.raises(UpdateRefused) as nothing:
         WeightedMean(Schema(())).add({}, 0)
-    conduct = OffenceCounter(1, {})
-    assert not conduct.note("a", "refused", grown.value.reason)
-    assert conduct.note("a", "refused", nothing.value.reason)
+    assert ("refused", grown.value.reason) not in OFFENCES
+    assert ("refused", nothing.value.reason) in OFFENCES
 
 
 def test_hold_keeps_its_reason_and_time(registry):
@@ -113,7 +113,6 @@ def test_offender_is_quarantined_at_the_limit(registry):
     lines: list[str] = []
     quarantine = Quarantine(registry, "kitchen", 2, lines.append)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
-    quarantine.note(CountEvent("pi-2", "refused", "late"))
     assert quarantine.poll(1.0) is None
     quarantine.note(CountEvent("pi-1", "ignored", "not_ours"))
     assert quarantine.poll(3.0) == {"pi-1": QUARANTINED}
@@ -124,6 +123,34 @@ def test_offender_is_quarantined_at_the_limit(registry):
     assert quarantine.poll(5.0) == {}
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
     assert quarantine.poll(7.0) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "offences", "due"),
+    [(1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True), (2, 3, True), (0, 10**6, False)],
+)
+def test_device_is_quarantined_at_the_limit_and_never_with_limit_zero(registry, limit, offences, due):
+    quarantine = Quarantine(registry, "kitchen", limit, print)
+    if offences:
+        quarantine.note(CountEvent("pi-1", "refused", "damaged", times=offences))
+    assert (quarantine.poll(1.0) is not None) is due
+    assert quarantine.held == ({"pi-1": QUARANTINED} if due else {})
+
+
+def test_only_offences_of_a_device_count(registry):
+    quarantine = Quarantine(registry, "kitchen", 3, print)
+    counters = DeviceCounters(registry, "kitchen", run_spec(), quarantine, lambda _: None)
+    for device, what, reason, times in (
+        ("pi-1", "ignored", "not_ours", 2),
+        ("pi-1", "ignored", "over_limit", 9),
+        ("pi-1", "refused", "late", 9),
+        ("pi-2", "declined", "unwilling", 9),
+        ("", "ignored", "not_ours", 9),
+        ("pi-1", "ignored", "not_ours", 1),
+    ):
+        counters.count(CountEvent(device, what, reason, times=times))
+    quarantine.save()
+    assert registry.holds.offences("kitchen") == {"pi-1": 3}
 
 
 def test_release_before_quarantine_forgets_pending_offences(registry):
