@@ -18,7 +18,7 @@ from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
 from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS
 from fedpatch.device_agent.training.local_trainer import CLIENT_OPTIMIZERS
 from fedpatch.shared.tensors.arrays import MOMENTS
-from fedpatch.shared.tensors.quantise import _OCTAVE
+from fedpatch.shared.tensors.encodings import _OCTAVE
 from fedpatch.shared.wire import messages
 from fedpatch.shared.wire.chunked_transfer import (
     ASK_QUIET_S,
