@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.blobs.blob_store import BlobStore
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
