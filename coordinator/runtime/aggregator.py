@@ -26,10 +26,10 @@ from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
-from fedpatch.coordinator.runtime.delta_history import DeltaHistory
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
+from fedpatch.coordinator.storage.delta_history import DeltaHistory
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
@@ -166,7 +166,7 @@ class Aggregator:
         self._prepared = prepared
         self._spec = spec
         self._say = say
-        self._deltas = DeltaHistory(blobs, prepared, spec)
+        self._deltas = DeltaHistory(blobs, prepared.travelling, spec)
         self._explains_bounds = True
         self._bases = KeptBases(blobs, prepared, spec)
         self._private = None
@@ -180,10 +180,11 @@ class Aggregator:
         """
         blob, manifest = pack_model(self.state, self._prepared, self._spec)
         deltas = self._deltas.path_to(self.state, manifest.size_bytes)
-        urls = publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas], chunks=chunks)
+        changes = tuple(delta for _, delta in deltas)
+        steps = [Blob(step, delta.manifest) for step, delta in deltas]
+        urls = publisher.publish(Blob(blob, manifest), steps, chunks=chunks)
         self.base = manifest.digest
         self._bases.keep(self.state.round, self.base, self.state.tensors)
-        changes = tuple(delta for _, delta in deltas)
         return ModelPublished(manifest, changes, self._terms(), self.state.round, self.state.counted, urls)
 
     def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
