@@ -66,9 +66,9 @@ class _Held(Quarantine):
         """The devices that are held back now, each with the kind of the hold."""
         return {**dict.fromkeys(self.circles, DRAINED), **super().held}
 
-    def poll(self, now: float) -> dict[str, str] | None:
+    def poll(self) -> dict[str, str] | None:
         """Return the held devices if those of the operator have changed, else None."""
-        return None if super().poll(now) is None else self.held
+        return None if super().poll() is None else self.held
 
 
 class RoundPlayer:

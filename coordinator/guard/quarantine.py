@@ -1,6 +1,6 @@
 """Quarantine: devices with too many offences get no invitation until the operator releases them.
 
-The operator's commands run in another process and write to the registry, which `Quarantine` reads once a second.
+The operator's commands run in another process and write to the registry, which `Quarantine.poll` reads.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Callable
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.storage.run_registry import Registry
-
-LOOK_EVERY_S = 1.0
 
 
 class Quarantine:
@@ -44,7 +42,6 @@ class Quarantine:
         last = self._holds.last_offences(fleet)
         self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._is_due(device)}
         self._gone: set[str] = set()
-        self._look_at = 0.0
 
     @property
     def held(self) -> dict[str, str]:
@@ -72,11 +69,8 @@ class Quarantine:
         """Forget the offences of a device that the run no longer knows, at the next `poll`, unless that holds it back."""
         self._gone.add(device)
 
-    def poll(self, now: float) -> dict[str, str] | None:
-        """Return the held devices if they have changed since the last call, else None; reads once in LOOK_EVERY_S."""
-        if now < self._look_at:
-            return None
-        self._look_at = now + LOOK_EVERY_S
+    def poll(self) -> dict[str, str] | None:
+        """Return the held devices if they have changed since the last call, else None."""
         changed = self._punish()
         version = self._holds.version()
         if version == self._version and not changed:

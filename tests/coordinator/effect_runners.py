@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs
-from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
+from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
@@ -102,7 +102,6 @@ class Bench:
             counters=counters,
             say=say,
         )
-        self._looks = 0
         self._changes = changes
         self.perform(self.engine.handle(RunStarted(), time.monotonic()))
 
@@ -119,8 +118,7 @@ class Bench:
 
     def look(self) -> None:
         """Some time later: offending devices are quarantined, as by the service."""
-        self._looks += 1
-        held = self.quarantine.poll(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
+        held = self.quarantine.poll()
         if held is not None:
             self.perform(self.engine.handle(HoldsChanged(held), time.monotonic()))
 
