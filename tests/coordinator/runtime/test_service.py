@@ -31,18 +31,23 @@ def test_garbage_of_unknown_devices_is_counted_under_no_name():
 
 
 def test_changes_by_other_processes_are_read_once_a_second():
-    now = 100.0
-    event_queue = EventQueue(lambda: now)
+    clock = SimpleNamespace(now=100.0)
+    event_queue = EventQueue(lambda: clock.now)
     connection: Any = SimpleNamespace(
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=event_queue
     )
     updates = SimpleNamespace(completed=lambda _most: [])
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=updates, run_effect=lambda _: ())
     read_at: list[float] = []
-    revocations: Any = SimpleNamespace(poll=lambda _: read_at.append(now) or frozenset())
+
+    def poll(_members: object) -> frozenset[str]:
+        read_at.append(clock.now)
+        return frozenset()
+
+    revocations: Any = SimpleNamespace(poll=poll)
     view: Any = SimpleNamespace(show=lambda _: None)
     service = Service(asking("a"), performer, connection=connection, publisher=view, view=view, revocations=revocations)
-    for now in (100.0, 100.5, 100.9, 101.0, 101.1, 103.0):
+    for clock.now in (100.0, 100.5, 100.9, 101.0, 101.1, 103.0):
         event_queue.put(UpdateWritten())
         service.step()
     assert read_at == [100.0, 101.0, 103.0]
