@@ -17,9 +17,8 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OFF, OwnerLimits, SecureLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
-from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
