@@ -602,8 +602,9 @@ class Engine:
     def _select(self, number: int) -> RoundStart:
         # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
         spec, meant = self.spec, self._meant()
-        uploading = {device for device in self.carried.works if self._uploads.holds(device)}
-        engaged = self.carried.busy | uploading | self._waiting.keys()
+        works = self.carried.works.items()
+        at_work = {device for device, work in works if work.busy or self._uploads.holds(device)}
+        engaged = at_work | self._waiting.keys()
         room = meant if spec.carry is None else max(0, meant - len(self._waiting) - self._at_carried_work())
 
         def draw_some(devices: Sequence[str]) -> Selection:

@@ -15,7 +15,7 @@ from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregat
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
-from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategies import ServerState, apply_strategy
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
@@ -225,7 +225,7 @@ class Aggregator:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
             self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
-        controls = has_controls(self._prepared.strategy)
+        controls = self._prepared.strategy.has_controls
         folded = aggregate(
             {device: num_examples[device] for device in devices},
             read,
