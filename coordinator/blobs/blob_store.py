@@ -179,6 +179,8 @@ def epoch_folder(leader_epoch: int) -> str:
 class FileBlobs:
     """The blob store of a run in a directory, which need not exist.
 
+    Each file is replaced by one rename, after its bytes are on the disk.
+
     Args:
         directory: The directory.
         modes: Permissions of files, and of directories less the umask.
