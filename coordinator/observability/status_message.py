@@ -308,7 +308,7 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 
 class StatusPublisher:
-    """Publishes a changed status at most once a second, with QoS 0. Nothing depends on it, so the messages of rounds come first.
+    """Publishes a changed status at most once a second, with QoS 0. Messages of rounds come first.
 
     Some brokers close the connection when a client publishes to a topic that it may not write. If three connections end
     within seconds of their first status, the publisher stops for the rest of the run.
