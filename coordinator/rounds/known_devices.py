@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET
 
 from fedpatch.coordinator.cohort.sampling import Standing
-from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
+from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
 from fedpatch.shared.wire.messages import (

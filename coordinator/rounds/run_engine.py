@@ -28,7 +28,6 @@ from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.sampling import Selection, Standing, devices_meant, draw, updates_needed
-from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
     CANNOT_SIGN,
@@ -48,7 +47,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 )
 from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
 from fedpatch.coordinator.rounds.round_messages import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
-from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.round_phases import RETURN_S, STARTING_S
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
     EffectHandler,
