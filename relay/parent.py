@@ -14,13 +14,11 @@ from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.runtime.connection import Ports as SitePorts
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.owner_limits import OFF, OwnerLimits, SecureLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
-from fedpatch.device_agent.policy.quiet_hours import local_now
-from fedpatch.device_agent.policy.secure_terms import OFF, SecureLimits
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager

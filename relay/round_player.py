@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.status_message import StatusMessage
@@ -65,9 +66,9 @@ class _Held(Quarantine):
         """The devices that are held back now, each with the kind of the hold."""
         return {**dict.fromkeys(self.circles, DRAINED), **super().held}
 
-    def poll(self, now: float) -> dict[str, str] | None:
+    def poll(self) -> dict[str, str] | None:
         """Return the held devices if those of the operator have changed, else None."""
-        return None if super().poll(now) is None else self.held
+        return None if super().poll() is None else self.held
 
 
 class RoundPlayer:
@@ -214,8 +215,8 @@ class RoundPlayer:
                 requirements=aggregator.requirements,
                 counters=counters,
                 executor=executor,
-                wake=lambda: connection.event_queue.put(UpdateWritten()),
-                busy=lambda: connection.event_queue.waiting() > 0,
+                wake=partial(connection.event_queue.put, UpdateWritten()),
+                busy=connection.event_queue.waiting,
             )
             runner = EffectRunner(
                 engine,

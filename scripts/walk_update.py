@@ -33,7 +33,7 @@ from unittest import mock
 import numpy as np
 
 from fedpatch.coordinator.runtime import connection, run_execution, service
-from fedpatch.coordinator.runtime.event_queue import Interrupt
+from fedpatch.coordinator.runtime.connection import Interrupt
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import Trained
 from fedpatch.device_agent.runtime import startup

@@ -67,7 +67,7 @@ MAX_SECOND_MOMENT = 1e16
 """The second moment of gradients of 1e8 in each step; no training that makes progress has such."""
 
 # _SLACK allows for rounding: of each step and of the mean in float32, and of second moments to a lower level when they travel
-# (shared.tensors.quantise, eight levels an octave). _FLOOR allows for second moments that are rounded to zero.
+# (shared.tensors.encodings, eight levels an octave). _FLOOR allows for second moments that are rounded to zero.
 _SLACK, _FLOOR = 1.1, 1e-16
 _STEP, _BATCHES = ":step", "num_batches_tracked"
 

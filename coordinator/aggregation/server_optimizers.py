@@ -202,11 +202,6 @@ class Scaffold(ServerOptimizer):
         return self.server_learning_rate * gradient, ()
 
 
-def has_controls(strategy: Strategy) -> bool:
-    """Return whether devices keep control variates by a strategy; then each of them counts alike."""
-    return CONTROL in strategy.moments
-
-
 def add_controls(
     state: ServerState,
     mean: Tensors,

@@ -102,6 +102,11 @@ class Strategy:
     beta_2: ClassVar[float] = 0.999
     epsilon: ClassVar[float] = 1e-7
 
+    @property
+    def has_controls(self) -> bool:
+        """True if devices keep control variates; then each of them counts alike."""
+        return CONTROL in self.moments
+
     def plan(self, learning_rate: float, batch_size: int, epochs: int, steps: int, seed: int) -> TrainPlan:
         """Return LocalUpdate as data.
 

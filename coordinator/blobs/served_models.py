@@ -47,7 +47,7 @@ class ServedModels:
         """Store blobs by digest, delete all others, and return the URLs; none of a blob that the store refuses.
 
         Example:
-            >>> from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+            >>> from fedpatch.coordinator.blobs.blob_store import FileBlobs
             >>> store = FileBlobs(getfixture("tmp_path") / "demo")
             >>> ServedModels(store, "https://cdn.example/demo/{}".format).serve({"ab" * 4: b"model"})
             {'abababab': 'https://cdn.example/demo/abababab'}

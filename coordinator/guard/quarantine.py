@@ -1,6 +1,6 @@
 """Quarantine: devices with too many offences get no invitation until the operator releases them.
 
-The operator's commands run in another process and write to the registry, which `Quarantine` reads once a second.
+The operator's commands run in another process and write to the registry, which `Quarantine.poll` reads.
 """
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fedpatch.coordinator.cohort.offences import OffenceCounter
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.storage.run_registry import Registry
-
-LOOK_EVERY_S = 1.0
 
 
 class Quarantine:
@@ -37,14 +34,14 @@ class Quarantine:
         self._say = say
         self._version = self._holds.version()
         self._held = self._holds.held(fleet)
-        self._counter = OffenceCounter(limit, self._holds.offences(fleet))
+        # Offences since the last release, and those of them that are not written yet, each with the last one.
+        self._counts = self._holds.offences(fleet)
         self._offences: dict[str, tuple[int, str]] = {}
         # Devices that are due for quarantine, with their last offence. A coordinator that was killed after it wrote an offence
         # has left some in the registry.
         last = self._holds.last_offences(fleet)
-        self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._counter.due(device)}
+        self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._is_due(device)}
         self._gone: set[str] = set()
-        self._look_at = 0.0
 
     @property
     def held(self) -> dict[str, str]:
@@ -52,8 +49,9 @@ class Quarantine:
         return dict(self._held)
 
     def note(self, count: CountEvent) -> None:
-        """Note a counted event; the next `poll` or `save` writes offences to the registry."""
-        if count.device and self._counter.note(count.device, count.what, count.reason, count.times):
+        """Note an offence (cohort.offences); the next `poll` or `save` writes it to the registry."""
+        if count.device:
+            self._counts[count.device] = self._counts.get(count.device, 0) + count.times
             before = self._offences.get(count.device, (0, ""))[0]
             self._offences[count.device] = (before + count.times, count.reason)
 
@@ -62,17 +60,17 @@ class Quarantine:
         offences, self._offences = self._offences, {}
         if offences:
             self._holds.offend(self._fleet, offences)
-        self._due |= {device: last for device, (_, last) in offences.items() if self._counter.due(device)}
+        self._due |= {device: last for device, (_, last) in offences.items() if self._is_due(device)}
+
+    def _is_due(self, device: str) -> bool:
+        return 0 < self._limit <= self._counts.get(device, 0)
 
     def forget(self, device: str) -> None:
         """Forget the offences of a device that the run no longer knows, at the next `poll`, unless that holds it back."""
         self._gone.add(device)
 
-    def poll(self, now: float) -> dict[str, str] | None:
-        """Return the held devices if they have changed since the last call, else None; reads once in LOOK_EVERY_S."""
-        if now < self._look_at:
-            return None
-        self._look_at = now + LOOK_EVERY_S
+    def poll(self) -> dict[str, str] | None:
+        """Return the held devices if they have changed since the last call, else None."""
         changed = self._punish()
         version = self._holds.version()
         if version == self._version and not changed:
@@ -85,7 +83,7 @@ class Quarantine:
         due, self._due = self._due, {}
         put = set()
         for device in sorted(due)[: max(0, self._most - len(self._held))]:
-            reason = f"{self._counter.of(device)} offences, the last one: {due[device]}"
+            reason = f"{self._counts.get(device, 0)} offences, the last one: {due[device]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
                 put.add(device)
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
@@ -98,13 +96,13 @@ class Quarantine:
     def _forget(self, gone: set[str]) -> None:
         forgotten = gone - self._held.keys()
         for device in forgotten:
-            self._counter.forget(device)
+            self._counts.pop(device, None)
         if forgotten:
             self._holds.forgive(self._fleet, forgotten)
 
     def _read(self) -> dict[str, str] | None:
         # A released device has no offences any more, also where it was not held back.
-        self._counter = OffenceCounter(self._limit, self._holds.offences(self._fleet))
+        self._counts = self._holds.offences(self._fleet)
         held = self._holds.held(self._fleet)
         if held == self._held:
             return None

@@ -1,20 +1,17 @@
 """Revocations: devices with a revoked certificate take no part in a run, also where the broker still admits them.
 
-The CA's record is read once a second, so that a revocation or a new enrolment takes effect during a run.
+The CA's record is read again during a run, so that a revocation or a new enrolment takes effect.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection
 from pathlib import Path
 
 from fedpatch.coordinator.pki.issued_certificates import INDEX_NAME, Index, read_index
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import StateError
-
-LOOK_EVERY_S = 1.0
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -27,6 +24,9 @@ class Revocations:
     Args:
         directory: Directory of the CA.
         fleet: Name of the fleet.
+
+    Attributes:
+        revoked: Devices whose messages are refused.
 
     Raises:
         StateError: The record cannot be read at the start. A run without it would admit revoked devices.
@@ -41,22 +41,10 @@ class Revocations:
         self._stamp = stamp_of(self._file)
         self.index = self._read()
         self.revoked = self.index.revoked_devices()
-        self._looked_at = -math.inf
         self._logged: set[str] = set()
 
-    def poll(self, members: Collection[str], now: float) -> frozenset[str] | None:
-        """Read the CA's record again where it has changed.
-
-        Args:
-            members: The devices that the run has seen, of which a revocation is logged.
-            now: The run's time, in seconds.
-
-        Returns:
-            The revoked devices, once in LOOK_EVERY_S; None in between.
-        """
-        if now < self._looked_at + LOOK_EVERY_S:
-            return None
-        self._looked_at = now
+    def poll(self, members: Collection[str]) -> frozenset[str]:
+        """Read the CA's record again where it has changed, and return the revoked devices; log those of `members` once."""
         if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()
@@ -65,10 +53,6 @@ class Revocations:
             self._logged.add(device)
             _log.warning("%s was revoked: it gets no more invitations, and its messages are refused", device)
         return frozenset(self.revoked)
-
-    def is_revoked(self, device: str) -> bool:
-        """Return whether messages of this device are refused."""
-        return device in self.revoked
 
     def _read_again(self) -> None:
         try:

@@ -9,7 +9,6 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import UsageError
 
-LOOK_EVERY_S = 1.0
 STOP_FILE = "stop-after-round"
 
 
@@ -22,18 +21,14 @@ class StopRequest:
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / STOP_FILE
-        self._look_at = 0.0
         self._noted = False
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
-    def poll(self, now: float) -> bool:
-        """Return whether the request has come since the last call; looks once in LOOK_EVERY_S seconds."""
-        if self._noted or now < self._look_at:
-            return False
-        self._look_at = now + LOOK_EVERY_S
-        self._noted = self._file.exists()
-        return self._noted
+    def poll(self) -> bool:
+        """Return whether the request has come since the last call."""
+        noted, self._noted = self._noted, self._noted or self._file.exists()
+        return self._noted and not noted
 
 
 def request_stop(state_dir: Path, run: str) -> str:

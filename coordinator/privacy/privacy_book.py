@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from fedpatch.coordinator.blobs.blob_store import Place, blobs_at
-from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import seal, unseal
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.coordinator.aggregation.gaussian_noise import normals, random_bytes_for
-from fedpatch.shared.app.checksummed_file import seal, unseal
-from fedpatch.shared.app.files import refusals_of, sync_directory, write_atomic
+from fedpatch.shared.app.files import refusals_of, seal, sync_directory, unseal, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Array
 

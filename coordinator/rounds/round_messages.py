@@ -15,14 +15,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import check_members, lower_
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
-from fedpatch.coordinator.cohort.offences import is_offence
-from fedpatch.coordinator.cohort.unresponsive_devices import (
-    PROBE_S,
-    SILENT_S,
-    SLOW_BYTES_S,
-    STARTING_S,
-    UnresponsiveDevices,
-)
+from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.rounds.invitations import Invitations
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.masked_round import NO_KEYS, OTHER_KEYS, MaskedRound
@@ -37,7 +30,17 @@ from fedpatch.coordinator.rounds.participant_transitions import (
     RoundStart,
     State,
 )
-from fedpatch.coordinator.rounds.round_phases import CARRIED, NO_ANSWER, Participant, Round
+from fedpatch.coordinator.rounds.round_phases import (
+    CARRIED,
+    NO_ANSWER,
+    PROBE_S,
+    SILENT_S,
+    SLOW_BYTES_S,
+    STARTING_S,
+    Participant,
+    Round,
+    UnresponsiveDevices,
+)
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -83,7 +86,7 @@ KEEP_S = 60.0
 # The pause before an unanswered request is sent again: it or its answer may be lost, as brokers drop from full queues.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# The reason of a participant that fell silent (coordinator.cohort.unresponsive_devices).
+# The reason of a participant that fell silent (UnresponsiveDevices).
 SILENT = "silent"
 
 
@@ -504,7 +507,7 @@ class ActiveRound:
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._uploads.release(device)
         refused = CountEvent(device, "refused", reason, detail)
-        if offends := is_offence("refused", reason):
+        if offends := ("refused", reason) in OFFENCES:
             self.offenders[device] = reason
             self._fleet.exclude_offender(device, reason)
         self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
@@ -667,7 +670,7 @@ class ActiveRound:
         return [effect for device in awaited for effect in self.expel(device, now, SILENT, leaves=False)]
 
     def _is_silent(self, device: str, now: float) -> bool:
-        """Return whether a device is silent by the table of coordinator.cohort.unresponsive_devices."""
+        """Return whether a device is silent by the table of UnresponsiveDevices."""
         since, limit_s = self._unresponsive.since(device), SILENT_S
         match self.round.participants[device].state:
             case State.LOST:

@@ -1,4 +1,4 @@
-"""One round as a state machine: phases, participants, deadlines.
+"""One round as a state machine: phases, participants, deadlines, and signs of life.
 
     SELECTING -> RECRUITING -> COLLECTING -> AGGREGATING -> CLOSED
                       |             |
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from fedpatch.coordinator.cohort.quorum import updates_needed, without
+from fedpatch.coordinator.cohort.sampling import updates_needed, without
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, Event, Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds
 from fedpatch.shared.errors import IllegalTransition
@@ -36,6 +36,15 @@ CARRIED = "carried"
 # Reasons of failed devices that may come back with their work.
 _MAY_RETURN = frozenset({"lost", "silent"})
 _ROUNDING_S = 1e-6
+PROBE_S = 15.0
+# As long as an agent may pause before it connects again, and longer than a broker needs to notice a broken connection.
+SILENT_S = 60.0
+SLOW_BYTES_S = 16_000.0
+# A device that starts loads torch, its task and its data: a minute on a Raspberry Pi, more on a busy machine.
+STARTING_S = 300.0
+# After the quorum there is no time to wait longer for an answer.
+ANSWER_S = 5.0
+UPLOAD_ANSWER_S = 10.0
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
 _HAD_MODEL = frozenset({State.TRAINING, _U, State.REPORTED})
@@ -49,7 +58,7 @@ class RoundPolicy:
     Attributes:
         target: Devices that the round is meant for; more may be invited.
         min_cohort: Devices that must report in any case, 1 or more.
-        quorum: Share of `target` that must report, above 0 and at most 1 (coordinator.cohort.quorum).
+        quorum: Share of `target` that must report, above 0 and at most 1 (coordinator.cohort.sampling).
         recruit_deadline_s: Time to answer the invitation, in seconds from it.
         deadline_s: Time to report, in seconds from the invitation.
         grace_s: Time after the quorum for devices that are still at work, not past the deadline. At the deadline, devices that
@@ -123,7 +132,7 @@ class Round:
         self.expected = 0
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
-        # Participants that do not count any more (coordinator.cohort.quorum).
+        # Participants that do not count any more (coordinator.cohort.sampling).
         self.left: set[str] = set()
         # Participants that `target` does not count (coordinator.rounds.missed_rounds).
         self._absent: frozenset[str] = frozenset()
@@ -471,3 +480,73 @@ class Round:
         marks = accumulate((self._invited_at, *seen, self._closing_at), max)
         recruit, download, train, upload = (b - a for a, b in pairwise(marks))
         return PhaseSeconds(select, recruit, download, train, upload, aggregate)
+
+
+class UnresponsiveDevices:
+    """The last sign of life of each device of a round, and the last message that it must answer.
+
+    Every message, chunk and presence of a device is a sign of life. A device at work that has sent nothing for PROBE_S is sent
+    its work request again. It answers that at once, also while it trains for an hour; a device that does not answer is silent.
+    A round waits for silent devices as long as it waits for other devices. Once only silent devices are left, the round gives
+    up each of them after
+
+    | state | silence |
+    |---|---|
+    | accepted | SILENT_S, and the time of its download at SLOW_BYTES_S: the request may wait behind the model's chunks |
+    | training | SILENT_S |
+    | uploading | STALL_S without a new chunk, even if it sends messages; the wait for an upload slot does not count |
+    | asked again after a restart | SILENT_S, or STARTING_S while its presence is *starting* |
+
+    Times are those of the run's clock, in seconds. `began_at` is the time since which messages can arrive.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.began_at = now
+        self._received_at: dict[str, float] = {}
+        self._asked_at: dict[str, float] = {}
+        self._disconnected = False
+
+    def note_message(self, device: str, now: float) -> None:
+        """Note a sign of life."""
+        self._received_at[device] = now
+
+    def note_request(self, devices: Iterable[str], now: float) -> None:
+        """Note that the devices were sent a message that they answer at once."""
+        self._asked_at.update(dict.fromkeys(devices, now))
+
+    def note_link(self, now: float, *, connected: bool) -> None:
+        """Note the state of the link to the broker.
+
+        Without it no message arrives. After it is back, devices too need time to connect again.
+        """
+        if not connected:
+            self._disconnected = True
+        elif self._disconnected:
+            self._disconnected = False
+            self.began_at = now + SILENT_S / 2
+            self._asked_at.clear()
+
+    def since(self, device: str) -> float:
+        """Return the time of the last sign of life, at least the time since which messages can arrive."""
+        return max(self._received_at.get(device, -math.inf), self.began_at)
+
+    def to_probe(self, devices: Iterable[str], now: float) -> list[str]:
+        """Return those of `devices` whose last sign of life and last request are PROBE_S ago."""
+        last = (self._received_at, self._asked_at)
+        return [device for device in devices if now - max(times.get(device, -math.inf) for times in last) >= PROBE_S]
+
+    def is_mute(self, device: str, now: float, *, uploads: bool = False) -> bool:
+        """Return whether the device has not answered its last request, and had ANSWER_S to do so.
+
+        Args:
+            device: The device.
+            now: The run's time, in seconds.
+            uploads: The device has an upload slot. It gets no request, since it sends a message every few seconds; it is
+                mute after UPLOAD_ANSWER_S without one.
+        """
+        if self._disconnected:
+            return False
+        if uploads:
+            return now - self.since(device) >= UPLOAD_ANSWER_S
+        asked_at = self._asked_at.get(device)
+        return asked_at is not None and self.since(device) < asked_at <= now - ANSWER_S

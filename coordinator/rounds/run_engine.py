@@ -27,9 +27,7 @@ from dataclasses import replace
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
-from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
-from fedpatch.coordinator.cohort.sampling import Selection, draw
-from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
+from fedpatch.coordinator.cohort.sampling import Selection, Standing, devices_meant, draw, updates_needed
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
     CANNOT_SIGN,
@@ -49,7 +47,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 )
 from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
 from fedpatch.coordinator.rounds.round_messages import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
-from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.round_phases import RETURN_S, STARTING_S
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
     EffectHandler,
@@ -603,8 +601,9 @@ class Engine:
     def _select(self, number: int) -> RoundStart:
         # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
         spec, meant = self.spec, self._meant()
-        uploading = {device for device in self.carried.works if self._uploads.holds(device)}
-        engaged = self.carried.busy | uploading | self._waiting.keys()
+        works = self.carried.works.items()
+        at_work = {device for device, work in works if work.busy or self._uploads.holds(device)}
+        engaged = at_work | self._waiting.keys()
         room = meant if spec.carry is None else max(0, meant - len(self._waiting) - self._at_carried_work())
 
         def draw_some(devices: Sequence[str]) -> Selection:
@@ -635,7 +634,7 @@ class Engine:
         return self.spec.wait_s + (STARTING_S if self.fleet.starting else 0.0)
 
     def _enough(self, now: float) -> bool:
-        """Return whether enough devices are present for a round; the waiting times are those of coordinator.cohort.quorum."""
+        """Return whether enough devices are present for a round; the waiting times are those of coordinator.cohort.sampling."""
         if self.present >= self.required_devices():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since

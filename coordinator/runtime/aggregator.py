@@ -15,7 +15,7 @@ from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregat
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
-from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategies import ServerState, apply_strategy
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
@@ -25,17 +25,20 @@ from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.runtime.delta_history import DeltaHistory
+from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
-from fedpatch.coordinator.runtime.resume import KeptBases, pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage.checkpoint import KEPT, save_checkpoint
+from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
+from fedpatch.coordinator.storage.delta_history import DeltaHistory
+from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
-from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire.masking_messages import SecureTerms
+from fedpatch.shared.wire.messages import Manifest
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _FAR_BEYOND = 10.0
 """Times its bound: an update that is so far beyond it is shown to the operator as it comes."""
@@ -45,6 +48,90 @@ _IF_OFTEN = (
     "are held back: raise norm_bound"
 )
 _log = logging.getLogger("fedpatch.coordinator")
+
+
+def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
+    """Pack the whole global model; equal states give equal bytes. With a delta encoding it is packed without loss.
+
+    Args:
+        state: The server's state.
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+
+    Returns:
+        The packed model and its manifest.
+    """
+    travelling = prepared.travelling
+    packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
+    return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
+
+
+def requirements_of(
+    prepared: Prepared, spec: RunSpec, base: str, model: Mapping[str, Array] | None
+) -> UpdateRequirements:
+    """Return the requirements of an update.
+
+    Args:
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+        base: Digest of the round's global model.
+        model: Its tensors by name; None if they are not known.
+    """
+    return UpdateRequirements(
+        prepared.travelling, prepared.private_names, base, spec.metric, model, prepared.plan, spec.limits
+    )
+
+
+class KeptBases:
+    """The global models from which carried work was trained: the last ones in memory, earlier ones from the checkpoints.
+
+    Args:
+        blobs: Blob store of the run.
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+    """
+
+    def __init__(self, blobs: BlobStore, prepared: Prepared, spec: RunSpec) -> None:
+        self._blobs = blobs
+        self._prepared = prepared
+        self._spec = spec
+        self._known: dict[int, tuple[str, Tensors]] = {}
+
+    def keep(self, version: int, base: str, tensors: Tensors) -> None:
+        """Keep a model that is published, and drop those that are too old for any update.
+
+        Args:
+            version: Completed rounds of the model.
+            base: Digest of the model.
+            tensors: Its tensors.
+        """
+        carry = self._spec.carry
+        if carry is None:
+            return
+        known = {**self._known, version: (base, tensors)}
+        self._known = {number: one for number, one in known.items() if number >= version - carry.max_staleness}
+
+    def of(self, work: CarriedWork) -> Tensors:
+        """Return the base of carried work.
+
+        Raises:
+            UpdateRefused: "stale": the base is gone or damaged.
+        """
+        base, tensors = self._known.get(work.version) or self._load(work.version)
+        if base != work.base:
+            raise UpdateRefused(
+                RefuseReason.STALE, f"its base {work.base[:12]} is not the model of version {work.version}"
+            )
+        return tensors
+
+    def _load(self, version: int) -> tuple[str, Tensors]:
+        try:
+            state = load_checkpoint_after(self._blobs, version)
+        except (StateError, UsageError) as error:
+            raise UpdateRefused(RefuseReason.STALE, f"the model of version {version} is not kept any more") from error
+        base = pack_model(state, self._prepared, self._spec)[1].digest
+        self._known = {**self._known, version: (base, state.tensors)}
+        return base, state.tensors
 
 
 class Aggregator:
@@ -79,7 +166,7 @@ class Aggregator:
         self._prepared = prepared
         self._spec = spec
         self._say = say
-        self._deltas = DeltaHistory(blobs, prepared, spec)
+        self._deltas = DeltaHistory(blobs, prepared.travelling, spec)
         self._explains_bounds = True
         self._bases = KeptBases(blobs, prepared, spec)
         self._private = None
@@ -93,10 +180,11 @@ class Aggregator:
         """
         blob, manifest = pack_model(self.state, self._prepared, self._spec)
         deltas = self._deltas.path_to(self.state, manifest.size_bytes)
-        urls = publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas], chunks=chunks)
+        changes = tuple(delta for _, delta in deltas)
+        steps = [Blob(step, delta.manifest) for step, delta in deltas]
+        urls = publisher.publish(Blob(blob, manifest), steps, chunks=chunks)
         self.base = manifest.digest
         self._bases.keep(self.state.round, self.base, self.state.tensors)
-        changes = tuple(delta for _, delta in deltas)
         return ModelPublished(manifest, changes, self._terms(), self.state.round, self.state.counted, urls)
 
     def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
@@ -106,8 +194,8 @@ class Aggregator:
             UpdateRefused: The base of the work is gone.
         """
         if work is not None:
-            return terms_of(self._prepared, work.base, model=self._bases.of(work), limits=self._spec.limits)
-        return terms_of(self._prepared, self.base, model=self.state.tensors, limits=self._spec.limits)
+            return requirements_of(self._prepared, self._spec, work.base, self._bases.of(work))
+        return requirements_of(self._prepared, self._spec, self.base, self.state.tensors)
 
     def aggregate(
         self,
@@ -137,7 +225,7 @@ class Aggregator:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
             self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
-        controls = has_controls(self._prepared.strategy)
+        controls = self._prepared.strategy.has_controls
         folded = aggregate(
             {device: num_examples[device] for device in devices},
             read,

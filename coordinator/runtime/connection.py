@@ -1,4 +1,7 @@
-"""The coordinator's connection to the broker: its presence, the queue of received events, and signals as events."""
+"""The coordinator's connection to the broker: its presence, the queue of received events, and signals as events.
+
+Each event is handled at the time of its arrival.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from msgspec import UNSET
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
-from fedpatch.coordinator.runtime.event_queue import Deposed, EventQueue, Interrupt
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
+from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.leadership import Leadership
@@ -36,6 +39,69 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 # Messages that may wait for the broker: the chunks of a model, and a message to each device.
 _MAX_QUEUED = 20_000
+
+
+class Interrupt:
+    """The operator pressed Ctrl-C or sent SIGTERM."""
+
+
+class Deposed:
+    """Another coordinator leads the fleet."""
+
+
+Event = LinkEvent | Interrupt | Deposed | UpdateWritten
+
+
+class EventQueue:
+    """Events in the order of their arrival. Any thread may put them; one thread gets them.
+
+    `now` is the run's time, in seconds of the monotonic clock. While events wait it is behind the clock, so that no device is
+    late because the coordinator was busy. It never decreases.
+
+    Args:
+        clock: Returns monotonic seconds.
+        queue: Holds the events.
+
+    Attributes:
+        ending: Set once an event that ends the run is put: nobody waits long for a store or a database from then on.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, queue: SimpleQueue[tuple[float, Event]] | None = None
+    ) -> None:
+        self.clock = clock
+        self._queue: SimpleQueue[tuple[float, Event]] = SimpleQueue() if queue is None else queue
+        self.now = clock()
+        self.ending = threading.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        if isinstance(event, Interrupt | Deposed):
+            self.ending.set()
+        self._queue.put((self.clock(), event))
+
+    def get(self, timeout: float = 0.0) -> Event:
+        """Return the next event and set `now` to its arrival; raise queue.Empty after `timeout` seconds without one."""
+        came_at, event = self._queue.get(timeout=timeout)
+        self.advance_to(came_at)
+        return event
+
+    def waiting(self) -> int:
+        """Return the number of waiting events."""
+        return self._queue.qsize()
+
+    def processed_until(self) -> float:
+        """Return the time up to which all events are taken."""
+        return self.now if self.waiting() else self.clock()
+
+    def advance_to(self, moment: float) -> None:
+        """Set `now` to `moment`, unless it is later already."""
+        self.now = max(self.now, moment)
+
+    def now_is_present(self) -> float:
+        """Set `now` to the present and return it. Used for work that starts now: events that wait are older than that."""
+        self.advance_to(self.clock())
+        return self.now
 
 
 def interrupts_into(queue: EventQueue) -> AbstractContextManager[None]:

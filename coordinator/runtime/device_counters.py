@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from fedpatch.coordinator.cohort.offences import is_offence
+from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_spec import RunSpec
@@ -53,12 +53,13 @@ class DeviceCounters:
     def count(self, event: CountEvent) -> None:
         """Add `event` to a device's counters, and show it if a person should know of it."""
         self._counts[event.device, event.what, event.reason] += event.times
-        if self._quarantine is not None:
+        offence = (event.what, event.reason) in OFFENCES
+        if offence and self._quarantine is not None:
             self._quarantine.note(event)
         if event.what == "accepted":
             self.accepted.add(event.device)
         excluded = ""
-        if event.what == "refused" and is_offence(event.what, event.reason):
+        if offence and event.what == "refused":
             # Saved before it is shown: a coordinator that resumes the round then excludes the device too.
             if self._quarantine is not None:
                 self._quarantine.save()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
@@ -19,7 +18,8 @@ from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate,
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of, whole_model_encoding
+from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of
+from fedpatch.coordinator.runtime.aggregator import KeptBases, pack_model, requirements_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
@@ -28,17 +28,12 @@ from fedpatch.coordinator.storage.checkpoint import (
     kept_devices,
     kept_rounds,
     load_checkpoint,
-    load_checkpoint_after,
     load_update,
     save_checkpoint,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
-from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
-from fedpatch.shared.tensors.arrays import Array, Tensors
-from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.errors import StateError, UpdateRefused
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
-from fedpatch.shared.wire.messages import Manifest
-from fedpatch.shared.wire.reason_codes import RefuseReason
 
 Say = Callable[[str], None]
 
@@ -110,58 +105,6 @@ def waiting_updates(
     return _kept_updates(registry, blobs, spec, prepared, None, None, carried, say)
 
 
-class KeptBases:
-    """The global models from which carried work was trained: the last ones in memory, earlier ones from the checkpoints.
-
-    Args:
-        blobs: Blob store of the run.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
-    """
-
-    def __init__(self, blobs: BlobStore, prepared: Prepared, spec: RunSpec) -> None:
-        self._blobs = blobs
-        self._prepared = prepared
-        self._spec = spec
-        self._known: dict[int, tuple[str, Tensors]] = {}
-
-    def keep(self, version: int, base: str, tensors: Tensors) -> None:
-        """Keep a model that is published, and drop those that are too old for any update.
-
-        Args:
-            version: Completed rounds of the model.
-            base: Digest of the model.
-            tensors: Its tensors.
-        """
-        carry = self._spec.carry
-        if carry is None:
-            return
-        known = {**self._known, version: (base, tensors)}
-        self._known = {number: one for number, one in known.items() if number >= version - carry.max_staleness}
-
-    def of(self, work: CarriedWork) -> Tensors:
-        """Return the base of carried work.
-
-        Raises:
-            UpdateRefused: "stale": the base is gone or damaged.
-        """
-        base, tensors = self._known.get(work.version) or self._load(work.version)
-        if base != work.base:
-            raise UpdateRefused(
-                RefuseReason.STALE, f"its base {work.base[:12]} is not the model of version {work.version}"
-            )
-        return tensors
-
-    def _load(self, version: int) -> tuple[str, Tensors]:
-        try:
-            state = load_checkpoint_after(self._blobs, version)
-        except (StateError, UsageError) as error:
-            raise UpdateRefused(RefuseReason.STALE, f"the model of version {version} is not kept any more") from error
-        base = pack_model(state, self._prepared, self._spec)[1].digest
-        self._known = {**self._known, version: (base, state.tensors)}
-        return base, state.tensors
-
-
 def resume_round(
     registry: Registry,
     blobs: BlobStore,
@@ -223,35 +166,6 @@ def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
     return [device.id for device in known if spec.task in device.tasks]
 
 
-def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
-    """Pack the whole global model; equal states give equal bytes. With a delta encoding it is packed without loss.
-
-    Args:
-        state: The server's state.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
-
-    Returns:
-        The packed model and its manifest.
-    """
-    travelling = prepared.travelling
-    packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
-    return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
-
-
-def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None, limits: Limits) -> UpdateRequirements:
-    """Return the requirements of an update.
-
-    Args:
-        prepared: The parts of the run that follow from its settings.
-        base: Digest of the round's global model.
-        model: Its tensors by name; None if they are not known.
-        limits: The bounds of the run.
-    """
-    metric, plan = prepared.task.metric_terms, prepared.plan
-    return UpdateRequirements(prepared.travelling, prepared.private_names, base, metric, model, plan, limits)
-
-
 def _kept_updates(
     registry: Registry,
     blobs: BlobStore,
@@ -272,9 +186,9 @@ def _kept_updates(
             if work is None:
                 assert ledger is not None
                 assert state is not None
-                terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
+                terms = requirements_of(prepared, spec, ledger.base, state.tensors)
             else:
-                terms = terms_of(prepared, work.base, model=bases.of(work), limits=spec.limits)
+                terms = requirements_of(prepared, spec, work.base, bases.of(work))
             found = replace(_read_back(blobs, update, terms), work=work)
             kept[update.device] = (
                 found if spec.privacy is None else replace(found, report=without_figures(found.report))

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.aggregator import Aggregator
-from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
+from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
-from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
@@ -483,8 +483,8 @@ def _play_rounds(
             requirements=aggregator.requirements,
             counters=counters,
             executor=stack.enter_context(connection.ports.executor(max(THREADS, blobs.concurrency), "fedpatch-store")),
-            wake=lambda: connection.event_queue.put(UpdateWritten()),
-            busy=lambda: connection.event_queue.waiting() > 0,
+            wake=partial(connection.event_queue.put, UpdateWritten()),
+            busy=connection.event_queue.waiting,
         )
         runner = EffectRunner(
             engine,

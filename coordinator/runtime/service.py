@@ -15,8 +15,7 @@ from queue import Empty
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
-from fedpatch.coordinator.observability.status_message import View, status_message
-from fedpatch.coordinator.observability.status_publisher import StatusPublisher
+from fedpatch.coordinator.observability.status_message import StatusPublisher, View, status_message
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
@@ -33,9 +32,8 @@ from fedpatch.coordinator.rounds.run_events import (
     Suspended,
     TimePassed,
 )
-from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.connection import Connection, Deposed, Event, Interrupt
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.event_queue import Deposed, Event, Interrupt
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES
 from fedpatch.shared.errors import WireError
@@ -52,6 +50,8 @@ _log = logging.getLogger("fedpatch.coordinator")
 _IDLE_S = 0.5
 _SHOW_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.05
+# Other processes change the CA's record, the holds and the request to stop.
+_POLL_EVERY_S = 1.0
 # The share of the loop's time for the view.
 _SHOW_SHARE = 0.02
 _SHOW_AT_LEAST_EVERY_S = 2.0
@@ -98,7 +98,7 @@ class Service:
         self._view = view
         self._watchers = StatusPublisher(connection.link, connection.fleet, engine.spec)
         self._observer = runner.observer
-        self._show_at = self._look_at = 0.0
+        self._show_at = self._look_at = self._poll_at = 0.0
         # The engine's next deadline, as of the last event.
         self._deadline = engine.next_deadline()
 
@@ -137,11 +137,10 @@ class Service:
         if self._event_queue.waiting() and not self._engine.stopped and self._event_queue.clock() < self._look_at:
             return
         self._look_at = self._event_queue.clock() + _LOOK_EVERY_S
-        revoked = self._revocations.poll(self._engine.fleet.members, self._event_queue.now)
-        if revoked is not None:
-            self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._event_queue.now))
-        self._watch_devices(self._event_queue.now)
-        self._watch_stop(self._event_queue.now)
+        if self._event_queue.now >= self._poll_at:
+            self._poll(self._event_queue.now)
+        for (device, reason), times in self._connection.ingress_filter.take_dropped().items():
+            self._run_effects([CountEvent(device, "ignored", reason, times=times)])
         self._observer.look(self._event_queue.clock(), waiting=self._event_queue.waiting())
         self._show(self._event_queue.clock())
 
@@ -174,17 +173,15 @@ class Service:
             pause_s = max(_SHOW_EVERY_S, (self._event_queue.clock() - now) / _SHOW_SHARE)
             self._show_at = now + min(pause_s, _SHOW_AT_LEAST_EVERY_S)
 
-    def _watch_devices(self, now: float) -> None:
-        """Handle changes of the devices that are held back, and count dropped messages."""
-        held = self._quarantine.poll(now) if self._quarantine is not None else None
+    def _poll(self, now: float) -> None:
+        """Handle changes by other processes: revoked devices, devices that are held back, the request to stop the run."""
+        self._poll_at = now + _POLL_EVERY_S
+        revoked = self._revocations.poll(self._engine.fleet.members)
+        self._run_effects(self._engine.handle(DevicesRevoked(revoked), now))
+        held = self._quarantine.poll() if self._quarantine is not None else None
         if held is not None:
             self._run_effects(self._engine.handle(HoldsChanged(held), now))
-        for (device, reason), times in self._connection.ingress_filter.take_dropped().items():
-            self._run_effects([CountEvent(device, "ignored", reason, times=times)])
-
-    def _watch_stop(self, now: float) -> None:
-        """Stop the run after its open round if the operator has asked for it."""
-        if self._stop_request is not None and self._stop_request.poll(now):
+        if self._stop_request is not None and self._stop_request.poll():
             self._view.say("asked to stop: no round begins after the open one")
             self._run_effects(self._engine.handle(StopRequested(), now))
 
@@ -237,7 +234,7 @@ class Service:
         if self._runner.updates.holds(topic.device):
             # A message is handled after the update that its device sent before, as if that had been written at once.
             self._finish_updates(wait=True)
-        if self._revocations.is_revoked(topic.device):
+        if topic.device in self._revocations.revoked:
             return [CountEvent(topic.device, "ignored", REVOKED)]
         try:
             if topic.kind == "update_chunk":

@@ -82,7 +82,7 @@ class UpdateStore:
         counters: Has the accepted devices that a row of an update carries.
         executor: Runs the checks and writes; None: the caller's thread does.
         wake: Called, in any thread, when an update is checked and written and the last call was answered by `completed`.
-        busy: Returns whether events wait that are handled before the next wait for one.
+        busy: Returns the number of events that wait and are handled before the next wait for one.
         most_bytes: Bytes of decoded updates that are kept in memory.
     """
 
@@ -96,7 +96,7 @@ class UpdateStore:
         counters: DeviceCounters,
         executor: Executor | None = None,
         wake: Callable[[], None] = lambda: None,
-        busy: Callable[[], bool] = lambda: False,
+        busy: Callable[[], int] = lambda: 0,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._blobs = blobs

@@ -28,7 +28,7 @@ from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.shared.app.checksummed_file import file_head, unseal
+from fedpatch.shared.app.files import file_head, unseal
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name

@@ -11,8 +11,7 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
 from fedpatch.device_agent.policy.preferences import Objection, Preferences, unmet_preferences
-from fedpatch.device_agent.policy.quiet_hours import local_now
-from fedpatch.device_agent.policy.usage import read_today
+from fedpatch.device_agent.policy.usage import local_now, read_today
 from fedpatch.device_agent.runtime.startup import observer_of
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings

@@ -336,10 +336,9 @@ class Job:
         if self._masking is None or self.request.evaluates:
             return [self._reply(Accept(self._num_examples))]
         if self.request.secure is None:
-            forgotten = self._masking.state is not None
-            self._masking.forget()
             accept = self._reply(Accept(self._num_examples))
-            return [ForgetMasking(), accept] if forgotten else [accept]
+            forgotten, self._masking.state = self._masking.state, None
+            return [ForgetMasking(), accept] if forgotten is not None else [accept]
         keys = self._masking.begin(_round_name(self.key), self.request)
         assert self._masking.state is not None
         return [SendAfterSave(self._masking.state, self._reply(Accept(1, keys)).envelope)]

@@ -120,10 +120,6 @@ class MaskingRounds:
         self.state = MaskingRound(name, digest, request.secure, secrets, keys)
         return keys
 
-    def forget(self) -> None:
-        """Forget the round: another one has begun that is not masked."""
-        self.state = None
-
     def handle(self, name: RoundName, body: MaskingBody) -> MaskingAnswer:
         """Take a message of the coordinator.
 

@@ -291,20 +291,22 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
 def _by_allowance(
     wants: PreferenceSettings, spent: Usage, local: datetime, expected_bytes: int, *, working: bool
 ) -> Iterator[Objection]:
-    rest_s = _seconds(local, next_midnight(local))
+    used_up: list[tuple[Condition, str]] = []
     if not working and wants.max_rounds_per_day is not None and spent.rounds >= wants.max_rounds_per_day:
         words = f"{spent.rounds} rounds today, max_rounds_per_day is {wants.max_rounds_per_day}"
-        yield Objection(Condition.ROUNDS_SPENT, words, rest_s, exact=True)
+        used_up.append((Condition.ROUNDS_SPENT, words))
     limit_mib, spent_mib = wants.max_mib_per_day, spent.traffic_bytes / _MIB
     expected_mib = expected_bytes / _MIB
     full = limit_mib is not None and spent_mib >= limit_mib and not working
     if limit_mib is not None and (full or spent_mib + expected_mib > limit_mib):
         more = f" and {expected_mib:.1f} MiB to come" if expected_bytes else ""
         words = f"{spent_mib:.1f} MiB today{more}, max_mib_per_day is {limit_mib}"
-        yield Objection(Condition.TRAFFIC_SPENT, words, rest_s, exact=True)
+        used_up.append((Condition.TRAFFIC_SPENT, words))
     if wants.max_minutes_per_day is not None and spent.training_s >= 60.0 * wants.max_minutes_per_day:
         words = f"{spent.training_s / 60.0:.0f} minutes of training today, max_minutes_per_day is {wants.max_minutes_per_day}"
-        yield Objection(Condition.MINUTES_SPENT, words, rest_s, exact=True)
+        used_up.append((Condition.MINUTES_SPENT, words))
+    for condition, words in used_up:
+        yield Objection(condition, words, _seconds(local, next_midnight(local)), exact=True)
 
 
 def _seconds(local: datetime, until: datetime) -> float:

@@ -19,8 +19,7 @@ from pathlib import Path
 import msgpack
 
 from fedpatch.device_agent.state.patch_store import kept_in_patches
-from fedpatch.shared.app.checksummed_file import read_header, seal, unseal
-from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.files import read_header, refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tensors.patch_policy import ROLES_OF, PatchPolicy, parse_policy
 from fedpatch.shared.tensors.schema import Schema, base_name, listing

@@ -1,4 +1,4 @@
-"""Quiet hours of a device by its local clock, `22:00-07:00` or `mon-fri 08:00-18:00`, and the zone of that clock.
+"""Quiet hours of a device by its local clock, `22:00-07:00` or `mon-fri 08:00-18:00`.
 
 A span belongs to the day on which it begins. In a night in which the clocks change, it lasts up to an hour longer, never
 shorter: its beginning is the earlier and its end the later of the two times that the local clock could mean.
@@ -6,13 +6,10 @@ shorter: its beginning is the earlier and its end the later of the two times tha
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from pathlib import Path
-from zoneinfo import ZoneInfo
 
 from fedpatch.shared.errors import UsageError
 
@@ -114,25 +111,3 @@ def _moments(day: date, minutes: int, zone: tzinfo) -> tuple[datetime, datetime]
         wall.replace(tzinfo=zone, fold=0).astimezone(UTC),
         wall.replace(tzinfo=zone, fold=1).astimezone(UTC),
     )
-
-
-LOCALTIME = Path("/etc/localtime")
-
-
-def local_now(localtime: Path = LOCALTIME) -> datetime:
-    """Now, aware. The zone is $TZ or what `localtime` holds; it is read each time, as a device may travel.
-
-    Where neither has it, the offset of this moment stands in, which knows of no changes.
-    """
-    zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
-    return datetime.now(UTC).astimezone(zone)
-
-
-def _zone(name: str, localtime: Path) -> tzinfo | None:
-    try:
-        if name and not name.startswith("/"):
-            return ZoneInfo(name)
-        with Path(name or localtime).open("rb") as file:
-            return ZoneInfo.from_file(file)
-    except (OSError, ValueError, KeyError):  # no such zone, or a rule such as CET-1CEST, which only the C library reads
-        return None

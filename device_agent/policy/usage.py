@@ -19,19 +19,40 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Annotated
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Meta
 
-from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.typed_values import learn_types
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
+
+LOCALTIME = Path("/etc/localtime")
+
+
+def local_now(localtime: Path = LOCALTIME) -> datetime:
+    """Now, aware. The zone is $TZ or what `localtime` holds; it is read each time, as a device may travel.
+
+    Where neither has it, the offset of this moment stands in, which knows of no changes.
+    """
+    zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
+    return datetime.now(UTC).astimezone(zone)
+
+
+def _zone(name: str, localtime: Path) -> tzinfo | None:
+    try:
+        if name and not name.startswith("/"):
+            return ZoneInfo(name)
+        with Path(name or localtime).open("rb") as file:
+            return ZoneInfo.from_file(file)
+    except (OSError, ValueError, KeyError):  # no such zone, or a rule such as CET-1CEST, which only the C library reads
+        return None
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,11 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits, SecureLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
-from fedpatch.device_agent.policy.quiet_hours import local_now
-from fedpatch.device_agent.policy.secure_terms import SecureLimits
-from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager

@@ -6,8 +6,7 @@ import logging
 from pathlib import Path
 
 from fedpatch.device_agent.masking.masking_round import MaskingRound
-from fedpatch.shared.app.checksummed_file import seal, unseal
-from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.files import refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError, WireError
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 

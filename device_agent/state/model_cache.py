@@ -13,8 +13,16 @@ from pathlib import Path
 
 import msgpack
 
-from fedpatch.shared.app.checksummed_file import content_start, read_header, seal, unseal
-from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, write_atomic
+from fedpatch.shared.app.files import (
+    content_start,
+    make_directory,
+    read_header,
+    refusals_of,
+    remove_unfinished,
+    seal,
+    unseal,
+    write_atomic,
+)
 from fedpatch.shared.errors import StateError
 
 DIRECTORY = "held"

@@ -23,14 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from fedpatch.shared.app.checksummed_file import read_header, seal, unseal
 from fedpatch.shared.app.files import (
     OPEN_TO_OTHERS,
     make_directory,
     previous_of,
+    read_header,
     refusals_of,
     remove_unfinished,
+    seal,
     sync_directory,
+    unseal,
     write_after,
     write_atomic,
 )

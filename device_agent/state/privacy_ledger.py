@@ -16,8 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fedpatch.shared.app.checksummed_file import seal, unseal
-from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.files import refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.typed_values import learn_types

@@ -24,8 +24,7 @@ from fedpatch.device_agent.state.patch_store import RESIDUAL_LINE as _LINE
 from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX as SUFFIX
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.patch_store import PatchKey
-from fedpatch.shared.app.checksummed_file import read_header, seal, unseal
-from fedpatch.shared.app.files import previous_of, refusals_of, write_after, write_atomic
+from fedpatch.shared.app.files import previous_of, read_header, refusals_of, seal, unseal, write_after, write_atomic
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
 from fedpatch.shared.tensors.error_feedback import residual_name

@@ -28,8 +28,7 @@ from fedpatch.device_agent.state.patch_store import (
 )
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.update_spool import UpdateSpool
-from fedpatch.shared.app.checksummed_file import unseal
-from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of
+from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of, unseal
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason

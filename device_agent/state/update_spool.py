@@ -9,8 +9,15 @@ from pathlib import Path
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.state.download_files import file_digest
-from fedpatch.shared.app.checksummed_file import seal, unseal
-from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
+from fedpatch.shared.app.files import (
+    make_directory,
+    refusals_of,
+    remove_unfinished,
+    seal,
+    sync_directory,
+    unseal,
+    write_atomic,
+)
 from fedpatch.shared.errors import StateError, WireError
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes

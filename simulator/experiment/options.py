@@ -9,7 +9,6 @@ from typing import Any
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
-from fedpatch.coordinator.aggregation.server_optimizers import has_controls
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
@@ -160,7 +159,7 @@ def _term_problems(study: Study) -> Iterator[str]:
 
 def _control_problems(study: Study) -> Iterator[str]:
     """Terms that part the control variate of the server from those of the clients."""
-    if study.strategy in BASELINES or not has_controls(find_strategy(study.strategy)):
+    if study.strategy in BASELINES or not find_strategy(study.strategy).has_controls:
         return
     for name, fits in (("norm_bound", UNBOUNDED), ("max_num_examples", UNBOUNDED), ("attack", "")):
         if getattr(study, name) != fits:

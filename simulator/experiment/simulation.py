@@ -30,7 +30,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
-from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
@@ -354,7 +354,7 @@ class Simulation:
         if folded is not None:
             self.server = replace(self.server, references=folded.references)
         aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
-        if has_controls(self.strategy):
+        if self.strategy.has_controls:
             ids, number = [client_id(client) for client in selected], self.server.round + 1
             aggregate, counted = add_controls(
                 self.server, aggregate, ids, round_number=number, population=self.study.clients
@@ -419,7 +419,7 @@ class Simulation:
 
     def _members(self, selected: list[int]) -> list[CohortMember]:
         examples = self.population.num_examples
-        counts = {client_id(one): 1 if has_controls(self.strategy) else examples[one] for one in selected}
+        counts = {client_id(one): 1 if self.strategy.has_controls else examples[one] for one in selected}
         weighs = example_weights(counts, self._limits.examples)
         total = sum(weighs.values())
         return [CohortMember(one, self._batches[one], weighs[client_id(one)] / total) for one in selected]

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.blobs.blob_store import BlobStore
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
-from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
+from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs
+from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
@@ -22,10 +21,9 @@ from fedpatch.coordinator.rounds.run_events import (
     RunStarted,
 )
 from fedpatch.coordinator.runtime.aggregator import Aggregator
-from fedpatch.coordinator.runtime.connection import REAL
+from fedpatch.coordinator.runtime.connection import REAL, EventQueue
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
-from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
@@ -104,7 +102,6 @@ class Bench:
             counters=counters,
             say=say,
         )
-        self._looks = 0
         self._changes = changes
         self.perform(self.engine.handle(RunStarted(), time.monotonic()))
 
@@ -121,8 +118,7 @@ class Bench:
 
     def look(self) -> None:
         """Some time later: offending devices are quarantined, as by the service."""
-        self._looks += 1
-        held = self.quarantine.poll(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
+        held = self.quarantine.poll()
         if held is not None:
             self.perform(self.engine.handle(HoldsChanged(held), time.monotonic()))
 

@@ -9,7 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S
+from fedpatch.coordinator.observability.status_message import LEAST_S, REPEAT_S
 from fedpatch.coordinator.rounds.invitations import REPUBLISH_S
 from fedpatch.coordinator.rounds.participant_transitions import TABLE, Event, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
@@ -18,7 +18,7 @@ from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
 from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS
 from fedpatch.device_agent.training.local_trainer import CLIENT_OPTIMIZERS
 from fedpatch.shared.tensors.arrays import MOMENTS
-from fedpatch.shared.tensors.quantise import _OCTAVE
+from fedpatch.shared.tensors.encodings import _OCTAVE
 from fedpatch.shared.wire import messages
 from fedpatch.shared.wire.chunked_transfer import (
     ASK_QUIET_S,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.runtime.resume import reconcile
 from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare

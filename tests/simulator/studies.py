@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
-from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
@@ -245,14 +245,14 @@ class Deployed:
             limits=limits_of(self.study),
             plan=self.plan,
             past=self.state.references,
-            alike=has_controls(self.strategy),
+            alike=self.strategy.has_controls,
         )
         self.clipped += len(folded.clipped)
         for client in range(self.study.clients):
             if client_id(client) in folded.clipped:
                 self.controls[client] = before[client]
         average = folded.mean
-        if has_controls(self.strategy):
+        if self.strategy.has_controls:
             number, population = self.state.round + 1, self.study.clients
             average, known = add_controls(
                 self.state,

@@ -15,8 +15,8 @@ import logging
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,19 +109,14 @@ class PostgresDatabase(Database):
         with self.errors():
             return self._lasting(lambda: self._transaction(work))
 
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise StateError with the URL and the remedy for errors of the database within a `with`."""
-        try:
-            yield
-        except DBAPIError as error:
-            state = getattr(error.orig, "sqlstate", None) or ""
-            said = " ".join(str(error.orig).split())
-            if state.startswith("23"):
-                raise StateError(
-                    f"{self.name}: refused ({said}); what it belongs to is not in this registry"
-                ) from error
-            raise StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, UNREACHABLE)}") from error
+    def error_of(self, raised: Exception) -> StateError:
+        """Return the error with the URL and the remedy."""
+        assert isinstance(raised, DBAPIError)
+        state = getattr(raised.orig, "sqlstate", None) or ""
+        said = " ".join(str(raised.orig).split())
+        if state.startswith("23"):
+            return StateError(f"{self.name}: refused ({said}); what it belongs to is not in this registry")
+        return StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, UNREACHABLE)}")
 
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""

@@ -21,7 +21,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import StaticPool, create_engine
@@ -171,6 +171,7 @@ class SqliteDatabase(Database):
         StateError: The file is damaged without an undamaged copy, foreign or of a newer version, or the disk refused.
     """
 
+    failures = (sqlite3.Error, DBAPIError, UnicodeError, OSError)
     _begin = "BEGIN IMMEDIATE"
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
@@ -180,9 +181,9 @@ class SqliteDatabase(Database):
         super().__init__(path, engine.connect())
         self.is_copy = driver.is_copy
 
-    def errors(self) -> AbstractContextManager[None]:
-        """Raise StateError with the file and the remedy for errors of SQLite and of the disk within a `with`."""
-        return sqlite_errors(self.path)
+    def error_of(self, raised: Exception) -> StateError:
+        """Return the error with the file and the remedy."""
+        return _error_of(self.path, raised)
 
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""
@@ -244,21 +245,23 @@ def sqlite_errors(path: Path) -> Iterator[None]:
     """Raise StateError for errors of SQLite and of the disk, with the file and the remedy."""
     try:
         yield
-    except (sqlite3.Error, DBAPIError) as raised:
-        error = raised.orig if isinstance(raised, DBAPIError) else raised
-        if isinstance(error, sqlite3.IntegrityError):
-            raise StateError(f"{path}: refused ({error}); what it belongs to is not in this registry") from raised
-        if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
-            raise damaged(path, error) from raised
-        remedy = remedy_at(
-            path.parent, "make sure that there is space and that it may be written, or use another --state-dir"
-        )
-        raise StateError(f"{path}: cannot be used: {error}; {remedy}") from raised
-    except UnicodeError as error:
-        raise damaged(path, error) from error
-    except OSError as error:
-        remedy = remedy_for(error, "use another --state-dir")
-        raise StateError(f"{error.filename or path}: {error.strerror}; {remedy}") from error
+    except SqliteDatabase.failures as error:
+        raise _error_of(path, error) from error
+
+
+def _error_of(path: Path, raised: Exception) -> StateError:
+    if isinstance(raised, OSError):
+        remedy = remedy_for(raised, "use another --state-dir")
+        return StateError(f"{raised.filename or path}: {raised.strerror}; {remedy}")
+    error = raised.orig if isinstance(raised, DBAPIError) else raised
+    if isinstance(error, sqlite3.IntegrityError):
+        return StateError(f"{path}: refused ({error}); what it belongs to is not in this registry")
+    if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
+        return damaged(path, error)
+    remedy = remedy_at(
+        path.parent, "make sure that there is space and that it may be written, or use another --state-dir"
+    )
+    return StateError(f"{path}: cannot be used: {error}; {remedy}")
 
 
 def damaged(path: Path, why: object) -> StateError:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Executable, Table, bindparam, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from fedpatch.coordinator.storage.database.tables import runs
 from fedpatch.shared.errors import StateError, UsageError
@@ -36,9 +37,11 @@ class Database(ABC):
         name: Name of the database in messages.
         is_copy: Whether a copy has just replaced a damaged registry.
         ending: Set when the process shall end: nobody waits long for a lost connection from then on.
+        failures: Errors of the database and of its disk.
         led: Epochs of the runs that are led through this connection: a later one in the registry is another coordinator's.
     """
 
+    failures: tuple[type[Exception], ...] = (DBAPIError,)
     _begin: str
 
     def __init__(self, path: Path, connection: Connection) -> None:
@@ -73,9 +76,17 @@ class Database(ABC):
             raise
         return done
 
-    @abstractmethod
-    def errors(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def errors(self) -> Iterator[None]:
         """Raise StateError with a remedy for errors of the database within a `with`."""
+        try:
+            yield
+        except self.failures as error:
+            raise self.error_of(error) from error
+
+    @abstractmethod
+    def error_of(self, raised: Exception) -> StateError:
+        """Return the error, with a remedy, for one of `failures`."""
 
     @abstractmethod
     def damaged(self, why: object) -> StateError:

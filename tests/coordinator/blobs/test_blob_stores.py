@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.blobs import object_blobs
-from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, open_blobs, run_blobs, url_problem
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, FileBlobs, open_blobs, run_blobs, url_problem
 from fedpatch.coordinator.blobs.object_blobs import ENDING_S, ObjectBlobs
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_store import ReadAhead

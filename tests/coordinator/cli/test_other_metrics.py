@@ -13,7 +13,7 @@ from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary
 from fedpatch.coordinator.rounds.run_spec import Stopped
-from fedpatch.coordinator.runtime.resume import terms_of
+from fedpatch.coordinator.runtime.aggregator import requirements_of
 from fedpatch.coordinator.runtime.run_preparation import prepare, run_spec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import UsageError
@@ -75,7 +75,7 @@ def test_spec_and_requirements_have_the_metric_of_the_task(settings):
     prepared = prepare(settings)
     spec = run_spec("r", 1, settings, prepared, 1000)
     assert spec.metric == MAE
-    assert terms_of(prepared, "", model=None, limits=spec.limits).metric == MAE
+    assert requirements_of(prepared, spec, "", None).metric == MAE
 
 
 def test_strategy_without_learning_rate_in_the_task_needs_the_option(monkeypatch: pytest.MonkeyPatch):

@@ -9,13 +9,14 @@ import pytest
 
 from fedpatch.coordinator.aggregation.norm_clipping import check_registered
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.cohort.offences import OffenceCounter
-from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
+from fedpatch.coordinator.cohort.offences import OFFENCES
+from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
 from fedpatch.coordinator.rounds.run_records import Hold
+from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
@@ -25,7 +26,7 @@ from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryA
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.registry_builders import new_run, seen
-from tests.support.specs import TASK, envelope_of, gone, refusal, sent, there, update
+from tests.support.specs import TASK, envelope_of, gone, refusal, run_spec, sent, there, update
 
 
 @pytest.fixture
@@ -41,9 +42,8 @@ def test_too_many_examples_are_no_offence_and_none_are_one():
         check_registered(1000, 100)
     with pytest.raises(UpdateRefused) as nothing:
         WeightedMean(Schema(())).add({}, 0)
-    conduct = OffenceCounter(1, {})
-    assert not conduct.note("a", "refused", grown.value.reason)
-    assert conduct.note("a", "refused", nothing.value.reason)
+    assert ("refused", grown.value.reason) not in OFFENCES
+    assert ("refused", nothing.value.reason) in OFFENCES
 
 
 def test_hold_keeps_its_reason_and_time(registry):
@@ -72,7 +72,7 @@ def test_release_forgets_offences(registry):
 def test_hold_is_in_the_copy_of_the_registry(registry):
     quarantine = Quarantine(registry, "kitchen", 1, lambda _: None)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
-    assert quarantine.poll(1.0) == {"pi-1": QUARANTINED}
+    assert quarantine.poll() == {"pi-1": QUARANTINED}
     registry.holds.put("kitchen", "pi-2", DRAINED, "battery", 7.0)
     registry.holds.keep()
     registry.close()
@@ -82,7 +82,7 @@ def test_hold_is_in_the_copy_of_the_registry(registry):
     copy = copy_of(registry.path)
     before = copy.stat().st_mtime_ns
     with Registry(registry.path) as again:
-        assert Quarantine(again, "kitchen", 1, print).poll(9.0) is None
+        assert Quarantine(again, "kitchen", 1, print).poll() is None
     assert copy.stat().st_mtime_ns == before
 
 
@@ -98,62 +98,88 @@ def test_devices_that_never_worked_are_evicted_first(registry):
 
 def test_poll_notices_holds_of_another_process(registry):
     quarantine = Quarantine(registry, "kitchen", 5, print)
-    assert quarantine.poll(1.0) is None
+    assert quarantine.poll() is None
     with Registry(registry.path) as other:
         other.holds.put("kitchen", "pi-1", DRAINED, "battery", 1.0)
-    assert quarantine.poll(1.0 + LOOK_EVERY_S / 2) is None
-    assert quarantine.poll(1.0 + LOOK_EVERY_S) == {"pi-1": DRAINED}
-    assert quarantine.poll(1.0 + 2 * LOOK_EVERY_S) is None
+    assert quarantine.poll() == {"pi-1": DRAINED}
+    assert quarantine.poll() is None
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", DRAINED)
-    assert quarantine.poll(1.0 + 3 * LOOK_EVERY_S) == {}
+    assert quarantine.poll() == {}
 
 
 def test_offender_is_quarantined_at_the_limit(registry):
     lines: list[str] = []
     quarantine = Quarantine(registry, "kitchen", 2, lines.append)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
-    quarantine.note(CountEvent("pi-2", "refused", "late"))
-    assert quarantine.poll(1.0) is None
+    assert quarantine.poll() is None
     quarantine.note(CountEvent("pi-1", "ignored", "not_ours"))
-    assert quarantine.poll(3.0) == {"pi-1": QUARANTINED}
+    assert quarantine.poll() == {"pi-1": QUARANTINED}
     assert "fedpatch devices release pi-1" in lines[0]
     assert Quarantine(registry, "kitchen", 2, print).held == {"pi-1": QUARANTINED}
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
-    assert quarantine.poll(5.0) == {}
+    assert quarantine.poll() == {}
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
-    assert quarantine.poll(7.0) is None
+    assert quarantine.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "offences", "due"),
+    [(1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True), (2, 3, True), (0, 10**6, False)],
+)
+def test_device_is_quarantined_at_the_limit_and_never_with_limit_zero(registry, limit, offences, due):
+    quarantine = Quarantine(registry, "kitchen", limit, print)
+    if offences:
+        quarantine.note(CountEvent("pi-1", "refused", "damaged", times=offences))
+    assert (quarantine.poll() is not None) is due
+    assert quarantine.held == ({"pi-1": QUARANTINED} if due else {})
+
+
+def test_only_offences_of_a_device_count(registry):
+    quarantine = Quarantine(registry, "kitchen", 3, print)
+    counters = DeviceCounters(registry, "kitchen", run_spec(), quarantine, lambda _: None)
+    for device, what, reason, times in (
+        ("pi-1", "ignored", "not_ours", 2),
+        ("pi-1", "ignored", "over_limit", 9),
+        ("pi-1", "refused", "late", 9),
+        ("pi-2", "declined", "unwilling", 9),
+        ("", "ignored", "not_ours", 9),
+        ("pi-1", "ignored", "not_ours", 1),
+    ):
+        counters.count(CountEvent(device, what, reason, times=times))
+    quarantine.save()
+    assert registry.holds.offences("kitchen") == {"pi-1": 3}
 
 
 def test_release_before_quarantine_forgets_pending_offences(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
-    assert quarantine.poll(1.0) is None
+    assert quarantine.poll() is None
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
-    assert quarantine.poll(3.0) is None
+    assert quarantine.poll() is None
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
-    assert quarantine.poll(5.0) is None
+    assert quarantine.poll() is None
     assert registry.holds.offences("kitchen") == {"pi-1": 1}
 
 
 def test_unbounded_names_leave_bounded_offences_and_holds(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
     quarantine.note(CountEvent("ghost", "refused", "damaged"))
-    quarantine.poll(1.0)
+    quarantine.poll()
     quarantine.forget("ghost")
     quarantine.note(CountEvent("spirit", "refused", "damaged"))
     quarantine.forget("spirit")
-    assert quarantine.poll(3.0) is None
+    assert quarantine.poll() is None
     assert registry.holds.offences("kitchen") == {}
     for number in range(9):
         quarantine.note(CountEvent(f"ghost-{number}", "ignored", "not_ours", times=2))
-    held = quarantine.poll(5.0)
+    held = quarantine.poll()
     assert held == dict.fromkeys(("ghost-0", "ghost-1", "ghost-2"), QUARANTINED)
     for number in range(9):
         quarantine.forget(f"ghost-{number}")
-    quarantine.poll(7.0)
+    quarantine.poll()
     assert registry.holds.offences("kitchen").keys() == held.keys()
 
 
@@ -161,9 +187,9 @@ def test_evicted_offender_is_quarantined(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
     quarantine.note(CountEvent("pi-1", "refused", "damaged", times=2))
     quarantine.forget("pi-1")
-    assert quarantine.poll(1.0) == {"pi-1": QUARANTINED}
+    assert quarantine.poll() == {"pi-1": QUARANTINED}
     quarantine.forget("pi-1")
-    assert quarantine.poll(3.0) is None
+    assert quarantine.poll() is None
     assert registry.holds.offences("kitchen") == {"pi-1": 2}
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.guard.stop_request import LOOK_EVERY_S, STOP_FILE, StopRequest, request_stop
+from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, request_stop
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run
 
 
-def test_request_is_seen_once_within_the_look(tmp_path):
+def test_request_is_seen_once(tmp_path):
     request = StopRequest(tmp_path)
-    assert not request.poll(0.0)
+    assert not request.poll()
     (tmp_path / STOP_FILE).touch()
-    assert not request.poll(LOOK_EVERY_S / 2)
-    assert request.poll(LOOK_EVERY_S)
-    assert not request.poll(3 * LOOK_EVERY_S)
+    assert request.poll()
+    assert not request.poll()
 
 
 def test_request_from_before_the_start_is_deleted(tmp_path):
     (tmp_path / STOP_FILE).touch()
-    assert not StopRequest(tmp_path).poll(LOOK_EVERY_S)
+    assert not StopRequest(tmp_path).poll()
     assert not (tmp_path / STOP_FILE).exists()
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
+from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord

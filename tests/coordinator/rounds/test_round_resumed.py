@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.cohort.unresponsive_devices import PROBE_S
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, Phase, RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.round_phases import PROBE_S, RETURN_S
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (

@@ -12,7 +12,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.masked_mean import private_masked_mean
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy import private_aggregation
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook

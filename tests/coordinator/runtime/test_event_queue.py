@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
-from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.connection import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received
@@ -84,9 +84,8 @@ def _at_work(bench: Bench) -> Service:
     connection: Any = SimpleNamespace(
         event_queue=bench.event_queue, ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink()
     )
-    nobody: Any = SimpleNamespace(
-        is_revoked=lambda _device: False, poll=lambda *_: None, show=lambda _: None, say=lambda _: None
-    )
+    none: frozenset[str] = frozenset()
+    nobody: Any = SimpleNamespace(revoked=none, poll=lambda _: none, show=lambda _: None, say=lambda _: None)
     return Service(
         bench.engine, bench.performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody
     )

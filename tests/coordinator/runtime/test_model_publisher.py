@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.blobs.served_models import ServedModels
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.shared.errors import BrokerError

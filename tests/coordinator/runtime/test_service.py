@@ -8,8 +8,9 @@ from typing import Any
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
-from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.connection import EventQueue
 from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
 from tests.coordinator.engines import asking
@@ -22,8 +23,31 @@ def test_garbage_of_unknown_devices_is_counted_under_no_name():
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
     )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
-    nobody: Any = SimpleNamespace(is_revoked=lambda _device: False)
+    nobody: Any = SimpleNamespace(revoked=frozenset())
     service = Service(asking("a"), performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody)
     for device, name in (("a", "a"), ("ghost", "")):
         garbage = Received(topics.up("demo", device), b"\xc1", retained=False)
         assert service._on_received(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]
+
+
+def test_changes_by_other_processes_are_read_once_a_second():
+    clock = SimpleNamespace(now=100.0)
+    event_queue = EventQueue(lambda: clock.now)
+    connection: Any = SimpleNamespace(
+        ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=event_queue
+    )
+    updates = SimpleNamespace(completed=lambda _most: [])
+    performer: Any = SimpleNamespace(observer=NullObserver(), updates=updates, run_effect=lambda _: ())
+    read_at: list[float] = []
+
+    def poll(_members: object) -> frozenset[str]:
+        read_at.append(clock.now)
+        return frozenset()
+
+    revocations: Any = SimpleNamespace(poll=poll)
+    view: Any = SimpleNamespace(show=lambda _: None)
+    service = Service(asking("a"), performer, connection=connection, publisher=view, view=view, revocations=revocations)
+    for clock.now in (100.0, 100.5, 100.9, 101.0, 101.1, 103.0):
+        event_queue.put(UpdateWritten())
+        service.step()
+    assert read_at == [100.0, 101.0, 103.0]

@@ -22,8 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.strategies import ServerState, zeros
-from fedpatch.coordinator.blobs.blob_store import BlobStore, Place
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place
 from fedpatch.coordinator.storage import checkpoint
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,

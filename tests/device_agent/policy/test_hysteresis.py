@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.hysteresis import (
+from fedpatch.device_agent.policy.owner_policy import (
     Change,
     ConditionLost,
     ConditionRestored,

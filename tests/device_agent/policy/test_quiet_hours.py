@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.quiet_hours import DAYS, local_now, next_midnight, parse_quiet_hours
+from fedpatch.device_agent.policy.quiet_hours import DAYS, next_midnight, parse_quiet_hours
+from fedpatch.device_agent.policy.usage import local_now
 from fedpatch.shared.errors import UsageError
 
 # An hour's change, half an hour's, one at midnight itself, and a whole day that was left out.

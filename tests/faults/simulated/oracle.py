@@ -17,7 +17,7 @@ import pytest
 
 import fedpatch.coordinator.runtime.aggregator
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
-from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate

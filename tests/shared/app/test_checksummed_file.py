@@ -1,4 +1,4 @@
-"""fedpatch.shared.app.checksummed_file: what was sealed comes back, and nothing else does."""
+"""fedpatch.shared.app.files: what was sealed comes back, and nothing else does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.shared.app.checksummed_file import content_start, read_header, seal, unseal
+from fedpatch.shared.app.files import content_start, read_header, seal, unseal
 from fedpatch.shared.errors import StateError
 
 LINE, PATH, FIELDS = b"fedpatch thing 1\n", Path("thing.fp"), {"name": str, "round": int}

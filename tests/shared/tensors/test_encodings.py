@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
-from fedpatch.shared.tensors.encodings import FEEDBACK, KEEP, decode, encode, feedback_share, rule_of
+from fedpatch.shared.tensors.encodings import FEEDBACK, KEEP, decode, encode, feedback_share, rule_of, to_bf16
 from fedpatch.shared.tensors.error_feedback import (
     is_residual,
     pack_with_feedback,
@@ -21,7 +21,6 @@ from fedpatch.shared.tensors.error_feedback import (
     step_with_feedback,
 )
 from fedpatch.shared.tensors.packing import decoded_as, pack, unpack
-from fedpatch.shared.tensors.quantise import to_bf16
 from fedpatch.shared.tensors.schema import base_name
 from fedpatch.shared.tensors.subset import SEED_BYTES, WAITING_SHARE, round_seed, subset_of
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta

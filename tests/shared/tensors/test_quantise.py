@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedpatch.shared.tensors.encodings import greatest
-from fedpatch.shared.tensors.quantise import (
+from fedpatch.shared.tensors.encodings import (
     _OCTAVE,
     INT4_TOP,
     INT8_TOP,
@@ -22,6 +21,7 @@ from fedpatch.shared.tensors.quantise import (
     from_codes,
     from_levels,
     from_nibbles,
+    greatest,
     to_bf16,
     to_codes,
     to_levels,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.cohort.unresponsive_devices import (
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_phases import (
     ANSWER_S,
     PROBE_S,
     SILENT_S,
@@ -13,7 +14,6 @@ from fedpatch.coordinator.cohort.unresponsive_devices import (
     UPLOAD_ANSWER_S,
     UnresponsiveDevices,
 )
-from fedpatch.coordinator.rounds.participant_transitions import Phase, State
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
