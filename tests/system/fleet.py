@@ -53,6 +53,18 @@ def fork_server() -> Path:
     return until_exit.enter_context(serve_forks(Path(directory)))
 
 
+def forked_for(agent: int) -> list[int]:
+    """Return the training processes that the fork server has forked for an agent: their standard input is a pipe from it."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        pipes = {os.readlink(one) for one in Path(f"/proc/{agent}/fd").iterdir()}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"fork_server" in (process / "cmdline").read_bytes() and os.readlink(process / "fd" / "0") in pipes:
+                    found.append(int(process.name))
+    return found
+
+
 class AgentProcess:
     """One device's agent. Its directory `state_dir` and its `log` outlast `kill`, `terminate` and `restart`."""
 
@@ -133,8 +145,15 @@ class AgentProcess:
             return 0
         process = self._process
         if process.poll() is None:
-            # The training process is a child of its own session: a power cut takes both.
-            os.killpg(process.pid, how) if how is signal.SIGKILL else process.send_signal(how)
+            if how is signal.SIGKILL:
+                # A power cut takes the training process at the same moment: a child in the agent's session, or of the fork server.
+                os.killpg(process.pid, signal.SIGSTOP)
+                for one in forked_for(process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one, how)
+                os.killpg(process.pid, how)
+            else:
+                process.send_signal(how)
         try:
             code = process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -157,7 +176,7 @@ class Fleet:
         name: Name of the fleet.
         wrap: Returns the command line to run, given that of an agent.
         forked: A server that has torch loaded forks the training processes, as in `fedpatch demo`. False: each is a program and
-            a child of its agent, as on a device; for tests that kill, pause or measure it with its agent.
+            a child of its agent, as on a device; for tests that kill, trace or measure it by itself.
     """
 
     def __init__(
