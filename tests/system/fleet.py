@@ -54,15 +54,24 @@ def fork_server() -> Path:
 
 
 def forked_for(agent: int) -> list[int]:
-    """Return the training processes that the fork server has forked for an agent: their standard input is a pipe from it."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        pipes = {os.readlink(one) for one in Path(f"/proc/{agent}/fd").iterdir()}
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if b"fork_server" in (process / "cmdline").read_bytes() and os.readlink(process / "fd" / "0") in pipes:
-                    found.append(int(process.name))
-    return found
+    """Return the training processes that the fork server has forked for an agent: those with a pipe to it."""
+    servers = [one for one in Path("/proc").glob("[0-9]*") if b"fork_server" in _content(one / "cmdline")]
+    pipes = _pipes(Path("/proc", str(agent)))
+    return [int(one.name) for one in servers if pipes & _pipes(one)]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+def _pipes(process: Path) -> set[str]:
+    """Return the pipes that a process has open."""
+    with contextlib.suppress(OSError):
+        return {found for one in (process / "fd").iterdir() if (found := os.readlink(one)).startswith("pipe:")}
+    return set()
 
 
 class AgentProcess:
@@ -146,7 +155,7 @@ class AgentProcess:
         process = self._process
         if process.poll() is None:
             if how is signal.SIGKILL:
-                # A power cut takes the training process at the same moment: a child in the agent's session, or of the fork server.
+                # A power cut takes the training process at the same moment. It is a child of the agent or of the fork server.
                 os.killpg(process.pid, signal.SIGSTOP)
                 for one in forked_for(process.pid):
                     with contextlib.suppress(ProcessLookupError):

@@ -64,7 +64,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitto,
         pytest.MonkeyPatch.context() as patched,
         ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(directory / "web"))) as httpd,
         Mosquitto("max_queued_messages 0") as broker,
-        Fleet(broker.url, directory) as fleet,
+        Fleet(broker.url, directory, forked=False) as fleet,
     ):
         patched.setenv("no_proxy", "127.0.0.1")
         patched.setenv(URL, f"http://127.0.0.1:{httpd.server_port}/{FILE.name}")
@@ -145,7 +145,7 @@ def test_a_killed_run_goes_on_with_the_same_base_and_with_no_other(scene, tmp_pa
 
 def test_a_device_with_other_frozen_values_declines_and_doctor_names_it(scene, tmp_path):
     broker, fleet = scene
-    with Fleet(broker.url, tmp_path / "eve") as others:
+    with Fleet(broker.url, tmp_path / "eve", forked=False) as others:
         others.start("eve", f"{REFERENCE}OTHER", "n=20,test=20,seed=3").wait_ready()
         where = ("--broker", broker.url, "--fleet", fleet.name, "--state-dir", tmp_path / "state")
         found = command("fedpatch", "doctor", "--task", f"{REFERENCE}TASK", *where, "--json").document["findings"]
