@@ -51,7 +51,7 @@ def file_writes(  # noqa: PLR0913 - one keyword per choice of the user
         raise UsageError("strace is not installed; apt install strace")
     if toy:
         task, data, rounds = "digits", "shard:0/10", 2
-    strategies = strategy or ["fedavg", "fedavg-adam"]
+    strategies = strategy or (["fedavg-adam"] if toy else ["fedavg", "fedavg-adam"])
     runs = []
     with interruptible():
         for name in strategies:

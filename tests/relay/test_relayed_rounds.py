@@ -221,7 +221,7 @@ def test_relay_and_its_site_fetch_the_model_by_url_and_over_mqtt_where_the_serve
 def test_late_update_of_a_site_counts_in_a_later_round(world):
     for site in SITES:
         world.start_site(site)
-    world.sites["site-b"].updates["b1"].delay_s = 3.0
+    world.sites["site-b"].updates["b1"].delay_s = 6.0
     summary = world.start_run(
         "world", 2, rounds=8, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0
     ).result()

@@ -30,5 +30,5 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
     """Nothing but the broker runs yet."""
-    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
+    with Fleet(mosquitto.url, tmp_path) as fleet:
         yield Stage(mosquitto, fleet, tmp_path)

@@ -53,6 +53,27 @@ def fork_server() -> Path:
     return until_exit.enter_context(serve_forks(Path(directory)))
 
 
+def forked_for(agent: int) -> list[int]:
+    """Return the training processes that the fork server has forked for an agent: those with a pipe to it."""
+    servers = [one for one in Path("/proc").glob("[0-9]*") if b"fork_server" in _content(one / "cmdline")]
+    pipes = _pipes(Path("/proc", str(agent)))
+    return [int(one.name) for one in servers if pipes & _pipes(one)]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+def _pipes(process: Path) -> set[str]:
+    """Return the pipes that a process has open."""
+    with contextlib.suppress(OSError):
+        return {found for one in (process / "fd").iterdir() if (found := os.readlink(one)).startswith("pipe:")}
+    return set()
+
+
 class AgentProcess:
     """One device's agent. Its directory `state_dir` and its `log` outlast `kill`, `terminate` and `restart`."""
 
@@ -133,8 +154,15 @@ class AgentProcess:
             return 0
         process = self._process
         if process.poll() is None:
-            # The training process is a child of its own session: a power cut takes both.
-            os.killpg(process.pid, how) if how is signal.SIGKILL else process.send_signal(how)
+            if how is signal.SIGKILL:
+                # A power cut takes the training process at the same moment. It is a child of the agent or of the fork server.
+                os.killpg(process.pid, signal.SIGSTOP)
+                for one in forked_for(process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one, how)
+                os.killpg(process.pid, how)
+            else:
+                process.send_signal(how)
         try:
             code = process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -157,7 +185,7 @@ class Fleet:
         name: Name of the fleet.
         wrap: Returns the command line to run, given that of an agent.
         forked: A server that has torch loaded forks the training processes, as in `fedpatch demo`. False: each is a program and
-            a child of its agent, as on a device; for tests that kill, pause or measure it with its agent.
+            a child of its agent, as on a device; for tests that kill, trace or measure it by itself.
     """
 
     def __init__(

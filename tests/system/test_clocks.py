@@ -42,7 +42,7 @@ def clock(offset: str) -> Iterator[None]:
 def test_run_with_clocks_years_off_is_complete(
     mosquitto: Mosquitto, tmp_path: Path, ann: str, bob: str, coordinator: str
 ):
-    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
+    with Fleet(mosquitto.url, tmp_path) as fleet:
         stage = Stage(mosquitto, fleet, tmp_path)
         stage.start_agents()
         for device, offset in (("ann", ann), ("bob", bob)):

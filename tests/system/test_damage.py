@@ -45,7 +45,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def stage(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     kind = DiskStage if "disk" in request.fixturenames else Stage
-    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
+    with Fleet(mosquitto.url, tmp_path) as fleet:
         yield kind(mosquitto, fleet, tmp_path)
 
 

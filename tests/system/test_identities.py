@@ -114,7 +114,7 @@ def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path
     """No round is lost to a renewal; a revoked device is out at once, whatever the broker does, and then there too."""
     house = House(tmp_path)
     options = {device: house.enrol(device) for device in ("ann", "bob")}
-    with house.broker as broker, Fleet(url_of(broker), tmp_path, name=FLEET, forked=False) as fleet:
+    with house.broker as broker, Fleet(url_of(broker), tmp_path, name=FLEET) as fleet:
         stage = Stage(broker, fleet, tmp_path)
         start_with_a_clock_that_is_behind(stage, options["ann"], monkeypatch)
         bob = stage.start_agent("bob", list(map(str, options["bob"])))

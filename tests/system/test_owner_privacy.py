@@ -53,7 +53,7 @@ class RunLines(Silent):
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "fleet", forked=False) as fleet:
+    with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "fleet") as fleet:
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data)
         fleet.wait_ready()

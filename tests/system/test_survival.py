@@ -152,7 +152,7 @@ def test_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stag
     "options", [pytest.param("", id="keeps", marks=pytest.mark.faults), pytest.param("persistence false", id="forgets")]
 )
 def test_broker_killed_in_a_round_loses_no_update(tmp_path: Path, options: str):
-    with Mosquitto(options, autosave=not options) as broker, Fleet(broker.url, tmp_path, forked=False) as fleet:
+    with Mosquitto(options, autosave=not options) as broker, Fleet(broker.url, tmp_path) as fleet:
         stage = Stage(broker, fleet, tmp_path)
         stage.start_agents()
         stage.hold("ann", round=2, step=3)

@@ -54,7 +54,7 @@ def test_resumed_run_refuses_beside_another_coordinator(stage: Stage):
 
 @pytest.mark.faults
 def test_coordinator_that_died_with_its_broker_does_not_block_the_next(tmp_path: Path):
-    with Mosquitto(autosave=True) as broker, Fleet(broker.url, tmp_path, forked=False) as fleet:
+    with Mosquitto(autosave=True) as broker, Fleet(broker.url, tmp_path) as fleet:
         stage = Stage(broker, fleet, tmp_path)
         stage.start_agents()
         stage.hold("ann", round=1, step=2)

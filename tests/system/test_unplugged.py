@@ -55,7 +55,7 @@ class Laptop:
 @pytest.fixture
 def laptop(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Laptop]:
     """Plugged in and ready; the parameter is what becomes of its work when it is not any more."""
-    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
+    with Fleet(mosquitto.url, tmp_path) as fleet:
         yield Laptop(fleet, tmp_path, request.param)
 
 

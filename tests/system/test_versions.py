@@ -22,7 +22,11 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.m
 
 # The last version whose packages lay side by side; the last one before devices could name the features that they understand;
 # one before models travelled as deltas.
-EARLIER = ["bc64806", "53edeab", pytest.param("d5045a1", marks=pytest.mark.hosts)]
+EARLIER = [
+    pytest.param("bc64806", marks=pytest.mark.hosts),
+    "53edeab",
+    pytest.param("d5045a1", marks=pytest.mark.hosts),
+]
 PACKAGES = ["coordinator", "device_agent", "shared", "simulator"]
 DEVICES = ["ann", "bob"]
 ROUNDS = 4

@@ -103,6 +103,7 @@ def test_operator_logs_in_holds_a_device_and_releases_it(chromium, tmp_path):
         chromium.wait_for("document.querySelector('#fleet-table tbody tr').textContent.includes('sends nonsense')")
         assert registry.holds.held(FLEET) == {"pi-1": "quarantined"}
         chromium.wait_for("document.querySelector('tr.detail button').textContent === 'Release'")
+        chromium.wait_for("!document.getElementById('ask-dialog').open")  # the table may be quicker than the answer
         chromium.ask("document.querySelector('tr.detail button').click()")
         chromium.ask("document.getElementById('ask-ok').click()")
         chromium.wait_for("!document.querySelector('#fleet-table tbody tr').textContent.includes('quarantined')")

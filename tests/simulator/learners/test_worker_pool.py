@@ -39,11 +39,10 @@ def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], sta
 @pytest.mark.parametrize(
     "study",
     [
-        STUDY,
+        replace(STUDY, encoding="delta-int4"),
         study_of("fedavg-adam", "affine", norm_bound="auto:0.8", rounds=3),
-        study_of("fedavg-adam", "affine", clients=18, participation=0.9, rounds=3, encoding="delta-int4"),
     ],
-    ids=["many clients", "bounded", "encoded"],
+    ids=["many clients, encoded", "bounded"],
 )
 def test_number_of_workers_changes_no_bit(tmp_path, study):
     points, state = computed(study, tmp_path / "1", 1)
