@@ -234,7 +234,7 @@ class RoundSettings(Settings):
         ge=1,
         le=1_000_000,
         unit="devices",
-        help="Most devices that one device, a relay, may speak for; 1: no relay takes part.",
+        help="Most devices that one device, a relay, may speak for, as its update weighs as much as theirs; 1: no relay.",
     )
 
     dp: str = _privacy(

@@ -33,7 +33,7 @@ EXIT_LED = 5
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
     0: ("success: a run reached its target, last round or time limit; SIGTERM stopped agent or relay", ""),
     1: (
-        "failure: a run without a successful round, unusable data or state, a failed check, `status` without "
+        "failure: a run that failed or had no successful round, unusable data or state, a failed check, `status` without "
         "agent or relay",
         "apply the remedy, repeat",
     ),

@@ -37,8 +37,8 @@ def plan(
 ) -> None:
     """Compute the noise that keeps an epsilon, and whether a run with it learns anything.
 
-    The ratio is the L2 norm of the noise on the mean over the clip. Exit code 1: it is above 0.5. The verdict in the
-    JSON is learns, doubtful or learns_nothing.
+    The ratio is the L2 norm of the noise on the mean over the clip. Exit code 1: the noise on the mean is more than half of
+    the clip, so little or nothing is learnt. The verdict in the JSON is learns, doubtful or learns_nothing.
     """
     from fedpatch.shared.privacy.plan import Verdict, make_plan
 
