@@ -15,7 +15,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings
 from fedpatch.coordinator.blobs.blob_store import url_problem
 from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
-from fedpatch.coordinator.cohort.sampling import HELP
+from fedpatch.coordinator.cohort.selection import HELP
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.database_url import database_problem

@@ -216,7 +216,7 @@ class RoundPlayer:
                 counters=counters,
                 executor=executor,
                 wake=partial(connection.event_queue.put, UpdateWritten()),
-                busy=connection.event_queue.waiting,
+                events_waiting=connection.event_queue.waiting,
             )
             runner = EffectRunner(
                 engine,

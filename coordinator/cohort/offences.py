@@ -1,4 +1,4 @@
-"""Offences: the errors of a device that count against it, and the number of them that leads to quarantine.
+"""Offences: the errors of a device that count against it.
 
 An honest device of this version never commits an offence, with any owner, data, disk or network. An event that can
 happen to an honest device (it is late, it diverged, its link broke) never counts, however often it happens.

@@ -34,9 +34,10 @@ class Quarantine:
         self._say = say
         self._version = self._holds.version()
         self._held = self._holds.held(fleet)
-        # Offences since the last release, and those of them that are not written yet, each with the last one.
-        self._counts = self._holds.offences(fleet)
-        self._offences: dict[str, tuple[int, str]] = {}
+        # Offences of each device since its last release.
+        self._offences = self._holds.offences(fleet)
+        # Offences that the registry does not have yet, and the last of them.
+        self._unwritten: dict[str, tuple[int, str]] = {}
         # Devices that are due for quarantine, with their last offence. A coordinator that was killed after it wrote an offence
         # has left some in the registry.
         last = self._holds.last_offences(fleet)
@@ -51,19 +52,19 @@ class Quarantine:
     def note(self, count: CountEvent) -> None:
         """Note an offence (cohort.offences); the next `poll` or `save` writes it to the registry."""
         if count.device:
-            self._counts[count.device] = self._counts.get(count.device, 0) + count.times
-            before = self._offences.get(count.device, (0, ""))[0]
-            self._offences[count.device] = (before + count.times, count.reason)
+            self._offences[count.device] = self._offences.get(count.device, 0) + count.times
+            before = self._unwritten.get(count.device, (0, ""))[0]
+            self._unwritten[count.device] = (before + count.times, count.reason)
 
     def save(self) -> None:
         """Write the noted offences to the registry."""
-        offences, self._offences = self._offences, {}
+        offences, self._unwritten = self._unwritten, {}
         if offences:
             self._holds.offend(self._fleet, offences)
         self._due |= {device: last for device, (_, last) in offences.items() if self._is_due(device)}
 
     def _is_due(self, device: str) -> bool:
-        return 0 < self._limit <= self._counts.get(device, 0)
+        return 0 < self._limit <= self._offences.get(device, 0)
 
     def forget(self, device: str) -> None:
         """Forget the offences of a device that the run no longer knows, at the next `poll`, unless that holds it back."""
@@ -83,7 +84,7 @@ class Quarantine:
         due, self._due = self._due, {}
         put = set()
         for device in sorted(due)[: max(0, self._most - len(self._held))]:
-            reason = f"{self._counts.get(device, 0)} offences, the last one: {due[device]}"
+            reason = f"{self._offences.get(device, 0)} offences, the last one: {due[device]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
                 put.add(device)
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
@@ -96,13 +97,13 @@ class Quarantine:
     def _forget(self, gone: set[str]) -> None:
         forgotten = gone - self._held.keys()
         for device in forgotten:
-            self._counts.pop(device, None)
+            self._offences.pop(device, None)
         if forgotten:
             self._holds.forgive(self._fleet, forgotten)
 
     def _read(self) -> dict[str, str] | None:
         # A released device has no offences any more, also where it was not held back.
-        self._counts = self._holds.offences(self._fleet)
+        self._offences = self._holds.offences(self._fleet)
         held = self._holds.held(self._fleet)
         if held == self._held:
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from fedpatch.coordinator.cohort.sampling import Standing
+from fedpatch.coordinator.cohort.selection import Standing
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
@@ -159,7 +159,7 @@ class Fleet:
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
-        # The devices that were seen with the task, and those of them that do not count (coordinator.cohort.sampling).
+        # The devices that were seen with the task, and those of them that do not count (coordinator.cohort.selection).
         self._able: set[str] = set()
         self._released: set[str] = set()
         self._left: set[str] = set()

@@ -4,12 +4,12 @@ A device *misses* a round if it declines, does not answer the invitation, falls 
 `rejoin_s`, or has not reported at the deadline. A device that fails with a reason has worked, and misses nothing. Neither does
 a device that was at work when the round ended after its quorum. After n missed rounds in a row a device is *absent*:
 
-- It does not count (coordinator.cohort.sampling), so that it cannot keep a round from its quorum.
+- It does not count (coordinator.cohort.selection), so that it cannot keep a round from its quorum.
 - It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
 A committed update ends the absence. A device that restarts is invited in the next round. All absent devices are invited in the
 next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all
-are invited and counted (fedpatch.coordinator.cohort.sampling), since then the cause is probably not the devices.
+are invited and counted (fedpatch.coordinator.cohort.selection), since then the cause is probably not the devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from fedpatch.coordinator.cohort.sampling import Selection
+from fedpatch.coordinator.cohort.selection import Selection
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 
 LONGEST_PERIOD = 16
@@ -89,7 +89,7 @@ class Absences:
             devices: Devices that can be invited: online, willing and not held back.
             draw: Draws a cohort of this round from some of them.
             number: Number of the round.
-            all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.sampling.Standing).
+            all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.selection.Standing).
 
         Returns:
             A selection of the devices that are not absent, and in addition, in the same share, of the absent devices that

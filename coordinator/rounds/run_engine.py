@@ -27,7 +27,7 @@ from dataclasses import replace
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
-from fedpatch.coordinator.cohort.sampling import Selection, Standing, devices_meant, draw, updates_needed
+from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
     CANNOT_SIGN,
@@ -634,7 +634,7 @@ class Engine:
         return self.spec.wait_s + (STARTING_S if self.fleet.starting else 0.0)
 
     def _enough(self, now: float) -> bool:
-        """Return whether enough devices are present for a round; the waiting times are those of coordinator.cohort.sampling."""
+        """Return whether enough devices are present for a round; coordinator.cohort.selection.RULE has the waiting times."""
         if self.present >= self.required_devices():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since

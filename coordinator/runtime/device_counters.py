@@ -23,7 +23,7 @@ class DeviceCounters:
         registry: Receives the counts.
         fleet: Name of the fleet.
         spec: The terms of the run.
-        quarantine: Is given each event, and saved before an offence is shown; None: no quarantine.
+        quarantine: Is given each offence, and saved before a refused one is shown; None: no quarantine.
         say: Shows a line to the operator.
         unix_time: Returns seconds of the wall clock.
 

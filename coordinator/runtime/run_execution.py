@@ -484,7 +484,7 @@ def _play_rounds(
             counters=counters,
             executor=stack.enter_context(connection.ports.executor(max(THREADS, blobs.concurrency), "fedpatch-store")),
             wake=partial(connection.event_queue.put, UpdateWritten()),
-            busy=connection.event_queue.waiting,
+            events_waiting=connection.event_queue.waiting,
         )
         runner = EffectRunner(
             engine,

@@ -82,7 +82,7 @@ class UpdateStore:
         counters: Has the accepted devices that a row of an update carries.
         executor: Runs the checks and writes; None: the caller's thread does.
         wake: Called, in any thread, when an update is checked and written and the last call was answered by `completed`.
-        busy: Returns the number of events that wait and are handled before the next wait for one.
+        events_waiting: Returns the number of events in the queue.
         most_bytes: Bytes of decoded updates that are kept in memory.
     """
 
@@ -96,7 +96,7 @@ class UpdateStore:
         counters: DeviceCounters,
         executor: Executor | None = None,
         wake: Callable[[], None] = lambda: None,
-        busy: Callable[[], int] = lambda: 0,
+        events_waiting: Callable[[], int] = lambda: 0,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._blobs = blobs
@@ -110,7 +110,7 @@ class UpdateStore:
         self._woken = False
         self._executor = executor
         self._ahead = ReadAhead(blobs)
-        self._busy = busy
+        self._events_waiting = events_waiting
         self._writer: UpdateWriter[Checked | UpdateRefused] = UpdateWriter(self._write, self._wake_once, executor)
 
     def open_round(self, journal: RoundJournal, now: BootTime) -> None:
@@ -136,7 +136,7 @@ class UpdateStore:
         Without a need to wait, none is yielded while the caller is busy and fewer than GROUP are done.
         """
         waiting = self._writer.in_progress
-        if most_left >= waiting and self._busy() and (waiting < GROUP or self._writer.done < GROUP):
+        if most_left >= waiting and self._events_waiting() and (waiting < GROUP or self._writer.done < GROUP):
             return
         self._woken = False
         current = self._engine.open

@@ -1,4 +1,4 @@
-"""The coordinator's files: the registry, journals, checkpoints and updates, and their checks.
+"""The coordinator's files: the registry, journals, checkpoints and updates, their checks, and the model deltas of a run.
 
 Nothing here knows the network.
 """

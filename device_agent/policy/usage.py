@@ -1,4 +1,4 @@
-"""Usage of the device: of the job in hand, of the day in usage.json, and of its processor.
+"""Usage of the device: of the job in hand, of the day in usage.json, and of its processor; and the local clock of days.
 
 The daily budget is a book of days that a wrong clock cannot empty. A day is a date of the local clock. The device has no other
 calendar, and that one may be wrong: a Pi without a battery for its clock starts in the past and is corrected minutes later. So

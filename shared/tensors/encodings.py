@@ -482,7 +482,7 @@ def feedback_share(spec: TensorSpec, encoding: str, seed: bytes) -> Array:
     if encoding not in KEEP:
         return np.ones(spec.shape, np.float32)
     rule, found = rule_of(encoding, spec), np.full(math.prod(spec.shape), WAITING_SHARE, np.float32)
-    found[slice(None) if rule is None else _places(spec, rule, seed)] = 0
+    found[slice(None) if rule is None or rule.keep == 1 else _places(spec, rule, seed)] = 0
     return found.reshape(spec.shape)
 
 

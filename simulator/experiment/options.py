@@ -10,7 +10,7 @@ from typing import Any
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
-from fedpatch.coordinator.cohort.sampling import ROUNDING
+from fedpatch.coordinator.cohort.selection import ROUNDING
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.masking.group_context import KEEPS

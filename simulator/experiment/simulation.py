@@ -33,7 +33,7 @@ from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.server_optimizers import add_controls
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
-from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.shared import __version__

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from fedpatch.coordinator.cohort.sampling import ROUNDING
+from fedpatch.coordinator.cohort.selection import ROUNDING
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
@@ -129,7 +129,7 @@ class Study:
 
     @property
     def participants(self) -> int:
-        """Clients that each round selects, as coordinator.cohort.sampling does."""
+        """Clients that each round selects, as coordinator.cohort.selection does."""
         return max(1, int(self.participation * self.clients + ROUNDING))
 
     def reached(self, user_accuracy: float) -> bool:

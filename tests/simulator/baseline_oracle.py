@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.coordinator.cohort.selection import select
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors

@@ -157,9 +157,10 @@ class AgentProcess:
             if how is signal.SIGKILL:
                 # A power cut takes the training process at the same moment. It is a child of the agent or of the fork server.
                 os.killpg(process.pid, signal.SIGSTOP)
-                for one in forked_for(process.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(one, how)
+                while forked := forked_for(process.pid):
+                    for one in forked:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(one, how)
                 os.killpg(process.pid, how)
             else:
                 process.send_signal(how)

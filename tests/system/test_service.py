@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.brokers import Mosquitto
 from tests.support.listing import children
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
@@ -70,6 +71,13 @@ class Manager:
     def _listen(self) -> None:
         while message := self._socket.recv(4096):
             self.received.append(message.decode())
+
+
+@pytest.fixture
+def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
+    """Training processes are children of their agents, as on a device."""
+    with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
+        yield Stage(mosquitto, fleet, tmp_path)
 
 
 @pytest.fixture

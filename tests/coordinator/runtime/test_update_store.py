@@ -180,7 +180,7 @@ def test_update_written_after_the_round_is_not_counted(bench, slow):
 
 def test_updates_that_are_done_while_events_wait_are_committed_together(tmp_path, prepared, registry, monkeypatch):
     events = ["another message"]
-    bench = Bench(tmp_path, prepared, registry, writing={"busy": lambda: bool(events)}).begin()
+    bench = Bench(tmp_path, prepared, registry, writing={"events_waiting": lambda: len(events)}).begin()
     written: list[int] = []
     add: Callable[..., dict[str, str]] = registry.rounds.add_updates
 

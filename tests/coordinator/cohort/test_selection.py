@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.cohort.sampling import Selection, select
+from fedpatch.coordinator.cohort.selection import Selection, select
 from fedpatch.shared.errors import UsageError
 
 DEVICES = [f"pi{number:03}" for number in range(100)]
