@@ -223,7 +223,7 @@ def test_late_update_of_a_site_counts_in_a_later_round(world):
         world.start_site(site)
     world.sites["site-b"].updates["b1"].delay_s = 6.0
     summary = world.start_run(
-        "world", 2, rounds=8, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0
+        "world", 2, rounds=8, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0, max_staleness=8
     ).result()
     assert [record.outcome for record in summary.rounds] == ["aggregated"] * 8, world.relays["site-b"].err
     assert any(record.buffered and record.buffered.staleness.keys() - {"0"} for record in summary.rounds)
