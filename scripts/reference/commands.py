@@ -170,7 +170,7 @@ def _about(text: str, *, short: bool) -> str:
 
 
 def _only_groups(command: Any) -> bool:
-    """Whether a command does nothing without the name of a subcommand, as `fedpatch ca`."""
+    """Return whether a command does nothing without the name of a subcommand, as `fedpatch ca`."""
     return bool(getattr(command, "no_args_is_help", False) and children(command))
 
 

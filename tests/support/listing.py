@@ -26,10 +26,10 @@ def listed(folder: Path, pattern: str) -> list[Path]:
 
 
 def content(path: Path) -> bytes | None:
-    """What is in a file; None where there is none, or none any more."""
+    """What is in a file; None where there is none, or none any more; also of a process that has ended."""
     try:
         return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return None
 
 
@@ -42,11 +42,17 @@ def _names(folder: Path) -> list[str]:
 
 def open_files(directory: Path) -> list[str]:
     """Return the files below `directory` that this process has open. Files of other tests come and go meanwhile."""
+    return sorted(path for path in descriptors("self") if path.startswith(f"{directory.resolve()}/"))
+
+
+def descriptors(process: int | str) -> list[str]:
+    """Return the open files, pipes and sockets of a process, given by its number or as "self"; none of one that has ended."""
     found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.append(os.readlink(descriptor))
-    return sorted(path for path in found if path.startswith(f"{directory.resolve()}/"))
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.append(os.readlink(descriptor))
+    return found
 
 
 def children(*parents: int) -> list[int]:

@@ -30,6 +30,7 @@ from typing import Any
 from fedpatch.coordinator.demo.devices import serve_forks
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.listing import content, descriptors
 from tests.support.paths import ROOT
 from tests.system.commands import Command, wait_for
 
@@ -55,23 +56,9 @@ def fork_server() -> Path:
 
 def forked_for(agent: int) -> list[int]:
     """Return the training processes that the fork server has forked for an agent: those with a pipe to it."""
-    servers = [one for one in Path("/proc").glob("[0-9]*") if b"fork_server" in _content(one / "cmdline")]
-    pipes = _pipes(Path("/proc", str(agent)))
-    return [int(one.name) for one in servers if pipes & _pipes(one)]
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # the process has ended
-        return b""
-
-
-def _pipes(process: Path) -> set[str]:
-    """Return the pipes that a process has open."""
-    with contextlib.suppress(OSError):
-        return {found for one in (process / "fd").iterdir() if (found := os.readlink(one)).startswith("pipe:")}
-    return set()
+    pipes = {one for one in descriptors(agent) if one.startswith("pipe:")}
+    servers = [one.name for one in Path("/proc").glob("[0-9]*") if b"fork_server" in (content(one / "cmdline") or b"")]
+    return [int(one) for one in servers if pipes.intersection(descriptors(one))]
 
 
 class AgentProcess:

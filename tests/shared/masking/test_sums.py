@@ -125,7 +125,7 @@ def test_sender_of_wrong_shares_of_more_than_half_of_the_members_is_named(count,
 
 
 def test_member_whose_share_was_wrong_is_tried_last(monkeypatch):
-    """Of twelve members one lies about each: only the first secret takes several subsets."""
+    """One of twelve members lies about each secret; only the first secret takes several subsets."""
     size, tried = 12, []
     group = PlayedGroup.of(size)
     group.share()

@@ -177,7 +177,7 @@ def test_value_at_its_range_is_not_clipped_and_the_next_one_is(beyond, clipped):
 
 
 def test_mean_and_spread_of_each_tensor_are_its_own():
-    """Of a scalar and of an empty tensor too."""
+    """The law holds for a scalar and for an empty tensor too."""
     shapes = {"a": (), "b": (0,), "c": (4,), "d": (2, 3)}
     schema = Schema(tuple(TensorSpec(name, shape, "float32", "weight") for name, shape in shapes.items()))
     terms = terms_of(2, bits=16, grid=write_grid((1.0, 1.0, 2.0, 0.5)), clip=1e6, weight_cap=100)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from benchmarks.testbed.hosts import Hosts, why_not
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.spec.compute import rank_count, rank_number, worker_count
+from tests.support.listing import children
 from tests.support.paths import ROOT
 from tests.system.commands import wait_for
 
@@ -77,19 +77,13 @@ def test_simulation_over_four_hosts_has_the_bits_of_one_process(fedpatch, monkey
     assert [curve_of(out) for out, _ in printed if out] == [curve_of(alone.out)]
 
 
-def children_of(process: int) -> list[int]:
-    """Processes that a process has started."""
-    text = Path(f"/proc/{process}/task/{process}/children").read_text("ascii")
-    return [int(word) for word in text.split()]
-
-
 @pytest.mark.slow
 def test_lost_rank_ends_the_others_with_a_hint_and_the_command_continues_after_the_saved_round(tmp_path):
     endless = [*STUDY[:6], "--rounds", "100000", "--out", str(tmp_path / "out")]
     state = tmp_path / "out" / ".unfinished" / "state.npz"
     with subprocess.Popen(ranks_command(2, *endless), cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
         wait_for(lambda: first.poll() is None, state.exists, lambda: "no state was saved", 120)
-        os.kill(children_of(first.pid)[-1], signal.SIGKILL)
+        os.kill(children(first.pid)[-1], signal.SIGKILL)
         printed = first.communicate(timeout=120)[1]
     assert first.returncode == 1
     assert printed.count("another rank of the simulation is lost") == 1
