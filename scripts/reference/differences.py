@@ -9,7 +9,6 @@ from dataclasses import replace
 from fedpatch.simulator.paper.comparison import RELATIVE_SLACK, SLACK_ROUNDS, Comparison, compare
 from fedpatch.simulator.paper.experiments import (
     RATE_GRID,
-    SPLIT_CLIENTS,
     SPLIT_OF,
     SPLITS,
     TRIALS,
@@ -84,16 +83,14 @@ def accuracy_at_paper(one: Comparison) -> float:
 
 def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
     """Return the same cell with another split, where it is computed."""
-    if cell.clients != SPLIT_CLIENTS:
-        return None
     (one,) = compare(store, select_cells(split, cell.short_name))
     return one if one.results else None
 
 
 def splits_table(store: Results) -> str:
-    """Format the cells with 400 clients that are computed with another split, beside the paper's split."""
+    """Format the cells that are computed with another split, beside the paper's split."""
     rows = []
-    for cell in select_cells("table2", "mnist/*/W400"):
+    for cell in select_cells("table2", "mnist"):
         others = [with_split(store, cell, split) for split in reversed(SPLITS)]
         if any(others):
             (here,) = compare(store, [cell])

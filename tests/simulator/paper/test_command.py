@@ -92,9 +92,10 @@ def test_tuned_cells_are_computed_after_their_trials(program, player):
     assert {one.learning_rate for one in player.studies} == {0.001, 0.003, 0.01, 0.03}
 
 
+@pytest.mark.parametrize("clients", [200, 400])
 @pytest.mark.parametrize("split", ["aligned", "even"])
-def test_cells_of_a_split_have_this_split(program, player, split):
-    program("paper", split, "--cells", "mnist/fedavg/all/W400/C1.0")
+def test_cells_of_a_split_have_this_split(program, player, split, clients):
+    program("paper", split, "--cells", f"mnist/fedavg/all/W{clients}/C1.0")
     (study,) = player.studies
     assert study.data.startswith(f"{split}:")
 
