@@ -28,7 +28,7 @@ class Client:
     A run is named by its id, the beginning of its id, or "last".
 
     Args:
-        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else that of a demo here.
+        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else the one of a demo here.
 
     Example:
         >>> from fedpatch import Client

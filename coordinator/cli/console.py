@@ -42,7 +42,7 @@ def add_console(app: typer.Typer) -> None:
     """Add the command to `app`."""
 
     @command(app, "console", example="fedpatch console --state-dir fedpatch-state")
-    @broker_options("Broker; default: that of the newest run; none: no broker.")
+    @broker_options("Broker; default: the newest run's; none: no broker.")
     def console(
         given: dict[str, Any],
         state_dir: StateDir = None,

@@ -16,7 +16,7 @@ _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Bundle to write
 _Broker = Annotated[
     str,
     typer.Option(
-        envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: that of the device's settings."
+        envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: from the device's settings."
     ),
 ]
 _Password = Annotated[bool, typer.Option("--password", help="Make a password instead of a certificate.")]

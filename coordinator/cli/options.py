@@ -11,7 +11,7 @@ import typer
 
 from fedpatch.shared.app.command import option, with_options
 
-_STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else that of a demo here."
+_STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else the one of a demo here."
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="FEDPATCH_STATE_DIR", metavar="PATH", help=_STATE_DIR_HELP)
@@ -31,7 +31,7 @@ def _from_environment(name: str, kind: Any, metavar: str, help: str) -> inspect.
 
 _TEXT, _FILE = str | None, Path | None
 _CONNECTION = (
-    _from_environment("fleet", _TEXT, "NAME", "Fleet; default: that of the run."),
+    _from_environment("fleet", _TEXT, "NAME", "Fleet; default: the run's."),
     _from_environment("username", _TEXT, "NAME", "User name for the broker."),
     option("password_file", PasswordFile),
     _from_environment("ca_file", _FILE, "PATH", "Trusted CA certificate, PEM."),

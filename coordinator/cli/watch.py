@@ -21,7 +21,7 @@ _StateDir = Annotated[
     typer.Option(
         envvar="FEDPATCH_STATE_DIR",
         metavar="PATH",
-        help="State directory; default: ./fedpatch-state, else that of a demo here.",
+        help="State directory; default: ./fedpatch-state, else the one of a demo here.",
     ),
 ]
 _Once = Annotated[bool, typer.Option("--once", help="Show the status once and end.")]
@@ -32,7 +32,7 @@ def add_watch(app: typer.Typer) -> None:
     """Add the command to `app`."""
 
     @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
-    @broker_options("Broker; default: that of the newest run here.")
+    @broker_options("Broker; default: the newest run's.")
     def watch(
         given: dict[str, Any], state_dir: _StateDir = None, once: _Once = False, as_json: _AsJson = False
     ) -> None:

@@ -34,7 +34,7 @@ def add_enrol(app: typer.Typer) -> None:
             typer.Option(
                 envvar="FEDPATCH_AGENT_STATE_DIR",
                 metavar="PATH",
-                help="State directory of the agent; default: that of the settings.",
+                help="State directory of the agent; default: from the settings.",
             ),
         ] = None,
         replace: Annotated[bool, typer.Option("--replace", help="Replace another identity of this device.")] = False,

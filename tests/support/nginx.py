@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.brokers import HOST, free_port, listening, start_server
 from tests.support.identities import Certified
+from tests.support.listing import children
 
 _CONFIG = """
 daemon off;
@@ -87,9 +88,7 @@ class Nginx:
     def pids(self) -> list[int]:
         """The master and its workers."""
         assert self._process is not None
-        master = self._process.pid
-        children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
-        return [master, *map(int, children)]
+        return [self._process.pid, *children(self._process.pid)]
 
     def start(self) -> None:
         """Run it until it answers; the port stays the same from start to start."""
