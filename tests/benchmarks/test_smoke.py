@@ -33,7 +33,7 @@ OWN_TESTS = {
     "testbed.run": "test_testbed.py",
 }
 """Benchmarks that are played at toy size in files of their own: some need more than a broker."""
-NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules", "peers.pfllib_methods"}
+NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules", "peers.pfllib_methods", "peers.published_code"}
 """Benchmarks that run in an environment with these peers only."""
 MB = 1e6
 

@@ -1,0 +1,202 @@
+"""Cells of the paper's tables by the code that its authors published, to tell its results from those that the paper prints.
+
+    git clone https://github.com/JedMills/MTFL-For-Personalised-DNNs
+    FEDPATCH_DATA=... python -m benchmarks.peers.published_code --code MTFL-For-Personalised-DNNs --cells 'table2/mnist/*'
+
+The published program runs as it is, with the published learning rates, on one thread. Three parts are replaced in memory: the
+progress bar, which here ends a run at the target; the function that saves a result; and the step number of Adam's state,
+which is a tensor since torch 1.12. The program's only data are those of MNIST here: it wants CIFAR-10 in another form.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stdout
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from fedpatch.shared.app.command import command, run_app, say
+from fedpatch.shared.app.provenance import processor_name, source_commit
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import data_root
+from fedpatch.simulator.experiment.cell_file import CellFile
+from fedpatch.simulator.paper.experiments import Cell, select_named_cells, study_of
+from fedpatch.simulator.spec.published import NOISY_FRACTION
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_NAME = "benchmarks.peers.published_code"
+_REPORTED = 10
+"""Rounds from one line of progress to the next."""
+_PRIVATE = {"none": "none", "stats": "us", "affine": "yb", "all": "usyb"}
+_ADAM = {"fedadam": "1e-4", "fedavg-adam": "1e-7"}
+"""Epsilon of each strategy with Adam, as in the published program's manual."""
+
+
+@dataclass(frozen=True)
+class PublishedCell:
+    """One cell with one seed, by the published program.
+
+    Attributes:
+        cell: Name of the cell, e.g. `table2/mnist/fedavg/affine/W200/C1.0`.
+        seed: The seed.
+        rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
+        curve: User accuracy after 0, 1, 2, ... rounds.
+        seconds: Time that it took.
+        origin: Command, commit, version of torch, and processor.
+    """
+
+    cell: str
+    seed: int
+    rounds_to_target: int | None
+    curve: list[float]
+    seconds: float
+    origin: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The terms that tell cells apart."""
+        return self.cell, self.seed
+
+
+class RoundLimit:
+    """Stands for the program's progress bar: ends its loop over the rounds once user accuracy has reached the target.
+
+    Args:
+        target_ua: The target.
+    """
+
+    def __init__(self, target_ua: float) -> None:
+        self._target_ua = target_ua
+        self._accuracies: np.ndarray = np.zeros(0)
+        self.curve: list[float] = []
+
+    def keep_arrays(self, rounds: int) -> tuple[np.ndarray, ...]:
+        """Return four arrays for the program's results, as its own function does, and look at the last one."""
+        arrays = tuple(np.zeros(rounds, dtype=np.float32) for _ in range(4))
+        self._accuracies = arrays[-1]
+        return arrays
+
+    def progressbar(self, rounds: range) -> Iterator[int]:
+        """Yield the rounds until the target is reached."""
+        for at in rounds:
+            yield at
+            self.curve.append(round(float(self._accuracies[at]), 5))
+            if at % _REPORTED == 0:
+                say(f"{at} rounds: user accuracy {self.curve[-1]:.3f}")
+            if self.curve[-1] >= self._target_ua:
+                return
+
+
+def play(cell: Cell, seed: int, rounds: int) -> list[float]:
+    """Run the published program, which `sys.path` has to contain.
+
+    Args:
+        cell: The cell.
+        seed: Its seed.
+        rounds: The most rounds to play.
+
+    Returns:
+        User accuracy after 0, 1, 2, ... rounds, to the target or to `rounds`.
+    """
+    limit = RoundLimit(cell.target_ua or 1.0)
+    sys.modules["progressbar"] = ModuleType("progressbar")
+    sys.modules["progressbar"].progressbar = limit.progressbar  # type: ignore[attr-defined]
+    algorithms, program = import_module("fl_algs"), import_module("main")
+    algorithms.progressbar, algorithms.init_stats_arrays = limit.progressbar, limit.keep_arrays  # type: ignore[attr-defined]
+    program.save_data = lambda *_: None  # type: ignore[attr-defined]
+    torch.set_deterministic = torch.use_deterministic_algorithms  # type: ignore[attr-defined]  # its name in torch 1.7
+    _keep_plain_steps(import_module("optimisers"))
+    study = study_of(cell, seed)
+    words = {
+        "dset": cell.task, "alg": cell.strategy, "C": cell.participation, "B": study.batch_size, "T": rounds + 1, "E": 1,
+        "device": "cpu", "W": cell.clients, "seed": seed, "lr": study.learning_rate,
+        "noisy_frac": NOISY_FRACTION if cell.where == "table3" else 0.0, "bn_private": _PRIVATE[cell.private],
+    }  # fmt: skip
+    if cell.strategy in _ADAM:
+        words |= {"beta1": 0.9, "beta2": 0.999, "epsilon": _ADAM[cell.strategy]}
+    if cell.strategy == "fedadam":
+        words["server_lr"] = study.server_learning_rate
+    with TemporaryDirectory() as folder:
+        Path(folder, "MNIST_data").symlink_to(data_root().resolve() / "mnist")
+        place = Path(folder, "program")
+        place.mkdir()
+        given = list(sys.argv)
+        # In place: the program keeps the list that it imports.
+        sys.argv[:] = ["main.py", *(str(part) for name, value in words.items() for part in (f"-{name}", value))]
+        try:
+            with chdir(place), redirect_stdout(io.StringIO()):
+                program.main()
+        finally:
+            sys.argv[:] = given
+    return limit.curve
+
+
+def _keep_plain_steps(optimisers: Any) -> None:
+    """Let the program average the step numbers of Adam as it was written to: as numbers, while torch wants tensors."""
+    adam, model = optimisers.ClientAdam, optimisers.NumpyModel
+    read, write = adam.get_params, adam.set_params
+    if getattr(read, "plain", False):
+        return
+
+    def get_params(self: Any) -> Any:
+        return model([float(one) if isinstance(one, torch.Tensor) else one for one in read(self).params])
+
+    def set_params(self: Any, params: Any) -> None:
+        write(self, params)
+        for state in self.state.values():
+            state["step"] = torch.tensor(float(state["step"]))
+
+    get_params.plain = True  # type: ignore[attr-defined]
+    adam.get_params, adam.set_params = get_params, set_params
+
+
+@command(app, "published_code", example=f"python -m {_NAME} --code DIR --cells 'table2/mnist/*/all/W200' --out FILE")
+def play_cells(
+    code: Annotated[Path, typer.Option(metavar="DIR", help="Checkout of the published code.")],
+    cells: Annotated[str, typer.Option(metavar="GLOBS", help="Globs of cells of MNIST, each after its table.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File for all results; a repeated command goes on with it.")
+    ] = Path("results/published/mnist.json"),
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="The most rounds of a cell.")] = 100,
+) -> None:
+    """Play cells of Table 2 and Table 3 by the code that the paper's authors published."""
+    chosen = [
+        one for one in select_named_cells(cells) if (one.where in ("table2", "table3"), one.task) == (True, "mnist")
+    ]
+    if not chosen:
+        raise UsageError(f"--cells {cells!r} names no cell of MNIST in Table 2 or Table 3")
+    folder = code.resolve()
+    sys.path.insert(0, str(folder))
+    torch.set_num_threads(1)
+    head = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True)  # nosec B603
+    table = CellFile(out, {"published_code": commit.stdout.strip()}, PublishedCell, _NAME)
+    origin = {"commit": source_commit(), "torch": torch.__version__, "processor": processor_name()}
+    for seed in range(seeds):
+        for cell in chosen:
+            if (cell.name, seed) in table.cells:
+                continue
+            say(f"{cell.name}, seed {seed}")
+            begun = time.monotonic()
+            curve = play(cell, seed, rounds)
+            reached = len(curve) - 1 if curve[-1] >= (cell.target_ua or 1.0) else None
+            table.add(PublishedCell(cell.name, seed, reached, curve, round(time.monotonic() - begun, 1), origin))
+            say(f"{cell.name}, seed {seed}: {'not in ' + str(rounds) if reached is None else reached} rounds")
+
+
+if __name__ == "__main__":
+    run_app(app, f"python -m {_NAME}")
