@@ -50,11 +50,11 @@ class Comparison:
             return None
         paper = self.cell.paper
         if not self.results:
-            return False if paper is not None and self.unfinished_rounds >= paper + _slack(paper) else None
+            return False if paper is not None and self.unfinished_rounds >= paper + slack(paper) else None
         ours = self.mean_rounds
         if ours is None or paper is None:
             return ours is None and paper is None
-        return abs(ours - paper) <= _slack(paper)
+        return abs(ours - paper) <= slack(paper)
 
     @property
     def user_accuracy(self) -> float | None:
@@ -227,7 +227,8 @@ def _rounds(rounds: int | None) -> str:
     return "X" if rounds is None else str(rounds)
 
 
-def _slack(paper: int) -> float:
+def slack(paper: int) -> float:
+    """Return by how many rounds a cell may differ from the paper's and still agree."""
     return max(RELATIVE_SLACK * paper, SLACK_ROUNDS)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.published_code import PublishedCell
 from fedpatch.simulator.paper.comparison import Comparison, compare
 from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells, study_of
 from fedpatch.simulator.paper.results import Results
@@ -48,11 +50,31 @@ def test_accuracy_at_the_papers_round_is_the_last_one_of_a_run_that_ended_before
 def test_a_split_covers_a_cell_when_the_papers_rounds_lie_between_those_of_two_splits(store):
     store.write(ALL, 0, result(ALL, 0, 148))
     (aligned,) = select_cells("aligned", ALL.short_name)
-    assert differences.explained(store)["unexplained_count"] == "1"
+    assert "| **open** | 1 | fedavg all W400 C1.0 |" in differences.explained(store)["explained"]
     store.write(aligned, 0, result(aligned, 0, 55))
     words = differences.explained(store)
-    assert (words["differing_count"], words["by_split"], words["unexplained_count"]) == ("1", "1", "0")
+    assert "| lie between those of two splits of the test data | 1 | fedavg all W400 C1.0 |" in words["explained"]
+    assert (words["differing_count"], words["unexplained_count"]) == ("1", "none")
     assert "| fedavg all W400 C1.0 | 148\\* | | 55 | 68 |" in differences.splits_table(store)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "curve_rounds", "differs"),
+    [(148, 148, True), (None, 100, True), (None, 80, False), (70, 70, False), (40, 40, False)],
+)
+def test_published_code_differs_alike_where_it_is_as_far_from_the_paper_on_the_same_side(
+    store, rounds, curve_rounds, differs
+):
+    store.write(ALL, 0, result(ALL, 0, None))
+    other = PublishedCell(ALL.name, 0, rounds, [0.5] * (curve_rounds + 1), 1.0)
+    folder = store.folder / "published"
+    folder.mkdir()
+    (folder / "mnist.json").write_text(json.dumps({"cells": [asdict(other)]}))
+    (one,) = compare(store, [ALL])
+    assert differences.published_code_differs(store, one) is differs
+    assert differences.explained(store)["published_count"] == "1"
+    text = f">{curve_rounds}" if rounds is None else str(rounds)
+    assert f"| {text} |" in differences.differing_table(store)
 
 
 def test_rates_like_the_papers_are_those_of_the_nearest_trial_within_the_limits(store):
