@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import typer
 
+from benchmarks.support.report import command_line
 from fedpatch.shared.app.command import command, run_app, say
 from fedpatch.shared.app.provenance import processor_name, source_commit
 from fedpatch.shared.errors import UsageError
@@ -55,7 +56,7 @@ class PublishedCell:
         rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
         curve: User accuracy after 0, 1, 2, ... rounds.
         seconds: Time that it took.
-        origin: Command, commit, version of torch, and processor.
+        origin: Commit, version of torch, and processor.
     """
 
     cell: str
@@ -184,7 +185,8 @@ def play_cells(
     torch.set_num_threads(1)
     head = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=True)  # nosec B603
-    table = CellFile(out, {"published_code": commit.stdout.strip()}, PublishedCell, _NAME)
+    about = {"published_code": commit.stdout.strip()}
+    table = CellFile(out, about, PublishedCell, _NAME, {"command": command_line("peers.published_code")})
     origin = {"commit": source_commit(), "torch": torch.__version__, "processor": processor_name()}
     for seed in range(seeds):
         for cell in chosen:
