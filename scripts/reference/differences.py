@@ -91,6 +91,13 @@ def published(store: Results, cell: Cell) -> list[PublishedCell]:
     return [PublishedCell(**one) for one in cells if one["cell"] == cell.name]
 
 
+def collapse(store: Results, cell: Cell) -> str:
+    """Return the round in which user accuracy by the published code falls to that of guessing, after it was above 0.9."""
+    (one,) = published(store, cell)
+    learned = next(at for at, accuracy in enumerate(one.curve) if accuracy > 0.9)
+    return str(next(at for at, accuracy in enumerate(one.curve) if at > learned and accuracy < 0.2))
+
+
 def published_rounds(one: PublishedCell) -> str:
     """Format rounds to target, `>100` where 100 rounds do not reach it."""
     return f">{len(one.curve) - 1}" if one.rounds_to_target is None else str(one.rounds_to_target)
@@ -203,7 +210,7 @@ def explained(store: Results) -> dict[str, str]:
     played = [one for one in cells if published(store, one.cell)]
     return {
         "differing_count": str(len(cells)),
-        "unexplained_count": str(len(left)) if left else "none",
+        "explained_count": "all" if not left else str(len(cells) - len(left)),
         "explained": table(("the paper's rounds", "cells", ""), [row for row in rows if row[1] != "0"]),
         "published_count": str(len(played)),
         "published_differs": str(sum(published_code_differs(store, one) for one in played)),

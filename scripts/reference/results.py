@@ -196,8 +196,10 @@ def cells_in_words(store: Results) -> dict[str, str]:
     (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
     (best,) = compare(store, [choose_rates(half, store)])
     by_code = differences.published(store, replace(half, where="table2"))
+    (affine,) = select_cells("table2", "mnist/fedadam/affine/W200/C1.0")
     return {
         **words,
+        "fedadam_collapse": differences.collapse(store, affine),
         "adam_all_half_tuned": best.ours(),
         "adam_all_half_published": ", ".join(map(differences.published_rounds, by_code)),
     }
