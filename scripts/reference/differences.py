@@ -91,11 +91,18 @@ def published(store: Results, cell: Cell) -> list[PublishedCell]:
     return [PublishedCell(**one) for one in cells if one["cell"] == cell.name]
 
 
-def collapse(store: Results, cell: Cell) -> str:
-    """Return the round in which user accuracy by the published code falls to that of guessing, after it was above 0.9."""
-    (one,) = published(store, cell)
-    learned = next(at for at, accuracy in enumerate(one.curve) if accuracy > 0.9)
-    return str(next(at for at, accuracy in enumerate(one.curve) if at > learned and accuracy < 0.2))
+def collapses(store: Results, cells: Sequence[Cell]) -> str:
+    """Return the rounds, `18` or `17 to 19`, in which user accuracy by the published code falls from above 0.9 to guessing."""
+    rounds = []
+    for one in (result for cell in cells for result in published(store, cell)):
+        learned = next(at for at, accuracy in enumerate(one.curve) if accuracy > 0.9)
+        rounds.append(next(at for at, accuracy in enumerate(one.curve) if at > learned and accuracy < 0.2))
+    return span(min(rounds), max(rounds))
+
+
+def span(low: int, high: int) -> str:
+    """Format a range of whole numbers, or the number that it consists of."""
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def published_rounds(one: PublishedCell) -> str:

@@ -166,12 +166,8 @@ def seeds(comparisons: Sequence[Comparison]) -> str:
     parts = []
     for clients in sorted({one.cell.clients for one in comparisons}):
         counts = [len(one.results) for one in comparisons if one.cell.clients == clients and one.results]
-        parts.append(f"W={clients}: {_span(min(counts), max(counts))}")
+        parts.append(f"W={clients}: {differences.span(min(counts), max(counts))}")
     return "; ".join(parts)
-
-
-def _span(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def cells_in_words(store: Results) -> dict[str, str]:
@@ -196,10 +192,9 @@ def cells_in_words(store: Results) -> dict[str, str]:
     (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
     (best,) = compare(store, [choose_rates(half, store)])
     by_code = differences.published(store, replace(half, where="table2"))
-    (affine,) = select_cells("table2", "mnist/fedadam/affine/W200/C1.0")
     return {
         **words,
-        "fedadam_collapse": differences.collapse(store, affine),
+        "fedadam_collapse": differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
         "adam_all_half_tuned": best.ours(),
         "adam_all_half_published": ", ".join(map(differences.published_rounds, by_code)),
     }
