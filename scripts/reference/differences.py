@@ -51,7 +51,6 @@ def differing_table(store: Results) -> str:
     rows = []
     for one in differing(store):
         near = rates_like_the_papers(store, one.cell)
-        splits = (other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None)
         rows.append(
             (
                 _named(one.cell),
@@ -59,7 +58,7 @@ def differing_table(store: Results) -> str:
                 "yes" if in_range(one) else "",
                 f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
                 ", ".join(published_rounds(other) for other in published(store, one.cell)),
-                ", ".join(f"{other.cell.where} {other.ours()}" for other in splits),
+                ", ".join(f"{other.cell.where} {other.ours()}" for other in other_splits(store, one)),
                 f"{_rates(near[0])}: {_outcome(near[1])}" if near else "",
             )
         )
@@ -130,6 +129,11 @@ def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
     return one if one.results else None
 
 
+def other_splits(store: Results, one: Comparison) -> list[Comparison]:
+    """Return the same cell with each other split, where it is computed."""
+    return [other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None]
+
+
 def splits_table(store: Results) -> str:
     """Format the cells that are computed with another split, beside the paper's split."""
     rows = []
@@ -198,7 +202,10 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
 def explained(store: Results) -> dict[str, str]:
     """Return the numbers of differing cells, and a table of those that each experiment covers; the first that fits counts."""
     covers: dict[str, Callable[[Comparison], bool]] = {
-        "lie between those of two splits of the test data": lambda one: _covered_by_split(store, one),
+        "are those of another split of the test data": lambda one: any(
+            other.within for other in other_splits(store, one)
+        ),
+        "lie between those of two splits": lambda one: _between_splits(store, one),
         "are those of other learning rates": lambda one: _trial_like_the_papers(store, one.cell) == TUNING,
         "are those of other rates on another split": lambda one: _trial_like_the_papers(store, one.cell) == TUNING_EVEN,
         "lie within our seeds": in_range,
@@ -230,13 +237,10 @@ def _trial_like_the_papers(store: Results, cell: Cell) -> str:
     return "" if found is None else found[0].where
 
 
-def _covered_by_split(store: Results, one: Comparison) -> bool:
+def _between_splits(store: Results, one: Comparison) -> bool:
     """Return whether the paper's rounds lie between those of two splits of the test examples."""
-    rounds = [math.inf if one.mean_rounds is None else one.mean_rounds]
-    for split in SPLITS:
-        other = with_split(store, one.cell, split)
-        if other is not None:
-            rounds.append(math.inf if other.mean_rounds is None else other.mean_rounds)
+    means = [each.mean_rounds for each in (one, *other_splits(store, one))]
+    rounds = [math.inf if mean is None else mean for mean in means]
     return len(rounds) > 1 and min(rounds) <= (one.cell.paper or math.inf) <= max(rounds)
 
 
