@@ -134,6 +134,20 @@ def other_splits(store: Results, one: Comparison) -> list[Comparison]:
     return [other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None]
 
 
+def agreement_on_even(store: Results) -> dict[str, str]:
+    """Return the number of cells with 400 clients on the split `even`, and of those that agree, there and on the code's."""
+    pairs = [
+        (one, even)
+        for one in compare(store, select_cells("table2", "mnist/*/W400"))
+        if (even := with_split(store, one.cell, "even")) is not None
+    ]
+    return {
+        "even_cells": str(len(pairs)),
+        "even_agree": str(sum(even.within is True for _, even in pairs)),
+        "even_shard_agree": str(sum(one.within is True for one, _ in pairs)),
+    }
+
+
 def splits_table(store: Results) -> str:
     """Format the cells that are computed with another split, beside the paper's split."""
     rows = []
@@ -222,7 +236,7 @@ def explained(store: Results) -> dict[str, str]:
         rows.append((name, str(len(found)), ", ".join(_named(one.cell) for one in found) if len(found) < 3 else ""))
     rows.append(("**open**", str(len(left)), ", ".join(_named(one.cell) for one in left)))
     played = [one for one in cells if published(store, one.cell)]
-    return {
+    return agreement_on_even(store) | {
         "differing_count": str(len(cells)),
         "explained_count": "all" if not left else str(len(cells) - len(left)),
         "explained": table(("the paper's rounds", "cells", ""), [row for row in rows if row[1] != "0"]),

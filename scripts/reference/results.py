@@ -182,6 +182,9 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "split_shard": "table2/mnist/fedavg/all/W400/C1.0",
         "split_even": "even/mnist/fedavg/all/W400/C1.0",
         "split_aligned": "aligned/mnist/fedavg/all/W400/C1.0",
+        "even_affine_half": "even/mnist/fedavg/affine/W400/C0.5",
+        "even_affine": "even/mnist/fedavg/affine/W400/C1.0",
+        "even_stats": "even/mnist/fedavg/stats/W400/C0.5",
     }
     words: dict[str, str] = {}
     for key, name in named.items():
