@@ -3,9 +3,9 @@
     git clone https://github.com/JedMills/MTFL-For-Personalised-DNNs
     FEDPATCH_DATA=... python -m benchmarks.peers.published_code --code MTFL-For-Personalised-DNNs --cells 'table2/mnist/*'
 
-The published program runs as it is, with the published learning rates, on one thread. Three parts are replaced in memory: the
-progress bar, which here ends a run at the target; the function that saves a result; and the step number of Adam's state,
-which is a tensor since torch 1.12. The program's only data are those of MNIST here: it wants CIFAR-10 in another form.
+The published program runs as it is; these parts of it are replaced in memory: the progress bar and the arrays of results, to
+end at the target; the function that saves a result; and, for a torch newer than 1.7, `torch.set_deterministic` and the step
+number of Adam's state, which is a tensor now. Only MNIST: the program reads CIFAR-10 in another form.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import typer
 from benchmarks.support.report import command_line
 from fedpatch.shared.app.command import command, run_app, say
 from fedpatch.shared.app.provenance import processor_name, source_commit
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import UsageError, unknown_name
 from fedpatch.shared.tasks.task import data_root
 from fedpatch.simulator.experiment.cell_file import CellFile
-from fedpatch.simulator.paper.experiments import Cell, select_named_cells, study_of
-from fedpatch.simulator.spec.published import NOISY_FRACTION
+from fedpatch.simulator.paper.experiments import TUNING, Cell, select_cells, study_of
+from fedpatch.simulator.spec.published import NOISY_FRACTION, TARGET_UA
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,6 +44,7 @@ _REPORTED = 10
 _PRIVATE = {"none": "none", "stats": "us", "affine": "yb", "all": "usyb"}
 _ADAM = {"fedadam": "1e-4", "fedavg-adam": "1e-7"}
 """Epsilon of each strategy with Adam, as in the published program's manual."""
+_TABLES = ("table2", "table3", TUNING)
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class PublishedCell:
     """One cell with one seed, by the published program.
 
     Attributes:
-        cell: Name of the cell, e.g. `table2/mnist/fedavg/affine/W200/C1.0`.
+        cell: Name of the cell, e.g. `table2/mnist/fedavg/affine/W200/C1.0`, or of a trial of learning rates.
         seed: The seed.
         rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
         curve: User accuracy after 0, 1, 2, ... rounds.
         seconds: Time that it took.
-        origin: Commit, version of torch, and processor.
+        origin: Command, commit, version of torch, and processor.
     """
 
     cell: str
@@ -70,6 +71,11 @@ class PublishedCell:
     def key(self) -> tuple[str, int]:
         """The terms that tell cells apart."""
         return self.cell, self.seed
+
+    @property
+    def rounds(self) -> int:
+        """Completed rounds."""
+        return len(self.curve) - 1
 
 
 class RoundLimit:
@@ -112,7 +118,7 @@ def play(cell: Cell, seed: int, rounds: int) -> list[float]:
     Returns:
         User accuracy after 0, 1, 2, ... rounds, to the target or to `rounds`.
     """
-    limit = RoundLimit(cell.target_ua or 1.0)
+    limit = RoundLimit(TARGET_UA[cell.task])
     sys.modules["progressbar"] = ModuleType("progressbar")
     sys.modules["progressbar"].progressbar = limit.progressbar  # type: ignore[attr-defined]
     algorithms, program = import_module("fl_algs"), import_module("main")
@@ -134,14 +140,15 @@ def play(cell: Cell, seed: int, rounds: int) -> list[float]:
         Path(folder, "MNIST_data").symlink_to(data_root().resolve() / "mnist")
         place = Path(folder, "program")
         place.mkdir()
-        given = list(sys.argv)
-        # In place: the program keeps the list that it imports.
-        sys.argv[:] = ["main.py", *(str(part) for name, value in words.items() for part in (f"-{name}", value))]
+        given = sys.argv
+        # The program reads its own name of the list too.
+        sys.argv = program.argv = ["main.py"]  # type: ignore[attr-defined]
+        sys.argv += (str(part) for name, value in words.items() for part in (f"-{name}", value))
         try:
             with chdir(place), redirect_stdout(io.StringIO()):
                 program.main()
         finally:
-            sys.argv[:] = given
+            sys.argv = given
     return limit.curve
 
 
@@ -164,40 +171,61 @@ def _keep_plain_steps(optimisers: Any) -> None:
     adam.get_params, adam.set_params = get_params, set_params
 
 
-@command(app, "published_code", example=f"python -m {_NAME} --code DIR --cells 'table2/mnist/*/all/W200' --out FILE")
+def choose_cells(patterns: str) -> list[Cell]:
+    """Return the cells of MNIST that globs name, each with its table before it.
+
+    Raises:
+        UsageError: A glob names no table, or no cell of MNIST.
+    """
+    chosen = []
+    for pattern in patterns.split(","):
+        where, _, rest = pattern.strip().partition("/")
+        if where not in _TABLES:
+            raise unknown_name(f"table in {pattern!r}", where, _TABLES)
+        cells = [one for one in select_cells(where, rest or None) if one.task == "mnist"]
+        if not cells:
+            raise UsageError(f"--cells {pattern!r} names no cell of MNIST")
+        chosen += cells
+    return chosen
+
+
+@command(app, "published_code", example=f"python -m {_NAME} --code DIR --cells 'table2/mnist/*/all/W200'")
 def play_cells(
     code: Annotated[Path, typer.Option(metavar="DIR", help="Checkout of the published code.")],
-    cells: Annotated[str, typer.Option(metavar="GLOBS", help="Globs of cells of MNIST, each after its table.")],
+    cells: Annotated[
+        str, typer.Option(metavar="GLOBS", help=f"Globs of cells of MNIST, which begin with {', '.join(_TABLES)}.")
+    ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="File for all results; a repeated command goes on with it.")
     ] = Path("results/published/mnist.json"),
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="The most rounds of a cell.")] = 100,
 ) -> None:
-    """Play cells of Table 2 and Table 3 by the code that the paper's authors published."""
-    chosen = [
-        one for one in select_named_cells(cells) if (one.where in ("table2", "table3"), one.task) == (True, "mnist")
-    ]
-    if not chosen:
-        raise UsageError(f"--cells {cells!r} names no cell of MNIST in Table 2 or Table 3")
+    """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""
+    chosen = choose_cells(cells)
     folder = code.resolve()
-    sys.path.insert(0, str(folder))
-    torch.set_num_threads(1)
     head = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=True)  # nosec B603
-    about = {"published_code": commit.stdout.strip()}
-    table = CellFile(out, about, PublishedCell, _NAME, {"command": command_line("peers.published_code")})
-    origin = {"commit": source_commit(), "torch": torch.__version__, "processor": processor_name()}
+    table = CellFile(out, {"published_code": commit.stdout.strip()}, PublishedCell, _NAME)
+    origin = {
+        "command": command_line("peers.published_code"),
+        "commit": source_commit(),
+        "torch": torch.__version__,
+        "processor": processor_name(),
+    }
+    sys.path.insert(0, str(folder))
+    torch.set_num_threads(1)
     for seed in range(seeds):
         for cell in chosen:
-            if (cell.name, seed) in table.cells:
+            before = table.cells.get((cell.name, seed))
+            if before is not None and (before.rounds_to_target is not None or before.rounds >= rounds):
                 continue
             say(f"{cell.name}, seed {seed}")
             begun = time.monotonic()
             curve = play(cell, seed, rounds)
-            reached = len(curve) - 1 if curve[-1] >= (cell.target_ua or 1.0) else None
+            reached = len(curve) - 1 if curve[-1] >= TARGET_UA[cell.task] else None
             table.add(PublishedCell(cell.name, seed, reached, curve, round(time.monotonic() - begun, 1), origin))
-            say(f"{cell.name}, seed {seed}: {'not in ' + str(rounds) if reached is None else reached} rounds")
+            say(f"{cell.name}, seed {seed}: {f'not in {rounds}' if reached is None else reached} rounds")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.peers.published_code import play
-from fedpatch.simulator.paper.experiments import select_cells
+from benchmarks.peers import published_code
+from fedpatch.shared.app.command import run_app
+from tests.support.programs import Program
 
 ALGORITHMS = """
 from progressbar import progressbar
@@ -16,54 +21,136 @@ from progressbar import progressbar
 def init_stats_arrays(rounds):
     raise NotImplementedError
 
-def run(rounds, rate):
+def run(rounds, rate, adam):
     *_, accuracies = init_stats_arrays(rounds)
     for at in progressbar(range(rounds)):
         accuracies[at] = rate * at
+        adam.state["weight"]["step"].add_(1)
+        average = adam.get_params()
+        assert average.params == [float(at + 1)]
+        adam.set_params(average)
 """
 OPTIMISERS = """
+import torch
+
 class NumpyModel:
-    pass
+    def __init__(self, params):
+        self.params = params
 
 class ClientAdam:
-    def get_params(self): ...
-    def set_params(self, params): ...
+    def __init__(self):
+        self.state = {"weight": {"step": torch.tensor(0.0)}}
+
+    def get_params(self):
+        return NumpyModel([self.state["weight"]["step"]])
+
+    def set_params(self, average):
+        self.state["weight"]["step"] = average.params[0]
 """
 PROGRAM = """
-from argparse import ArgumentParser
 from pathlib import Path
 from sys import argv
 import fl_algs
+import optimisers
+
+words = []
 
 def save_data(data, name):
-    Path(name).write_text("")
+    raise NotImplementedError
 
 def main():
-    parser = ArgumentParser()
-    for name in ("dset", "alg", "C", "B", "E", "device", "W", "seed", "noisy_frac", "bn_private"):
-        parser.add_argument(f"-{name}", required=True)
-    parser.add_argument("-T", type=int)
-    parser.add_argument("-lr", type=float)
-    given = parser.parse_args(argv[1:])
-    assert given.bn_private == "yb" and Path("../MNIST_data/labels").is_file()
-    fl_algs.run(given.T, given.lr)
+    assert Path("../MNIST_data/labels").is_file()
+    words.append(" ".join(argv[1:]))
+    given = dict(zip(argv[1::2], argv[2::2]))
+    fl_algs.run(int(given["-T"]), float(given["-lr"]), optimisers.ClientAdam())
     save_data([], "result")
 """
+MODULES = {"fl_algs": ALGORITHMS, "optimisers": OPTIMISERS, "main": PROGRAM}
+FEDAVG = "table2/mnist/fedavg/affine/W200/C1.0"  # with rate 0.3 the target, 0.97, is reached after 4 rounds
 
 
-@pytest.mark.parametrize(("rounds", "expected"), [(2, [0.0, 0.3, 0.6]), (9, [0.0, 0.3, 0.6, 0.9, 1.2])])
-def test_the_published_program_ends_at_the_target_or_after_the_given_rounds(rounds, expected, tmp_path, monkeypatch):
-    for name, text in {"fl_algs": ALGORITHMS, "optimisers": OPTIMISERS, "main": PROGRAM}.items():
-        (tmp_path / f"{name}.py").write_text(text)
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A repository with the stand-in program, and data beside it."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for name, text in MODULES.items():
+        (folder / f"{name}.py").write_text(text)
+    git = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "labels").write_text("")
     monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("fl_algs", "optimisers", "main", "progressbar"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    here, words = Path.cwd(), list(sys.argv)
-    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")  # rate 0.3, target 0.97
-    assert play(cell, 0, rounds) == pytest.approx(expected)
-    assert (Path.cwd(), sys.argv) == (here, words)
-    for name in ("fl_algs", "optimisers", "main", "progressbar"):
-        del sys.modules[name]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield folder
+    for name in (*MODULES, "progressbar"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def play(checkout, tmp_path, monkeypatch, capsys) -> Callable[..., list[dict[str, Any]]]:
+    """Run the benchmark; return the cells in its file."""
+    program = Program(lambda: run_app(published_code.app, "published_code"), monkeypatch, capsys)
+
+    def run(cells: str, rounds: int) -> list[dict[str, Any]]:
+        out = tmp_path / "published.json"
+        ended = program("--code", checkout, "--cells", cells, "--rounds", rounds, "--out", out)
+        assert ended.code == 0, ended.err
+        found: list[dict[str, Any]] = json.loads(out.read_text())["cells"]
+        return found
+
+    return run
+
+
+def test_a_run_ends_at_the_target(play):
+    here = Path.cwd()
+    (cell,) = play(FEDAVG, 9)
+    assert (cell["cell"], cell["rounds_to_target"], cell["curve"]) == (
+        FEDAVG,
+        4,
+        pytest.approx([0.0, 0.3, 0.6, 0.9, 1.2]),
+    )
+    assert f"--cells {FEDAVG} --rounds 9" in cell["origin"]["command"]
+    assert Path.cwd() == here
+
+
+def test_a_run_that_ended_below_the_target_is_played_again_with_more_rounds_only(play):
+    assert [(one["rounds_to_target"], len(one["curve"])) for one in play(FEDAVG, 2)] == [(None, 3)]
+    play(FEDAVG, 2)
+    assert len(sys.modules["main"].words) == 1
+    assert [one["rounds_to_target"] for one in play(FEDAVG, 9)] == [4]
+    play(FEDAVG, 20)
+    assert len(sys.modules["main"].words) == 2
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        (
+            FEDAVG,
+            "-alg fedavg -C 1.0 -B 20 -T 3 -E 1 -device cpu -W 200 -seed 0 -lr 0.3 -noisy_frac 0.0 -bn_private yb",
+        ),
+        (
+            "table3/mnist/fedavg-adam/all/W400/C0.5",
+            "-alg fedavg-adam -C 0.5 -B 20 -T 3 -E 1 -device cpu -W 400 -seed 0 -lr 0.003 -noisy_frac 0.2 -bn_private usyb "
+            "-beta1 0.9 -beta2 0.999 -epsilon 1e-7",
+        ),
+        (
+            "tuning/mnist/fedadam/stats/W200/C1.0/rate0.1-server0.03",
+            "-alg fedadam -C 1.0 -B 20 -T 3 -E 1 -device cpu -W 200 -seed 0 -lr 0.1 -noisy_frac 0.0 -bn_private us "
+            "-beta1 0.9 -beta2 0.999 -epsilon 1e-4 -server_lr 0.03",
+        ),
+    ],
+)
+def test_the_program_is_given_the_terms_of_the_cell(play, cell, expected):
+    play(cell, 2)
+    assert sys.modules["main"].words == [f"-dset mnist {expected}"]
+
+
+@pytest.mark.parametrize("cells", ["table2/cifar10/*", "aligned/mnist/*"])
+def test_cells_without_a_published_program_are_refused(cells, checkout, monkeypatch, capsys):
+    program = Program(lambda: run_app(published_code.app, "published_code"), monkeypatch, capsys)
+    ended = program("--code", checkout, "--cells", cells, "--out", "none.json")
+    assert ended.code == 2
+    assert cells.partition("/")[0] in ended.err
