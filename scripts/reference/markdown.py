@@ -27,3 +27,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     texts = ["|".join(("", *(f" {cell} " if cell else " " for cell in cells), "")) for cells in lines]
     return "\n".join([texts[0], "|" + "---|" * len(header), *texts[1:]]) + "\n"
+
+
+def span(low: int, high: int) -> str:
+    """Format a range of whole numbers, or the number that it consists of."""
+    return str(low) if low == high else f"{low} to {high}"

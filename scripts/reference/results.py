@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,20 @@ from typing import Any
 import numpy as np
 
 from fedpatch.simulator.paper.comparison import Comparison, compare, count, tables
-from fedpatch.simulator.paper.experiments import RECORDED, TABLES, Cell, cells_of, select_cells, select_named_cells
+from fedpatch.simulator.paper.experiments import (
+    RECORDED,
+    TABLES,
+    TUNING_SEED,
+    Cell,
+    cells_of,
+    select_cells,
+    select_named_cells,
+)
 from fedpatch.simulator.paper.recheck import Recheck
 from fedpatch.simulator.paper.results import Results, measured_seeds
 from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference import differences
-from scripts.reference.markdown import render, table
+from scripts.reference.markdown import render, span, table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _POLICIES = ("none", "stats", "affine", "all")
@@ -34,6 +43,7 @@ def page() -> str:
         table2_cifar10=grid(computed(compare(store, select_cells("table2", "cifar10")))),
         table3_mnist=grid(computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
+        **policy_orders(mnist),
         tuned=tuned(store),
         lower_targets=differences.rounds_to_lower_targets(store, "mnist/fedadam/none/W200/C1.0"),
         **cells_in_words(store),
@@ -166,7 +176,7 @@ def seeds(comparisons: Sequence[Comparison]) -> str:
     parts = []
     for clients in sorted({one.cell.clients for one in comparisons}):
         counts = [len(one.results) for one in comparisons if one.cell.clients == clients and one.results]
-        parts.append(f"W={clients}: {differences.span(min(counts), max(counts))}")
+        parts.append(f"W={clients}: {span(min(counts), max(counts))}")
     return "; ".join(parts)
 
 
@@ -176,6 +186,7 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "adam_all_half": "table2/mnist/fedavg-adam/all/W200/C0.5",
         "adam_all_half_even": "even/mnist/fedavg-adam/all/W200/C0.5",
         "adam_all_half_aligned": "aligned/mnist/fedavg-adam/all/W200/C0.5",
+        "adam_all_even": "even/mnist/fedavg-adam/all/W200/C1.0",
         "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
         "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
         "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
@@ -192,15 +203,40 @@ def cells_in_words(store: Results) -> dict[str, str]:
         if key == "fedadam_none":
             words |= flatness(one)
         words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper)}
-    (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
+    (half,), (whole,) = (select_cells("tuned", f"mnist/fedavg-adam/all/W200/{share}") for share in ("C0.5", "C1.0"))
     (best,) = compare(store, [choose_rates(half, store)])
-    by_code = differences.published(store, replace(half, where="table2"))
     return {
         **words,
         "fedadam_collapse": differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
         "adam_all_half_tuned": best.ours(),
-        "adam_all_half_published": ", ".join(map(differences.published_rounds, by_code)),
+        "adam_all_half_published": _by_published_code(store, half),
+        "adam_all_published": _by_published_code(store, whole),
+        "split_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C1.0")),
+        **_lower_rates(store),
     }
+
+
+def _lower_rates(store: Results) -> dict[str, str]:
+    """Return the rounds of FedAdam with the lowest learning rates of the grid, and the paper's."""
+    named = {
+        "all_half": "all/W200/C0.5",
+        "all": "all/W200/C1.0",
+        "affine": "affine/W200/C1.0",
+        "affine_400": "affine/W400/C1.0",
+    }
+    words: dict[str, str] = {}
+    for key, name in named.items():
+        (trial,) = select_cells("tuning", f"mnist/fedadam/{name}/rate0.03-server0.003")
+        result = store.read(trial, TUNING_SEED)
+        words |= {f"low_{key}": differences.outcome(result), f"low_{key}_paper": str(trial.paper)}
+        if key == "affine":
+            words["low_affine_published"] = _by_published_code(store, trial)
+    return words
+
+
+def _by_published_code(store: Results, cell: Cell) -> str:
+    results = differences.published(store, cell if cell.is_trial else replace(cell, where="table2"))
+    return ", ".join(map(differences.published_rounds, results))
 
 
 def flatness(one: Comparison) -> dict[str, str]:
@@ -210,6 +246,37 @@ def flatness(one: Comparison) -> dict[str, str]:
     moves = np.concatenate([np.abs(np.diff(tail)) for tail in tails])
     growth = sum(float(tail[-1] - tail[0]) for tail in tails) / len(moves)
     return {"fedadam_step": f"{moves.mean():.4f}", "fedadam_growth": f"{growth:.5f}"}
+
+
+def policy_orders(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """Return in how many groups of a strategy and a scenario the policies have the paper's order.
+
+    Args:
+        comparisons: Cells of Table 2, MNIST.
+
+    Returns:
+        The number of such groups by number of clients (`orders_200`, `orders_400`; each is of six), and the number of those in
+        which private gamma and beta need the fewest rounds (`affine_first`, of `order_groups`).
+    """
+    groups: dict[tuple[str, int, float], dict[str, Comparison]] = {}
+    for one in comparisons:
+        key = (one.cell.strategy, one.cell.clients, one.cell.participation)
+        groups.setdefault(key, {})[one.cell.private] = one
+    agreeing = {200: 0, 400: 0}
+    for (_, clients, _), found in groups.items():
+        pairs = [(_infinite(one.mean_rounds), _infinite(one.cell.paper)) for one in found.values()]
+        agreeing[clients] += all(
+            (ours < other) == (paper < others_paper) for ours, paper in pairs for other, others_paper in pairs
+        )
+    first = sum(
+        min(found, key=lambda name: _infinite(found[name].mean_rounds)) == "affine" for found in groups.values()
+    )
+    numbers = {f"orders_{clients}": count for clients, count in agreeing.items()}
+    return {name: str(count) for name, count in {**numbers, "affine_first": first, "order_groups": len(groups)}.items()}
+
+
+def _infinite(rounds: float | None) -> float:
+    return math.inf if rounds is None else rounds
 
 
 def share_of_rounds(store: Results, pattern: str, other: str) -> str:
