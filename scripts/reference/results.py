@@ -203,15 +203,17 @@ def cells_in_words(store: Results) -> dict[str, str]:
         if key == "fedadam_none":
             words |= flatness(one)
         words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper)}
-    (half,), (whole,) = (select_cells("tuned", f"mnist/fedavg-adam/all/W200/{share}") for share in ("C0.5", "C1.0"))
+    (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
     (best,) = compare(store, [choose_rates(half, store)])
     return {
         **words,
         "fedadam_collapse": differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
         "adam_all_half_tuned": best.ours(),
-        "adam_all_half_published": _by_published_code(store, half),
-        "adam_all_published": _by_published_code(store, whole),
+        "adam_all_half_published": _by_published_code(store, replace(half, where="table2")),
+        "adam_all_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg-adam/all/W200/C1.0")),
         "split_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C1.0")),
+        "noisy_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W200/C1.0")),
+        "noisy_400_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W400/C1.0")),
         **_lower_rates(store),
     }
 
@@ -235,7 +237,7 @@ def _lower_rates(store: Results) -> dict[str, str]:
 
 
 def _by_published_code(store: Results, cell: Cell) -> str:
-    results = differences.published(store, cell if cell.is_trial else replace(cell, where="table2"))
+    results = differences.published(store, cell)
     return ", ".join(map(differences.published_rounds, results))
 
 
