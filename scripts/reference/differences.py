@@ -55,7 +55,7 @@ def differing_table(store: Results) -> str:
                 f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
                 ", ".join(published_rounds(other) for other in published(store, one.cell)),
                 ", ".join(f"{other.cell.where} {other.ours()}" for other in other_splits(store, one)),
-                f"{_rates(near[0])}: {outcome(near[1])}" if near else "",
+                f"{rates_text(near[0])}: {outcome(near[1])}" if near else "",
             )
         )
     headings = ("in range", "UA then", "published code", "another split", "other rates")
@@ -308,7 +308,8 @@ def _named(cell: Cell) -> str:
     return cell.short_name.removeprefix(f"{cell.task}/").replace("/", " ")
 
 
-def _rates(cell: Cell) -> str:
+def rates_text(cell: Cell) -> str:
+    """Format the learning rates of a trial, and its split where that is not the published one."""
     client, server = cell.rates or (0.0, None)
     split = f"{SPLIT_OF[cell.where]}, " if cell.where in SPLIT_OF else ""
     return split + (f"{client:g}" if server is None else f"{client:g}, server {server:g}")

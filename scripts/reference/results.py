@@ -214,8 +214,19 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "split_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C1.0")),
         "noisy_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W200/C1.0")),
         "noisy_400_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W400/C1.0")),
+        "fedadam_none_rates": _trial_like_the_papers(store, "mnist/fedadam/none/W200/C1.0"),
         **_lower_rates(store),
     }
+
+
+def _trial_like_the_papers(store: Results, name: str) -> str:
+    (cell,) = select_cells("table2", name)
+    found = differences.rates_like_the_papers(store, cell)
+    return (
+        "no trial"
+        if found is None
+        else f"a trial with {differences.rates_text(found[0])} takes {differences.outcome(found[1])}"
+    )
 
 
 def _lower_rates(store: Results) -> dict[str, str]:
@@ -231,8 +242,7 @@ def _lower_rates(store: Results) -> dict[str, str]:
         (trial,) = select_cells("tuning", f"mnist/fedadam/{name}/rate0.03-server0.003")
         result = store.read(trial, TUNING_SEED)
         words |= {f"low_{key}": differences.outcome(result), f"low_{key}_paper": str(trial.paper)}
-        if key == "affine":
-            words["low_affine_published"] = _by_published_code(store, trial)
+        words[f"low_{key}_published"] = _by_published_code(store, trial)
     return words
 
 
