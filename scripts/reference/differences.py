@@ -100,7 +100,7 @@ def _collapse(one: PublishedCell) -> int | None:
 
 def published_rounds(one: PublishedCell) -> str:
     """Format rounds to target, `>100` where 100 rounds do not reach it."""
-    return f">{len(one.curve) - 1}" if one.rounds_to_target is None else str(one.rounds_to_target)
+    return f">{one.rounds}" if one.rounds_to_target is None else str(one.rounds_to_target)
 
 
 def differs_alike(published_one: PublishedCell, one: Comparison) -> bool:
