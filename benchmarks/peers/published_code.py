@@ -57,6 +57,7 @@ class PublishedCell:
         rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
         curve: User accuracy after 0, 1, 2, ... rounds.
         seconds: Time that it took.
+        corrected: Whether the two effects on FedAvg-Adam were removed.
         origin: Command, commit, version of torch, and processor.
     """
 
@@ -65,12 +66,13 @@ class PublishedCell:
     rounds_to_target: int | None
     curve: list[float]
     seconds: float
+    corrected: bool = False
     origin: dict[str, str | None] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> tuple[str, int, bool]:
         """The terms that tell cells apart."""
-        return self.cell, self.seed
+        return self.cell, self.seed, self.corrected
 
     @property
     def rounds(self) -> int:
@@ -107,13 +109,14 @@ class RoundLimit:
                 return
 
 
-def play(cell: Cell, seed: int, rounds: int) -> list[float]:
+def play(cell: Cell, seed: int, rounds: int, *, corrected: bool = False) -> list[float]:
     """Run the published program, which `sys.path` has to contain.
 
     Args:
         cell: The cell.
         seed: Its seed.
         rounds: The most rounds to play.
+        corrected: Remove the two effects on FedAvg-Adam; the same in all calls of a process.
 
     Returns:
         User accuracy after 0, 1, 2, ... rounds, to the target or to `rounds`.
@@ -125,7 +128,9 @@ def play(cell: Cell, seed: int, rounds: int) -> list[float]:
     algorithms.progressbar, algorithms.init_stats_arrays = limit.progressbar, limit.keep_arrays  # type: ignore[attr-defined]
     program.save_data = lambda *_: None  # type: ignore[attr-defined]
     torch.set_deterministic = torch.use_deterministic_algorithms  # type: ignore[attr-defined]  # its name in torch 1.7
-    _keep_plain_steps(import_module("optimisers"))
+    _adapt_adam(import_module("optimisers"), copied=corrected)
+    if corrected:
+        _start_at_zero(import_module("models"))
     study = study_of(cell, seed)
     words = {
         "dset": cell.task, "alg": cell.strategy, "C": cell.participation, "B": study.batch_size, "T": rounds + 1, "E": 1,
@@ -152,23 +157,42 @@ def play(cell: Cell, seed: int, rounds: int) -> list[float]:
     return limit.curve
 
 
-def _keep_plain_steps(optimisers: Any) -> None:
-    """Let the program average the step numbers of Adam as it was written to: as numbers, while torch wants tensors."""
+def _adapt_adam(optimisers: Any, *, copied: bool) -> None:
+    """Let the program average Adam's step numbers as numbers, while torch wants tensors; `copied`: and copy the moments."""
     adam, model = optimisers.ClientAdam, optimisers.NumpyModel
     read, write = adam.get_params, adam.set_params
-    if getattr(read, "plain", False):
+    if getattr(read, "adapted", False):
         return
 
     def get_params(self: Any) -> Any:
-        return model([float(one) if isinstance(one, torch.Tensor) else one for one in read(self).params])
+        values = read(self).params
+        return model([float(one) if isinstance(one, torch.Tensor) else one.copy() if copied else one for one in values])
 
     def set_params(self: Any, params: Any) -> None:
         write(self, params)
         for state in self.state.values():
             state["step"] = torch.tensor(float(state["step"]))
 
-    get_params.plain = True  # type: ignore[attr-defined]
+    get_params.adapted = True  # type: ignore[attr-defined]
     adam.get_params, adam.set_params = get_params, set_params
+
+
+def _start_at_zero(models: Any) -> None:
+    """Undo the step by which the program makes Adam's state: back to the initial model, and moments and step number of 0."""
+    model = models.FLModel
+    prepare = model.set_optim
+    if getattr(prepare, "adapted", False):
+        return
+
+    def set_optim(self: Any, optimizer: Any, *arguments: Any, **options: Any) -> None:
+        before = self.get_params()
+        prepare(self, optimizer, *arguments, **options)
+        self.set_params(before)
+        for state in optimizer.state.values():
+            state.update({name: torch.zeros_like(torch.as_tensor(value)) for name, value in state.items()})
+
+    set_optim.adapted = True  # type: ignore[attr-defined]
+    model.set_optim = set_optim
 
 
 def choose_cells(patterns: str) -> list[Cell]:
@@ -200,6 +224,9 @@ def play_cells(
     ] = Path("results/published/mnist.json"),
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="The most rounds of a cell.")] = 100,
+    corrected: Annotated[
+        bool, typer.Option("--corrected", help="Remove two effects on FedAvg-Adam that the paper does not describe.")
+    ] = False,
 ) -> None:
     """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""
     chosen = choose_cells(cells)
@@ -217,14 +244,15 @@ def play_cells(
     torch.set_num_threads(1)
     for seed in range(seeds):
         for cell in chosen:
-            before = table.cells.get((cell.name, seed))
+            before = table.cells.get((cell.name, seed, corrected))
             if before is not None and (before.rounds_to_target is not None or before.rounds >= rounds):
                 continue
             say(f"{cell.name}, seed {seed}")
             begun = time.monotonic()
-            curve = play(cell, seed, rounds)
+            curve = play(cell, seed, rounds, corrected=corrected)
             reached = len(curve) - 1 if curve[-1] >= TARGET_UA[cell.task] else None
-            table.add(PublishedCell(cell.name, seed, reached, curve, round(time.monotonic() - begun, 1), origin))
+            seconds = round(time.monotonic() - begun, 1)
+            table.add(PublishedCell(cell.name, seed, reached, curve, seconds, corrected, origin))
             say(f"{cell.name}, seed {seed}: {f'not in {rounds}' if reached is None else reached} rounds")
 
 

@@ -79,11 +79,12 @@ def accuracy_at_paper(one: Comparison) -> float:
     return math.fsum(result.curve[min(at, result.rounds)] for result in one.results) / len(one.results)
 
 
-def published(store: Results, cell: Cell) -> list[PublishedCell]:
-    """Return the results of a cell by the authors' published code, one for each seed."""
+def published(store: Results, cell: Cell, *, corrected: bool = False) -> list[PublishedCell]:
+    """Return the results of a cell by the authors' published code, as it is or `corrected`, one for each seed."""
     path = store.folder / "published" / "mnist.json"
     cells = json.loads(path.read_bytes())["cells"] if path.exists() else []
-    return [PublishedCell(**one) for one in cells if one["cell"] == cell.name]
+    found = [PublishedCell(**one) for one in cells if one["cell"] == cell.name]
+    return [one for one in found if one.corrected is corrected]
 
 
 def collapses(store: Results, cells: Sequence[Cell]) -> str:

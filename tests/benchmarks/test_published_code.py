@@ -18,17 +18,22 @@ from tests.support.programs import Program
 ALGORITHMS = """
 from progressbar import progressbar
 
+first_steps, first_moments = [], []
+
 def init_stats_arrays(rounds):
     raise NotImplementedError
 
 def run(rounds, rate, adam):
     *_, accuracies = init_stats_arrays(rounds)
+    first = adam.get_params()
+    first_steps.append(first.params[0])
     for at in progressbar(range(rounds)):
         accuracies[at] = rate * at
-        adam.state["weight"]["step"].add_(1)
+        adam.train()
         average = adam.get_params()
-        assert average.params == [float(at + 1)]
+        assert isinstance(average.params[0], float)
         adam.set_params(average)
+    first_moments.append(float(first.params[1]))
 """
 OPTIMISERS = """
 import torch
@@ -39,21 +44,41 @@ class NumpyModel:
 
 class ClientAdam:
     def __init__(self):
-        self.state = {"weight": {"step": torch.tensor(0.0)}}
+        self.state = {"weight": {"step": torch.tensor(0.0), "exp_avg": torch.tensor(0.0)}}
+
+    def train(self):
+        for one in self.state["weight"].values():
+            one.add_(1)
 
     def get_params(self):
-        return NumpyModel([self.state["weight"]["step"]])
+        return NumpyModel([self.state["weight"]["step"], self.state["weight"]["exp_avg"].numpy()])
 
     def set_params(self, average):
         self.state["weight"]["step"] = average.params[0]
+"""
+MODELS = """
+class FLModel:
+    values = 0
+
+    def get_params(self):
+        return self.values
+
+    def set_params(self, values):
+        self.values = values
+
+    def set_optim(self, adam):
+        self.values = 1
+        adam.train()
 """
 PROGRAM = """
 from pathlib import Path
 from sys import argv
 import fl_algs
+import models
 import optimisers
 
 words = []
+initial = []
 
 def save_data(data, name):
     raise NotImplementedError
@@ -62,10 +87,13 @@ def main():
     assert Path("../MNIST_data/labels").is_file()
     words.append(" ".join(argv[1:]))
     given = dict(zip(argv[1::2], argv[2::2]))
-    fl_algs.run(int(given["-T"]), float(given["-lr"]), optimisers.ClientAdam())
+    model, adam = models.FLModel(), optimisers.ClientAdam()
+    model.set_optim(adam)
+    initial.append(model.get_params())
+    fl_algs.run(int(given["-T"]), float(given["-lr"]), adam)
     save_data([], "result")
 """
-MODULES = {"fl_algs": ALGORITHMS, "optimisers": OPTIMISERS, "main": PROGRAM}
+MODULES = {"fl_algs": ALGORITHMS, "optimisers": OPTIMISERS, "models": MODELS, "main": PROGRAM}
 FEDAVG = "table2/mnist/fedavg/affine/W200/C1.0"  # with rate 0.3 the target, 0.97, is reached after 4 rounds
 
 
@@ -93,9 +121,9 @@ def play(checkout, tmp_path, monkeypatch, capsys) -> Callable[..., list[dict[str
     """Run the benchmark; return the cells in its file."""
     program = Program(lambda: run_app(published_code.app, "published_code"), monkeypatch, capsys)
 
-    def run(cells: str, rounds: int) -> list[dict[str, Any]]:
+    def run(cells: str, rounds: int, *options: str) -> list[dict[str, Any]]:
         out = tmp_path / "published.json"
-        ended = program("--code", checkout, "--cells", cells, "--rounds", rounds, "--out", out)
+        ended = program("--code", checkout, "--cells", cells, "--rounds", rounds, "--out", out, *options)
         assert ended.code == 0, ended.err
         found: list[dict[str, Any]] = json.loads(out.read_text())["cells"]
         return found
@@ -146,6 +174,15 @@ def test_a_run_that_ended_below_the_target_is_played_again_with_more_rounds_only
 def test_the_program_is_given_the_terms_of_the_cell(play, cell, expected):
     play(cell, 2)
     assert sys.modules["main"].words == [f"-dset mnist {expected}"]
+
+
+@pytest.mark.parametrize(("options", "initial", "step", "moment"), [([], 1, 1.0, 4.0), (["--corrected"], 0, 0.0, 0.0)])
+def test_a_corrected_program_starts_at_zero_and_keeps_the_first_moments(play, options, initial, step, moment):
+    (cell,) = play(FEDAVG, 2, *options)
+    assert cell["corrected"] is bool(options)
+    algorithms = sys.modules["fl_algs"]
+    assert sys.modules["main"].initial == [initial]
+    assert (algorithms.first_steps, algorithms.first_moments) == ([step], [moment])
 
 
 @pytest.mark.parametrize("cells", ["table2/cifar10/*", "aligned/mnist/*"])
