@@ -87,6 +87,19 @@ def published(store: Results, cell: Cell, *, corrected: bool = False) -> list[Pu
     return [one for one in found if one.corrected is corrected]
 
 
+def published_table(store: Results) -> str:
+    """Format the cells that the published code was run on: its rounds as it is and corrected, beside ours and the paper's."""
+    rows = []
+    for one in compare(store, [*select_cells("table2", "mnist"), *select_cells("table3", "mnist")]):
+        texts = [
+            ", ".join(map(published_rounds, published(store, one.cell, corrected=which))) for which in (False, True)
+        ]
+        if any(texts):
+            name = f"{_named(one.cell)}{', noisy clients' if one.cell.where == 'table3' else ''}"
+            rows.append((name, *texts, one.ours(), _rounds(one.cell.paper)))
+    return table(("cell", "published code", "corrected", "ours", "paper"), rows)
+
+
 def collapses(store: Results, cells: Sequence[Cell]) -> str:
     """Return in how many of the cells user accuracy by the published code falls from above 0.9 to guessing, and the rounds."""
     found = [result for cell in cells for result in published(store, cell)]

@@ -69,6 +69,7 @@ def experiments() -> str:
     return render(
         "experiments.md",
         differing=differences.differing_table(store),
+        published=differences.published_table(store),
         splits=differences.splits_table(store),
         lower_targets=differences.lower_targets(store),
         grids=differences.grids(store),
@@ -187,6 +188,7 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "adam_all_half_even": "even/mnist/fedavg-adam/all/W200/C0.5",
         "adam_all_half_aligned": "aligned/mnist/fedavg-adam/all/W200/C0.5",
         "adam_all_even": "even/mnist/fedavg-adam/all/W200/C1.0",
+        "adam_affine": "table2/mnist/fedavg-adam/affine/W200/C1.0",
         "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
         "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
         "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
@@ -203,6 +205,7 @@ def cells_in_words(store: Results) -> dict[str, str]:
         if key == "fedadam_none":
             words |= flatness(one)
         words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper)}
+    (adam_affine,) = select_cells("table2", "mnist/fedavg-adam/affine/W200/C1.0")
     (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
     (best,) = compare(store, [choose_rates(half, store)])
     return {
@@ -214,6 +217,8 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "split_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C1.0")),
         "noisy_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W200/C1.0")),
         "noisy_400_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W400/C1.0")),
+        "adam_affine_published": _by_published_code(store, adam_affine),
+        "adam_affine_corrected": _by_published_code(store, adam_affine, corrected=True),
         "fedadam_none_rates": _trial_like_the_papers(store, "mnist/fedadam/none/W200/C1.0"),
         **_lower_rates(store),
     }
@@ -246,8 +251,8 @@ def _lower_rates(store: Results) -> dict[str, str]:
     return words
 
 
-def _by_published_code(store: Results, cell: Cell) -> str:
-    results = differences.published(store, cell)
+def _by_published_code(store: Results, cell: Cell, *, corrected: bool = False) -> str:
+    results = differences.published(store, cell, corrected=corrected)
     return ", ".join(map(differences.published_rounds, results))
 
 
