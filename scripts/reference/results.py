@@ -189,6 +189,7 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "adam_all_half_aligned": "aligned/mnist/fedavg-adam/all/W200/C0.5",
         "adam_all_even": "even/mnist/fedavg-adam/all/W200/C1.0",
         "adam_affine": "table2/mnist/fedavg-adam/affine/W200/C1.0",
+        "adam_affine_400": "table2/mnist/fedavg-adam/affine/W400/C0.5",
         "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
         "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
         "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
@@ -205,7 +206,6 @@ def cells_in_words(store: Results) -> dict[str, str]:
         if key == "fedadam_none":
             words |= flatness(one)
         words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper)}
-    (adam_affine,) = select_cells("table2", "mnist/fedavg-adam/affine/W200/C1.0")
     (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
     (best,) = compare(store, [choose_rates(half, store)])
     return {
@@ -217,8 +217,7 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "split_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C1.0")),
         "noisy_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W200/C1.0")),
         "noisy_400_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W400/C1.0")),
-        "adam_affine_published": _by_published_code(store, adam_affine),
-        "adam_affine_corrected": _by_published_code(store, adam_affine, corrected=True),
+        **_adam_affine(store),
         "fedadam_none_rates": _trial_like_the_papers(store, "mnist/fedadam/none/W200/C1.0"),
         **_lower_rates(store),
     }
@@ -232,6 +231,16 @@ def _trial_like_the_papers(store: Results, name: str) -> str:
         if found is None
         else f"a trial with {differences.rates_text(found[0])} takes {differences.outcome(found[1])}"
     )
+
+
+def _adam_affine(store: Results) -> dict[str, str]:
+    """Return the rounds of two cells of FedAvg-Adam by the published code, as it is and corrected."""
+    words = {}
+    for key, name in {"adam_affine": "affine/W200/C1.0", "adam_affine_400": "affine/W400/C0.5"}.items():
+        (cell,) = select_cells("table2", f"mnist/fedavg-adam/{name}")
+        words[f"{key}_published"] = _by_published_code(store, cell)
+        words[f"{key}_corrected"] = _by_published_code(store, cell, corrected=True)
+    return words
 
 
 def _lower_rates(store: Results) -> dict[str, str]:
