@@ -542,7 +542,8 @@
   }
 
   async function compare() {
-    const found = (await Promise.all([...state.chosen].map(runDocument))).filter(Boolean);
+    const chosen = [...state.chosen], found = (await Promise.all(chosen.map(runDocument))).filter(Boolean);
+    if (chosen.join() !== [...state.chosen].join()) return;  // another choice was made meanwhile
     $("comparison").hidden = found.length < 1;
     if (!found.length) return;
     const lines = found.map((one, i) => ({class: `k${i % 6 + 1}`, points: one.rounds.filter(r => r.ok && r.ua !== undefined).map(r => [r.n, r.ua])}));
@@ -574,6 +575,7 @@
 
   async function drawSettings() {
     const id = $("settings-run").value, found = id ? await runDocument(id) : null;
+    if (id !== $("settings-run").value) return;  // another run was chosen meanwhile
     $("settings-table").tBodies[0].replaceChildren(...(found ? found.settings : []).map(([name, value]) => {
       const row = document.createElement("tr");
       element("th", name, row, "mono").scope = "row";

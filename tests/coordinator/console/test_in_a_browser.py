@@ -48,6 +48,22 @@ def _open(chromium: Browser, console: Served, rounds: int, **view: Any) -> None:
     chromium.wait_for(f"{_ROUNDS} === {rounds}")
 
 
+_HOLD_FIRST_RUN = """
+(() => {
+  const real = window.fetch;
+  let held = false;
+  window.fetch = (...request) => {
+    if (held || !String(request[0]).includes("/api/runs/")) return real(...request);
+    held = true;
+    return new Promise(answer => {
+      window.release = () => { answer(real(...request)); setTimeout(() => { window.released = true; }, 500); };
+    });
+  };
+})()
+"""
+"""The page's first request of one run is answered only after `window.release()`; 500 ms later `window.released` is true."""
+
+
 def _text(chromium: Browser, name: str) -> str:
     return str(chromium.ask(f"document.getElementById({json.dumps(name)}).textContent"))
 
@@ -200,6 +216,21 @@ def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp
         assert {"private", "rounds"} <= set(names) and "task" not in names and "password" not in names
         assert chromium.ask("document.querySelectorAll('#c-compare .line').length") >= 2
         chromium.wait_for("document.querySelectorAll('#settings-table tbody tr').length > 3")
+
+
+def test_a_late_answer_for_an_earlier_choice_of_runs_is_not_drawn(chromium, tmp_path):
+    with filled(tmp_path) as registry, served(tmp_path) as console:
+        other = new_run(registry, 1.7e9, private="affine", settings={"fleet": FLEET, "rounds": 7})
+        registry.rounds.finish(other.id, record(1))
+        _open(chromium, console, 3)
+        chromium.wait_for("document.querySelectorAll('#runs-table input').length === 2")
+        chromium.ask(_HOLD_FIRST_RUN)
+        # The settings of the newest run are loaded already: the older one is chosen first.
+        chromium.ask("[...document.querySelectorAll('#runs-table input')].reverse().forEach(box => box.click())")
+        chromium.wait_for("document.querySelectorAll('#compare-table tbody tr').length > 0")
+        chromium.ask("window.release()")
+        chromium.wait_for("window.released === true")
+        assert chromium.ask("document.querySelectorAll('#compare-table thead th').length") == 3
 
 
 @pytest.mark.slow
