@@ -6,6 +6,10 @@
 The published program runs as it is; these parts of it are replaced in memory: the progress bar and the arrays of results, to
 end at the target; the function that saves a result; and, for a torch newer than 1.7, `torch.set_deterministic` and the step
 number of Adam's state, which is a tensor now. Only MNIST: the program reads CIFAR-10 in another form.
+
+`--corrected` removes two effects of the program that the paper does not describe. With FedAvg-Adam on a CPU, the arrays of the
+first round's moments share their memory with the optimizer, so that each client goes on with the moments of the client before
+it. And each strategy starts after a step on images of zeros with the label 0, which changes the initial model and moments.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class PublishedCell:
         rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
         curve: User accuracy after 0, 1, 2, ... rounds.
         seconds: Time that it took.
-        corrected: Whether the two effects on FedAvg-Adam were removed.
+        corrected: Whether the two effects were removed.
         origin: Command, commit, version of torch, and processor.
     """
 
@@ -116,7 +120,7 @@ def play(cell: Cell, seed: int, rounds: int, *, corrected: bool = False) -> list
         cell: The cell.
         seed: Its seed.
         rounds: The most rounds to play.
-        corrected: Remove the two effects on FedAvg-Adam; the same in all calls of a process.
+        corrected: Remove the two effects; the same in all calls of a process.
 
     Returns:
         User accuracy after 0, 1, 2, ... rounds, to the target or to `rounds`.
@@ -225,7 +229,7 @@ def play_cells(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="The most rounds of a cell.")] = 100,
     corrected: Annotated[
-        bool, typer.Option("--corrected", help="Remove two effects on FedAvg-Adam that the paper does not describe.")
+        bool, typer.Option("--corrected", help="Remove two effects that the paper does not describe.")
     ] = False,
 ) -> None:
     """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""

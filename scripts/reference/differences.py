@@ -22,6 +22,7 @@ from fedpatch.simulator.paper.experiments import (
     cells_of,
     rate_cells,
     select_cells,
+    study_of,
 )
 from fedpatch.simulator.paper.results import Result, Results
 from scripts.reference.markdown import span, table
@@ -207,16 +208,17 @@ def trials(store: Results, cell: Cell, where: str = TUNING) -> list[tuple[Cell, 
 def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | None:
     """Return the trial whose rounds are nearest to the paper's, where that is within the limits of agreement.
 
-    A trial with the split `even` counts where none with the cell's own split agrees.
+    A trial with the cell's own rates does not count, and one with the split `even` only where no other agrees.
     """
     if cell.strategy not in TUNED_STRATEGIES or cell.paper is None:
         return None
-    paper = cell.paper
+    study = study_of(cell, 0)
+    paper, own = cell.paper, (study.learning_rate, study.server_learning_rate)
     for where in TRIALS:
         away = [
             (abs(result.rounds_to_target - paper), place, one, result)
             for place, (one, result) in enumerate(trials(store, cell, where))
-            if result.rounds_to_target is not None
+            if result.rounds_to_target is not None and (where != TUNING or one.rates != own)
         ]
         if away and min(away)[0] <= slack(paper):
             return min(away)[2:]

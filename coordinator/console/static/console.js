@@ -541,9 +541,10 @@
     return documents.get(id).found;
   }
 
+  let comparing = 0, settingsAsked = 0;
   async function compare() {
-    const chosen = [...state.chosen], found = (await Promise.all(chosen.map(runDocument))).filter(Boolean);
-    if (chosen.join() !== [...state.chosen].join()) return;  // another choice was made meanwhile
+    const turn = comparing += 1, found = (await Promise.all([...state.chosen].map(runDocument))).filter(Boolean);
+    if (turn !== comparing) return;  // a later call draws
     $("comparison").hidden = found.length < 1;
     if (!found.length) return;
     const lines = found.map((one, i) => ({class: `k${i % 6 + 1}`, points: one.rounds.filter(r => r.ok && r.ua !== undefined).map(r => [r.n, r.ua])}));
@@ -574,8 +575,8 @@
   }
 
   async function drawSettings() {
-    const id = $("settings-run").value, found = id ? await runDocument(id) : null;
-    if (id !== $("settings-run").value) return;  // another run was chosen meanwhile
+    const turn = settingsAsked += 1, id = $("settings-run").value, found = id ? await runDocument(id) : null;
+    if (turn !== settingsAsked) return;  // a later call draws
     $("settings-table").tBodies[0].replaceChildren(...(found ? found.settings : []).map(([name, value]) => {
       const row = document.createElement("tr");
       element("th", name, row, "mono").scope = "row";
