@@ -26,7 +26,7 @@ def listed(folder: Path, pattern: str) -> list[Path]:
 
 
 def content(path: Path) -> bytes | None:
-    """What is in a file; None where there is none, or none any more; also of a process that has ended."""
+    """Return the bytes of a file; None where no file is, or no file any more, as after the end of a process."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):

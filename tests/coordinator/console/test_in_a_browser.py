@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,12 +206,19 @@ def test_hostile_names_are_shown_as_text(chromium, tmp_path):
         assert _MARKUP in _text(chromium, "run-terms")
 
 
-def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp_path):
-    with filled(tmp_path) as registry, served(tmp_path) as console:
+@contextmanager
+def two_runs(chromium: Browser, directory: Path) -> Iterator[None]:
+    """A console that lists two runs with other settings, open in the browser."""
+    with filled(directory) as registry, served(directory) as console:
         other = new_run(registry, 1.7e9, private="affine", settings={"fleet": FLEET, "rounds": 7})
         registry.rounds.finish(other.id, record(1))
         _open(chromium, console, 3)
         chromium.wait_for("document.querySelectorAll('#runs-table input').length === 2")
+        yield
+
+
+def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp_path):
+    with two_runs(chromium, tmp_path):
         chromium.ask("document.querySelectorAll('#runs-table input').forEach(box => box.click())")
         chromium.wait_for("document.querySelectorAll('#compare-table tbody tr').length > 0")
         names = chromium.ask("[...document.querySelectorAll('#compare-table tbody th')].map(one => one.textContent)")
@@ -219,11 +228,7 @@ def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp
 
 
 def test_a_late_answer_for_an_earlier_choice_of_runs_is_not_drawn(chromium, tmp_path):
-    with filled(tmp_path) as registry, served(tmp_path) as console:
-        other = new_run(registry, 1.7e9, private="affine", settings={"fleet": FLEET, "rounds": 7})
-        registry.rounds.finish(other.id, record(1))
-        _open(chromium, console, 3)
-        chromium.wait_for("document.querySelectorAll('#runs-table input').length === 2")
+    with two_runs(chromium, tmp_path):
         chromium.ask(_HOLD_FIRST_RUN)
         # The settings of the newest run are loaded already: the older one is chosen first.
         chromium.ask("[...document.querySelectorAll('#runs-table input')].reverse().forEach(box => box.click())")
