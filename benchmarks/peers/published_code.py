@@ -113,28 +113,31 @@ class RoundLimit:
                 return
 
 
-def play(cell: Cell, seed: int, rounds: int, *, corrected: bool = False) -> list[float]:
-    """Run the published program, which `sys.path` has to contain.
+def adapt_program(*, corrected: bool) -> None:
+    """Adapt the published program, which `sys.path` has to contain, to this process; `corrected`: without the two effects."""
+    sys.modules["progressbar"] = ModuleType("progressbar")
+    sys.modules["progressbar"].progressbar = iter  # type: ignore[attr-defined]  # until `play` sets its own
+    import_module("main").save_data = lambda *_: None  # type: ignore[attr-defined]
+    torch.set_deterministic = torch.use_deterministic_algorithms  # type: ignore[attr-defined]  # its name in torch 1.7
+    _adapt_adam(import_module("optimisers"), copied=corrected)
+    if corrected:
+        _start_at_zero(import_module("models"))
+
+
+def play(cell: Cell, seed: int, rounds: int) -> list[float]:
+    """Run the published program, after `adapt_program`.
 
     Args:
         cell: The cell.
         seed: Its seed.
         rounds: The most rounds to play.
-        corrected: Remove the two effects; the same in all calls of a process.
 
     Returns:
         User accuracy after 0, 1, 2, ... rounds, to the target or to `rounds`.
     """
     limit = RoundLimit(TARGET_UA[cell.task])
-    sys.modules["progressbar"] = ModuleType("progressbar")
-    sys.modules["progressbar"].progressbar = limit.progressbar  # type: ignore[attr-defined]
     algorithms, program = import_module("fl_algs"), import_module("main")
     algorithms.progressbar, algorithms.init_stats_arrays = limit.progressbar, limit.keep_arrays  # type: ignore[attr-defined]
-    program.save_data = lambda *_: None  # type: ignore[attr-defined]
-    torch.set_deterministic = torch.use_deterministic_algorithms  # type: ignore[attr-defined]  # its name in torch 1.7
-    _adapt_adam(import_module("optimisers"), copied=corrected)
-    if corrected:
-        _start_at_zero(import_module("models"))
     study = study_of(cell, seed)
     words = {
         "dset": cell.task, "alg": cell.strategy, "C": cell.participation, "B": study.batch_size, "T": rounds + 1, "E": 1,
@@ -165,8 +168,6 @@ def _adapt_adam(optimisers: Any, *, copied: bool) -> None:
     """Let the program average Adam's step numbers as numbers, while torch wants tensors; `copied`: and copy the moments."""
     adam, model = optimisers.ClientAdam, optimisers.NumpyModel
     read, write = adam.get_params, adam.set_params
-    if getattr(read, "adapted", False):
-        return
 
     def get_params(self: Any) -> Any:
         values = read(self).params
@@ -177,7 +178,6 @@ def _adapt_adam(optimisers: Any, *, copied: bool) -> None:
         for state in self.state.values():
             state["step"] = torch.tensor(float(state["step"]))
 
-    get_params.adapted = True  # type: ignore[attr-defined]
     adam.get_params, adam.set_params = get_params, set_params
 
 
@@ -185,8 +185,6 @@ def _start_at_zero(models: Any) -> None:
     """Undo the step by which the program makes Adam's state: back to the initial model, and moments and step number of 0."""
     model = models.FLModel
     prepare = model.set_optim
-    if getattr(prepare, "adapted", False):
-        return
 
     def set_optim(self: Any, optimizer: Any, *arguments: Any, **options: Any) -> None:
         before = self.get_params()
@@ -195,7 +193,6 @@ def _start_at_zero(models: Any) -> None:
         for state in optimizer.state.values():
             state.update({name: torch.zeros_like(torch.as_tensor(value)) for name, value in state.items()})
 
-    set_optim.adapted = True  # type: ignore[attr-defined]
     model.set_optim = set_optim
 
 
@@ -246,6 +243,7 @@ def play_cells(
     }
     sys.path.insert(0, str(folder))
     torch.set_num_threads(1)
+    adapt_program(corrected=corrected)
     for seed in range(seeds):
         for cell in chosen:
             before = table.cells.get((cell.name, seed, corrected))
@@ -253,7 +251,7 @@ def play_cells(
                 continue
             say(f"{cell.name}, seed {seed}")
             begun = time.monotonic()
-            curve = play(cell, seed, rounds, corrected=corrected)
+            curve = play(cell, seed, rounds)
             reached = len(curve) - 1 if curve[-1] >= TARGET_UA[cell.task] else None
             seconds = round(time.monotonic() - begun, 1)
             table.add(PublishedCell(cell.name, seed, reached, curve, seconds, corrected, origin))

@@ -54,7 +54,7 @@ def differing_table(store: Results) -> str:
                 entry(one),
                 "yes" if in_range(one) else "",
                 f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
-                ", ".join(published_rounds(other) for other in published(store, one.cell)),
+                published_rounds(published(store, one.cell)),
                 ", ".join(f"{other.cell.where} {other.ours()}" for other in other_splits(store, one)),
                 f"{rates_text(near[0])}: {outcome(near[1])}" if near else "",
             )
@@ -92,9 +92,7 @@ def published_table(store: Results) -> str:
     """Format the cells that the published code was run on: its rounds as it is and corrected, beside ours and the paper's."""
     rows = []
     for one in compare(store, [*select_cells("table2", "mnist"), *select_cells("table3", "mnist")]):
-        texts = [
-            ", ".join(map(published_rounds, published(store, one.cell, corrected=which))) for which in (False, True)
-        ]
+        texts = [published_rounds(published(store, one.cell, corrected=corrected)) for corrected in (False, True)]
         if any(texts):
             name = f"{_named(one.cell)}{', noisy clients' if one.cell.where == 'table3' else ''}"
             rows.append((name, *texts, one.ours(), _rounds(one.cell.paper)))
@@ -113,9 +111,9 @@ def _collapse(one: PublishedCell) -> int | None:
     return next((at for at, accuracy in enumerate(one.curve) if at > learned and accuracy < 0.2), None)
 
 
-def published_rounds(one: PublishedCell) -> str:
-    """Format rounds to target, `>100` where 100 rounds do not reach it."""
-    return f">{one.rounds}" if one.rounds_to_target is None else str(one.rounds_to_target)
+def published_rounds(results: Sequence[PublishedCell]) -> str:
+    """Format rounds to target, seed by seed; `>100` where 100 rounds do not reach it."""
+    return ", ".join(f">{one.rounds}" if one.rounds_to_target is None else str(one.rounds_to_target) for one in results)
 
 
 def differs_alike(published_one: PublishedCell, one: Comparison) -> bool:

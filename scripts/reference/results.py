@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,30 +196,23 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "split_shard": "table2/mnist/fedavg/all/W400/C1.0",
         "split_even": "even/mnist/fedavg/all/W400/C1.0",
         "split_aligned": "aligned/mnist/fedavg/all/W400/C1.0",
-        "even_affine_half": "even/mnist/fedavg/affine/W400/C0.5",
-        "even_affine": "even/mnist/fedavg/affine/W400/C1.0",
         "even_stats": "even/mnist/fedavg/stats/W400/C0.5",
+        "affine_400": "table2/mnist/fedavg/affine/W400/C1.0",
+        "noisy": "table3/mnist/fedavg/affine/W200/C1.0",
+        "noisy_400": "table3/mnist/fedavg/affine/W400/C1.0",
     }
     words: dict[str, str] = {}
     for key, name in named.items():
         (one,) = compare(store, select_named_cells(name))
         if key == "fedadam_none":
             words |= flatness(one)
-        words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper)}
+        words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper), **_by_published_code(store, key, one.cell)}
     (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
     (best,) = compare(store, [choose_rates(half, store)])
     return {
         **words,
         "fedadam_collapse": differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
         "adam_all_half_tuned": best.ours(),
-        "adam_all_half_published": _by_published_code(store, replace(half, where="table2")),
-        "adam_all_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg-adam/all/W200/C1.0")),
-        "split_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C1.0")),
-        "all_half_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/all/W400/C0.5")),
-        "affine_400_published": _by_published_code(store, *select_cells("table2", "mnist/fedavg/affine/W400/C1.0")),
-        "noisy_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W200/C1.0")),
-        "noisy_400_published": _by_published_code(store, *select_cells("table3", "mnist/fedavg/affine/W400/C1.0")),
-        **_adam_affine(store),
         "fedadam_none_rates": _trial_like_the_papers(store, "mnist/fedadam/none/W200/C1.0"),
         **_lower_rates(store),
     }
@@ -236,16 +228,6 @@ def _trial_like_the_papers(store: Results, name: str) -> str:
     )
 
 
-def _adam_affine(store: Results) -> dict[str, str]:
-    """Return the rounds of two cells of FedAvg-Adam by the published code, as it is and corrected."""
-    words = {}
-    for key, name in {"adam_affine": "affine/W200/C1.0", "adam_affine_400": "affine/W400/C0.5"}.items():
-        (cell,) = select_cells("table2", f"mnist/fedavg-adam/{name}")
-        words[f"{key}_published"] = _by_published_code(store, cell)
-        words[f"{key}_corrected"] = _by_published_code(store, cell, corrected=True)
-    return words
-
-
 def _lower_rates(store: Results) -> dict[str, str]:
     """Return the rounds of FedAdam with the lowest learning rates of the grid, and the paper's."""
     named = {
@@ -259,13 +241,16 @@ def _lower_rates(store: Results) -> dict[str, str]:
         (trial,) = select_cells("tuning", f"mnist/fedadam/{name}/rate0.03-server0.003")
         result = store.read(trial, TUNING_SEED)
         words |= {f"low_{key}": differences.outcome(result), f"low_{key}_paper": str(trial.paper)}
-        words[f"low_{key}_published"] = _by_published_code(store, trial)
+        words |= _by_published_code(store, f"low_{key}", trial)
     return words
 
 
-def _by_published_code(store: Results, cell: Cell, *, corrected: bool = False) -> str:
-    results = differences.published(store, cell, corrected=corrected)
-    return ", ".join(map(differences.published_rounds, results))
+def _by_published_code(store: Results, key: str, cell: Cell) -> dict[str, str]:
+    """Return the rounds of a cell by the published code, as it is and corrected."""
+    return {
+        f"{key}_{kind}": differences.published_rounds(differences.published(store, cell, corrected=corrected))
+        for kind, corrected in (("published", False), ("corrected", True))
+    }
 
 
 def flatness(one: Comparison) -> dict[str, str]:
