@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from benchmarks.support.programs import checkout_commit
 from fedpatch.shared.app.command import command, run_app, say
 from fedpatch.shared.app.provenance import processor_name, source_commit
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
@@ -216,9 +216,7 @@ def compare_methods(
     """FedAvg, FedProx, FedPer, FedRep, FedBABU (without its last training) and Ditto of PFLlib beside ours."""
     folder, terms = pfllib.resolve(), Terms(rounds=rounds)
     sys.path[:0] = [str(folder / "system"), str(folder / "dataset" / "utils")]
-    head = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=True)  # nosec B603
-    about = {**asdict(terms), "pfllib": commit.stdout.strip(), "mu": MU, "alpha": ALPHA}
+    about = {**asdict(terms), "pfllib": checkout_commit(folder), "mu": MU, "alpha": ALPHA}
     table = CellFile(out, about, PeerCell, "benchmarks.peers.pfllib_methods")
     origin = {"commit": source_commit(), "processor": processor_name()}
     for seed in range(seeds):

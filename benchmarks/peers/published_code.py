@@ -15,7 +15,6 @@ it. And each strategy starts after a step on images of zeros with the label 0, w
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 import typer
 
+from benchmarks.support.programs import checkout_commit
 from benchmarks.support.report import command_line
 from fedpatch.shared.app.command import command, run_app, say
 from fedpatch.shared.app.provenance import processor_name, source_commit
@@ -232,9 +232,7 @@ def play_cells(
     """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""
     chosen = choose_cells(cells)
     folder = code.resolve()
-    head = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=True)  # nosec B603
-    table = CellFile(out, {"published_code": commit.stdout.strip()}, PublishedCell, _NAME)
+    table = CellFile(out, {"published_code": checkout_commit(folder)}, PublishedCell, _NAME)
     origin = {
         "command": command_line("peers.published_code"),
         "commit": source_commit(),

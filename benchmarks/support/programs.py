@@ -18,10 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.device.clocks import family
-from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAVE_S = 20.0
+
+
+def checkout_commit(folder: Path) -> str:
+    """Return the commit of a checkout of another program. Raises UsageError where the folder is no checkout of git."""
+    head = ["git", "-C", str(folder), "rev-parse", "--verify", "HEAD"]
+    done = subprocess.run(head, capture_output=True, text=True, check=False)  # nosec B603
+    if done.returncode != 0:
+        raise UsageError(f"{folder}: no checkout of git ({' '.join(done.stderr.split())}); clone the program with git")
+    return done.stdout.strip()
 
 
 class Program:

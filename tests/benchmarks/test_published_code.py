@@ -191,3 +191,10 @@ def test_cells_without_a_published_program_are_refused(cells, checkout, monkeypa
     ended = program("--code", checkout, "--cells", cells, "--out", "none.json")
     assert ended.code == 2
     assert cells.partition("/")[0] in ended.err
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
+    program = Program(lambda: run_app(published_code.app, "published_code"), monkeypatch, capsys)
+    ended = program("--code", tmp_path, "--cells", FEDAVG, "--out", tmp_path / "none.json")
+    assert ended.code == 2
+    assert f"{tmp_path}: no checkout of git" in ended.err
