@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.peers.published_code import PublishedCell
-from fedpatch.simulator.paper.comparison import Comparison, compare, slack
+from fedpatch.simulator.paper.comparison import (
+    Comparison,
+    compare,
+    format_entry,
+    format_rounds,
+    format_seeds,
+    slack,
+)
 from fedpatch.simulator.paper.experiments import (
     RATE_GRID,
     SPLIT_OF,
@@ -19,23 +27,26 @@ from fedpatch.simulator.paper.experiments import (
     TUNING_EVEN,
     TUNING_SEED,
     Cell,
+    Rates,
     cells_of,
     rate_cells,
     select_cells,
     study_of,
 )
 from fedpatch.simulator.paper.results import Result, Results
+from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference.markdown import span, table
 
-_UNBROKEN = "\u00a0"
 _STAR = "\\*"
+_PAPER_SEEDS = 5
+_OPEN = "**none**"
+_BETWEEN = "**none**; the paper's rounds lie between those of two splits"
 _LOWER_TARGETS = (0.95, 0.96, 0.965)
 
 
 def entry(one: Comparison) -> str:
-    """Format ours / the paper's rounds, with a star where they differ."""
-    paper = "?" if not one.cell.compared else "X" if one.cell.paper is None else str(one.cell.paper)
-    return f"{one.ours()} /{_UNBROKEN}{paper}{_STAR if one.within is False else ''}"
+    """Format ours / the paper's rounds for a table in Markdown, with a star where they differ."""
+    return format_entry(one).replace("*", _STAR).replace(" / ", " /\u00a0")
 
 
 def differing(store: Results) -> list[Comparison]:
@@ -47,19 +58,20 @@ def differing_table(store: Results) -> str:
     """Format the differing cells with the experiments that were made on each."""
     rows = []
     for one in differing(store):
-        near = rates_like_the_papers(store, one.cell)
+        tuned, near = with_tuned_rates(store, one.cell), rates_like_the_papers(store, one.cell)
         rows.append(
             (
                 _named(one.cell),
                 entry(one),
-                "yes" if in_range(one) else "",
+                agreeing_experiment(store, one),
                 f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
                 published_rounds(published(store, one.cell)),
                 ", ".join(f"{other.cell.where} {other.ours()}" for other in other_splits(store, one)),
+                "" if tuned is None else f"{rates_text(tuned.cell)}: {tuned.ours()}",
                 f"{rates_text(near[0])}: {outcome(near[1])}" if near else "",
             )
         )
-    headings = ("in range", "UA then", "published code", "another split", "other rates")
+    headings = ("agrees", "UA then", "published code", "another split", "best rate", "nearest rate")
     return table(("cell", "ours / paper", *headings), rows)
 
 
@@ -68,10 +80,19 @@ def slower(one: Comparison) -> bool:
     return one.cell.paper is not None and (one.mean_rounds is None or one.mean_rounds > one.cell.paper)
 
 
-def in_range(one: Comparison) -> bool:
-    """Return whether the paper's mean lies between our fastest and our slowest seed."""
-    rounds = [math.inf if reached is None else reached for reached in one.reached]
-    return one.cell.paper is not None and min(rounds) <= one.cell.paper <= max(rounds)
+def within_chance(one: Comparison) -> bool:
+    """Return whether the seeds are too few to tell ours from the paper's.
+
+    The means of three seeds or more differ by at most two standard errors; the paper names no spread, so its five seeds are
+    taken to vary as ours do. Where the paper has X, some of our seeds reach the target and others do not.
+    """
+    reached = [rounds for rounds in one.reached if rounds is not None]
+    if one.cell.paper is None:
+        return 0 < len(reached) < len(one.reached)
+    if len(reached) < max(3, len(one.reached)):
+        return False
+    error = statistics.stdev(reached) * math.sqrt(1 / len(reached) + 1 / _PAPER_SEEDS)
+    return abs(statistics.fmean(reached) - one.cell.paper) <= 2 * error
 
 
 def accuracy_at_paper(one: Comparison) -> float:
@@ -89,13 +110,15 @@ def published(store: Results, cell: Cell, *, corrected: bool = False) -> list[Pu
 
 
 def published_table(store: Results) -> str:
-    """Format the cells that the published code was run on: its rounds as it is and corrected, beside ours and the paper's."""
+    """Format the cells and trials that the published code was run on: its rounds as it is and corrected, ours, the paper's."""
+    cells = [*select_cells("table2", "mnist"), *select_cells("table3", "mnist"), *select_cells(TUNING, "mnist")]
     rows = []
-    for one in compare(store, [*select_cells("table2", "mnist"), *select_cells("table3", "mnist")]):
-        texts = [published_rounds(published(store, one.cell, corrected=corrected)) for corrected in (False, True)]
+    for cell in cells:
+        texts = [published_rounds(published(store, cell, corrected=corrected)) for corrected in (False, True)]
         if any(texts):
-            name = f"{_named(one.cell)}{', noisy clients' if one.cell.where == 'table3' else ''}"
-            rows.append((name, *texts, one.ours(), _rounds(one.cell.paper)))
+            (one,) = compare(store, [cell])
+            name = f"{_named(cell)}{', noisy clients' if cell.where == 'table3' else ''}"
+            rows.append((name, *texts, one.ours(), format_rounds(cell.paper)))
     return table(("cell", "published code", "corrected", "ours", "paper"), rows)
 
 
@@ -116,12 +139,33 @@ def published_rounds(results: Sequence[PublishedCell]) -> str:
     return ", ".join(f">{one.rounds}" if one.rounds_to_target is None else str(one.rounds_to_target) for one in results)
 
 
-def differs_alike(published_one: PublishedCell, one: Comparison) -> bool:
-    """Return whether a result of the published code differs from the paper's rounds too, on the same side as ours."""
-    paper = one.cell.paper
-    if paper is None:
-        return False
-    return abs(published_one.rounds - paper) > slack(paper) and slower(one) == (published_one.rounds > paper)
+def side(results: Sequence[PublishedCell], paper: int) -> int | None:
+    """Return where the published code is beside the paper's rounds.
+
+    Args:
+        results: Its results of a cell, by seed.
+        paper: The paper's rounds.
+
+    Returns:
+        0: within the limits of agreement, in the mean; 1: more rounds; -1: fewer; None: not decided, since a run ended before.
+    """
+    if any(one.rounds_to_target is None and one.rounds < paper + slack(paper) for one in results):
+        return None
+    away = statistics.fmean(one.rounds for one in results) - paper
+    return 0 if abs(away) <= slack(paper) else 1 if away > 0 else -1
+
+
+def published_sides(store: Results) -> dict[str, str]:
+    """Return how many differing cells the published code was run on, and in how many it differs from the paper as ours does."""
+    found = [
+        (one, side(results, one.cell.paper))
+        for one in differing(store)
+        if one.cell.paper is not None and (results := published(store, one.cell))
+    ]
+    alike = sum(where == (1 if slower(one) else -1) for one, where in found)
+    agree = sum(where == 0 for _, where in found)
+    counts = {"count": len(found), "alike": alike, "agree": agree, "other": len(found) - alike - agree}
+    return {f"published_{name}": str(count) for name, count in counts.items()}
 
 
 def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
@@ -167,7 +211,7 @@ def splits_table(store: Results) -> str:
             texts = (
                 "" if one is None else f"{one.ours()}{_STAR if one.within is False else ''}" for one in (here, *others)
             )
-            rows.append((_named(cell), *texts, _rounds(cell.paper)))
+            rows.append((_named(cell), *texts, format_rounds(cell.paper)))
     return table(("cell", "`shard`", *(f"`{split}`" for split in reversed(SPLITS)), "paper"), rows)
 
 
@@ -175,25 +219,22 @@ def lower_targets(store: Results) -> str:
     """Format the rounds to lower targets of the cells without private values: the mean and the range of the seeds."""
     rows = []
     for one in compare(store, select_cells("table2", "mnist/*/none")):
-        texts = (_range([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
-        rows.append((_named(one.cell), *texts, one.ours(), _rounds(one.cell.paper)))
+        texts = (format_seeds([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
+        rows.append((_named(one.cell), *texts, one.ours(), format_rounds(one.cell.paper)))
     return table(("cell", *(f"UA {target}" for target in _LOWER_TARGETS), "UA 0.97", "paper, 0.97"), rows)
 
 
 def rounds_to_lower_targets(store: Results, name: str) -> str:
     """Return the rounds of a cell of Table 2 to lower targets: the mean and the range of the seeds."""
     (one,) = compare(store, select_cells("table2", name))
-    texts = (f"{_range([_first(result, target) for result in one.results])} to {target}" for target in _LOWER_TARGETS)
+    texts = (
+        f"{format_seeds([_first(result, target) for result in one.results])} to {target}" for target in _LOWER_TARGETS
+    )
     return ", ".join(texts)
 
 
 def _first(result: Result, target: float) -> int:
     return next(at for at, accuracy in enumerate(result.curve) if accuracy >= target)
-
-
-def _range(rounds: Sequence[int]) -> str:
-    mean = f"{math.fsum(rounds) / len(rounds):.3g}"
-    return mean if min(rounds) == max(rounds) else f"{mean} ({min(rounds)}-{max(rounds)})"
 
 
 def trials(store: Results, cell: Cell, where: str = TUNING) -> list[tuple[Cell, Result]]:
@@ -210,8 +251,7 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
     """
     if cell.strategy not in TUNED_STRATEGIES or cell.paper is None:
         return None
-    study = study_of(cell, 0)
-    paper, own = cell.paper, (study.learning_rate, study.server_learning_rate)
+    paper, own = cell.paper, _own_rates(cell)
     for where in TRIALS:
         away = [
             (abs(result.rounds_to_target - paper), place, one, result)
@@ -223,50 +263,66 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
     return None
 
 
-def explained(store: Results) -> dict[str, str]:
-    """Return the numbers of differing cells, and a table of the experiments with rounds like the paper's.
+def _own_rates(cell: Cell) -> Rates:
+    study = study_of(cell, 0)
+    return study.learning_rate, study.server_learning_rate
 
-    A cell counts for the first experiment that fits.
-    """
-    experiments: dict[str, Callable[[Comparison], bool]] = {
-        "another split of the test data": lambda one: any(other.within for other in other_splits(store, one)),
-        "two splits: the paper's rounds lie between theirs": lambda one: _between_splits(store, one, finite=True),
-        "two splits: one takes fewer rounds, the other never reaches the target": lambda one: _between_splits(
-            store, one, finite=False
-        ),
-        "other learning rates (one seed)": lambda one: _trial_like_the_papers(store, one.cell) == TUNING,
-        "other learning rates on another split (one seed)": lambda one: (
-            _trial_like_the_papers(store, one.cell) == TUNING_EVEN
-        ),
-        "other seeds: the paper's mean lies between our fastest and slowest": in_range,
+
+def with_tuned_rates(store: Results, cell: Cell) -> Comparison | None:
+    """Return the cell of Table 2 with the best learning rates of the grid, where these are others and it is computed."""
+    if cell.strategy not in TUNED_STRATEGIES:
+        return None
+    (tuned,) = select_cells("tuned", cell.short_name)
+    (one,) = compare(store, [choose_rates(tuned, store)])
+    return one if one.results and one.cell.rates != _own_rates(cell) else None
+
+
+def agreeing_experiment(store: Results, one: Comparison) -> str:
+    """Return the name of the first experiment on a differing cell that agrees with the paper; a name in bold: none does."""
+    experiments: Mapping[str, Callable[[], bool]] = {
+        "seeds": lambda: within_chance(one),
+        "best rate": lambda: (tuned := with_tuned_rates(store, one.cell)) is not None and tuned.within is True,
+        "split": lambda: any(other.within for other in other_splits(store, one)),
+        "another rate": lambda: _near_trial(store, one.cell) == TUNING,
+        "another rate, split `even`": lambda: _near_trial(store, one.cell) == TUNING_EVEN,
+        _BETWEEN: lambda: _between_splits(store, one),
     }
-    cells = differing(store)
-    names: dict[str, list[str]] = {name: [] for name in (*experiments, "**open**")}
-    for one in cells:
-        names[next((name for name, fits in experiments.items() if fits(one)), "**open**")].append(_named(one.cell))
-    rows = [
-        (name, str(len(found)), ", ".join(found) if len(found) < 3 else "") for name, found in names.items() if found
-    ]
-    played = [(one, results) for one in cells if (results := published(store, one.cell))]
-    return agreement_on_even(store) | {
-        "differing_count": str(len(cells)),
-        "explained_count": str(len(cells) - len(names["**open**"])),
-        "explained": table(("experiment with rounds like the paper's", "cells", ""), rows),
-        "published_count": str(len(played)),
-        "published_differs": str(sum(all(differs_alike(each, one) for each in results) for one, results in played)),
+    return next((name for name, agrees in experiments.items() if agrees()), _OPEN)
+
+
+def agreements(store: Results) -> dict[str, str]:
+    """Return the number of differing cells, of those with an experiment that agrees, and a table of them by experiment."""
+    described = {
+        "seeds": "none needed: with so few seeds the means do not differ (two standard errors); or some seeds reach the target "
+        "and others do not, where the paper has X",
+        "best rate": "the learning rate of the grid with the fewest rounds",
+        "split": "another split of the test data",
+        "another rate": "another learning rate of the grid, one seed",
+        "another rate, split `even`": "another learning rate of the grid on another split, one seed",
+        _BETWEEN: _BETWEEN,
+        _OPEN: _OPEN,
+    }
+    names: dict[str, list[str]] = {name: [] for name in described}
+    for one in differing(store):
+        names[agreeing_experiment(store, one)].append(_named(one.cell))
+    rows = [(described[name], str(len(found)), "; ".join(found)) for name, found in names.items() if found]
+    total = sum(map(len, names.values()))
+    return {
+        "differing_count": str(total),
+        "agreeing_count": str(total - len(names[_BETWEEN]) - len(names[_OPEN])),
+        "agreements": table(("experiment that agrees with the paper", "cells", ""), rows),
     }
 
 
-def _trial_like_the_papers(store: Results, cell: Cell) -> str:
+def _near_trial(store: Results, cell: Cell) -> str:
     """Return the table of the trial that takes as many rounds as the paper; "" where none does."""
     found = rates_like_the_papers(store, cell)
     return "" if found is None else found[0].where
 
 
-def _between_splits(store: Results, one: Comparison, *, finite: bool) -> bool:
-    """Return whether the paper's rounds lie between those of two splits; `finite`: and each split reaches the target."""
-    means = [each.mean_rounds for each in (one, *other_splits(store, one))]
-    rounds = [math.inf if mean is None else mean for mean in means if mean is not None or not finite]
+def _between_splits(store: Results, one: Comparison) -> bool:
+    """Return whether the paper's rounds lie between those of two splits; a split that never reaches the target counts."""
+    rounds = [math.inf if each.mean_rounds is None else each.mean_rounds for each in (one, *other_splits(store, one))]
     return len(rounds) > 1 and one.cell.paper is not None and min(rounds) <= one.cell.paper <= max(rounds)
 
 
@@ -287,7 +343,8 @@ def _grid(store: Results, strategy: str, cells: Sequence[Cell], where: str) -> s
     outcomes = {(cell, one.rates): outcome(result) for cell in cells for one, result in trials(store, cell, where)}
     if rates[0][1] is None:
         rows = [
-            (_named(cell), *(outcomes.get((cell, one), "-") for one in rates), _rounds(cell.paper)) for cell in cells
+            (_named(cell), *(outcomes.get((cell, one), "-") for one in rates), format_rounds(cell.paper))
+            for cell in cells
         ]
         return table((title, *(f"{rate:g}" for rate, _ in rates), "paper"), rows)
     servers = list(dict.fromkeys(server for _, server in rates))
@@ -296,7 +353,7 @@ def _grid(store: Results, strategy: str, cells: Sequence[Cell], where: str) -> s
             _named(cell),
             f"{client:g}",
             *(outcomes.get((cell, (client, one)), "-") for one in servers),
-            _rounds(cell.paper),
+            format_rounds(cell.paper),
         )
         for cell in cells
         for client in sorted({of[0] for own, of in outcomes if own == cell and of is not None})
@@ -310,11 +367,7 @@ def outcome(result: Result | None) -> str:
         return "-"
     if result.rounds_to_target is None:
         return f"X ({max(result.curve):.3f})"
-    return _rounds(result.rounds_to_target)
-
-
-def _rounds(rounds: int | None) -> str:
-    return "X" if rounds is None else str(rounds)
+    return format_rounds(result.rounds_to_target)
 
 
 def _named(cell: Cell) -> str:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(template: str, **parts: str) -> str:
-    """Return a template with a part in the place of each `{{name}}`. Raises KeyError for a part that is not given."""
+def render(template: str, look_up: Callable[[str, str], str] | None = None, **parts: str) -> str:
+    """Fill a template.
+
+    Args:
+        template: File name of the template.
+        look_up: Returns the text for `{{kind:name}}`; such a placeholder can be anywhere in the template.
+        parts: The text for each `{{name}}`.
+
+    Returns:
+        The page.
+
+    Raises:
+        KeyError: A part is missing.
+        ValueError: The template has no placeholder for some parts.
+    """
     text = (_TEMPLATES / template).read_text("utf-8")
+    if unused := parts.keys() - set(re.findall(r"\{\{(\w+)\}\}", text)):
+        raise ValueError(f"{template} has no placeholder for {', '.join(sorted(unused))}")
+    if look_up is not None:
+        text = re.sub(r"\{\{(\w+):([^}]+)\}\}", lambda found: look_up(found[1], found[2]), text)
     return re.sub(r"\{\{(\w+)\}\}(\n*)", lambda found: parts[found[1]].rstrip("\n") + found[2], text)
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedpatch.simulator.paper.comparison import Comparison, compare, count, tables
+from fedpatch.simulator.paper.comparison import Comparison, compare, count, format_rounds, tables
 from fedpatch.simulator.paper.experiments import (
     RECORDED,
     TABLES,
-    TUNING_SEED,
     Cell,
     cells_of,
     select_cells,
-    select_named_cells,
 )
 from fedpatch.simulator.paper.recheck import Recheck
 from fedpatch.simulator.paper.results import Results, measured_seeds
@@ -27,6 +25,7 @@ from scripts.reference import differences
 from scripts.reference.markdown import render, span, table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
+_LOW_RATES = "rate0.03-server0.003"
 _POLICIES = ("none", "stats", "affine", "all")
 _STRATEGIES = {"fedavg": "FedAvg", "fedadam": "FedAdam", "fedavg-adam": "FedAvg-Adam"}
 
@@ -35,30 +34,47 @@ def page() -> str:
     """Return the page."""
     store = Results(RESULTS)
     mnist = compare(store, select_cells("table2", "mnist"))
+    tuned = compare(store, [choose_rates(cell, store) for cell in select_cells("tuned", "mnist")])
+    cifar10 = computed(compare(store, select_cells("table2", "cifar10")))
+    noisy = computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))
     return render(
         "results.md",
+        lambda kind, name: cell_words(store, kind, name),
         table2_mnist=grid(mnist),
         table2_mnist_count=str(count(mnist)),
-        table2_cifar10=grid(computed(compare(store, select_cells("table2", "cifar10")))),
-        table3_mnist=grid(computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))),
+        table2_mnist_seeds=seeds(mnist),
+        tuned=grid(tuned),
+        tuned_count=str(count(tuned)),
+        tuned_seeds=seeds(tuned),
+        table2_cifar10=grid(cifar10),
+        table2_cifar10_seeds=seeds(cifar10),
+        table3_mnist=grid(noisy),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
+        table3_mnist_seeds=seeds(noisy),
         **policy_orders(mnist),
-        tuned=tuned(store),
+        mixed=str(sum(None in one.reached and set(one.reached) != {None} for one in mnist)),
+        private_stats=agreement(compare(store, select_cells("table2", "mnist/*/all/W400,mnist/*/stats/W400"))),
+        low_rates=agreement(compare(store, select_cells("tuning", f"mnist/fedadam/*/{_LOW_RATES}"))),
+        fewer_sgd=fewer_rounds(select_from(noisy, "fedavg", "fedadam")),
+        fewer_adam=fewer_rounds(select_from(noisy, "fedavg-adam")),
+        fedadam_none_slower=str(len(list(filter(differences.slower, select_from(mnist, "fedadam", private="none"))))),
         lower_targets=differences.rounds_to_lower_targets(store, "mnist/fedadam/none/W200/C1.0"),
-        **cells_in_words(store),
+        **flatness(store, "mnist/fedadam/none/W200/C1.0"),
+        fedadam_collapse=differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
         origins=origins(store),
         mtfl=rounds_range(store, "mnist/fedavg-adam/affine"),
         fl=rounds_range(store, "mnist/fedavg/none"),
         fig5=fig5(store),
+        **overtaking(store),
         equation_10=equation_10(),
         demo_task=demo_task(),
-        seeds=seeds(mnist),
         affine_share=share_of_rounds(store, "mnist/fedavg/affine/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
-        overtaking=overtaking(store),
-        fig3_seeds=str(len(measured("fig3"))),
+        **fig3(),
         **fig4(),
         **spread(store),
-        **differences.explained(store),
+        **differences.agreements(store),
+        **differences.published_sides(store),
+        **differences.agreement_on_even(store),
     )
 
 
@@ -69,10 +85,62 @@ def experiments() -> str:
         "experiments.md",
         differing=differences.differing_table(store),
         published=differences.published_table(store),
+        fedadam_collapse=differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
         splits=differences.splits_table(store),
         lower_targets=differences.lower_targets(store),
         grids=differences.grids(store),
     )
+
+
+def cell_words(store: Results, kind: str, name: str) -> str:
+    """Return the rounds of a cell.
+
+    Args:
+        store: The results.
+        kind: `ours`, `paper`, `published` (by the published code) or `corrected` (by it without two of its effects).
+        name: Name of the cell, or of a trial of learning rates.
+
+    Returns:
+        Rounds to target, by seed or in the mean.
+
+    Raises:
+        UsageError: No cell, or more than one, has this name.
+        KeyError: There is no such kind.
+        ValueError: The published code was not run on the cell.
+    """
+    where, _, short_name = name.partition("/")
+    (cell,) = select_cells(where, short_name)
+    (one,) = compare(store, [choose_rates(cell, store) if where == "tuned" else cell])
+    texts: dict[str, Callable[[], str]] = {
+        "ours": one.ours,
+        "paper": lambda: format_rounds(cell.paper),
+        "published": lambda: differences.published_rounds(differences.published(store, cell)),
+        "corrected": lambda: differences.published_rounds(differences.published(store, cell, corrected=True)),
+    }
+    text = texts[kind]()
+    if not text:
+        raise ValueError(f"{name}: the published code has no result of this cell ({kind})")
+    return text
+
+
+def select_from(comparisons: Iterable[Comparison], *strategies: str, private: str | None = None) -> list[Comparison]:
+    """Return the comparisons of some strategies, and of one policy where it is given."""
+    return [one for one in comparisons if one.cell.strategy in strategies and private in (None, one.cell.private)]
+
+
+def agreement(comparisons: Sequence[Comparison]) -> str:
+    """Return how many of the cells with a result agree with the paper, as `3 of 12`."""
+    found = computed(comparisons)
+    return f"{sum(one.within is True for one in found)} of {len(found)}"
+
+
+def fewer_rounds(comparisons: Sequence[Comparison]) -> str:
+    """Return in how many of the cells with a number of the paper ours needs fewer rounds, as `9 of 10`."""
+    found = [one for one in comparisons if one.cell.paper is not None]
+    less = sum(
+        one.mean_rounds is not None and one.mean_rounds < one.cell.paper for one in found if one.cell.paper is not None
+    )
+    return f"{less} of {len(found)}"
 
 
 def computed(comparisons: Iterable[Comparison]) -> list[Comparison]:
@@ -93,19 +161,6 @@ def grid(comparisons: Sequence[Comparison]) -> str:
     return table((", ".join(found.headings[:names]), *found.headings[names:]), rows)
 
 
-def tuned(store: Results) -> str:
-    """Format the cells with tuned learning rates, with the rates and the number of seeds."""
-    rows = []
-    for cell in cells_of("tuned"):
-        chosen = choose_rates(cell, store)
-        (one,) = compare(store, [chosen])
-        if one.results and chosen.rates is not None:
-            client, server = chosen.rates
-            rates = f"{client}" if server is None else f"{client}, server {server}"
-            rows.append((f"`{cell.short_name}`", rates, str(len(one.results)), differences.entry(one)))
-    return table(("cell", "learning rate", "seeds", "ours / paper"), rows) if rows else "No cell is computed yet.\n"
-
-
 def _rechecked(store: Results) -> list[tuple[Cell, list[Recheck]]]:
     """Return the cells that were computed on another processor too, a pair of results for each seed."""
     found = []
@@ -119,20 +174,30 @@ def _rechecked(store: Results) -> list[tuple[Cell, list[Recheck]]]:
 
 
 def spread(store: Results) -> dict[str, str]:
-    """Return the largest differences between two processors: rounds to target and user accuracy."""
-    pairs = [one for _, found in _rechecked(store) for one in found]
-    other = [one for one in pairs if not one.same]
+    """Return the largest differences between two processors and between seeds, and the verdicts that differ."""
+    found = _rechecked(store)
+    other = [one for _, pairs in found for one in pairs if not one.same]
     rounds = [
         (abs(one.again.rounds_to_target - one.recorded.rounds_to_target), one.recorded.rounds_to_target)
         for one in other
         if one.again.rounds_to_target is not None and one.recorded.rounds_to_target is not None
     ]
     largest, of = max(rounds, default=(0, 0))
+    by_seed = [
+        [rounds for rounds in one.reached if rounds is not None] for one in compare(store, [cell for cell, _ in found])
+    ]
+    verdicts = [
+        Comparison(cell, tuple(one.recorded for one in pairs)).within
+        == Comparison(cell, tuple(one.again for one in pairs)).within
+        for cell, pairs in found
+    ]
     return {
-        "pairs": str(len(pairs)),
-        "same_bits": str(len(pairs) - len(other)),
+        "pairs": str(sum(len(pairs) for _, pairs in found)),
+        "same_bits": str(sum(one.same for _, pairs in found for one in pairs)),
         "spread_rounds": f"{largest} of {of} rounds",
+        "spread_seeds": str(max((max(one) - min(one) for one in by_seed if one), default=0)),
         "spread_ua": f"{max((one.largest_difference for one in other), default=0.0):.3f}",
+        "same_verdicts": f"{sum(verdicts)} of {len(verdicts)}",
     }
 
 
@@ -154,8 +219,8 @@ def origins(store: Results) -> str:
     ]
     named = sum(one.commit is not None and one.processor is not None for one in results)
     return (
-        f"{named} of {len(results)} results of the tables and of Fig. 5 name commit and processor. The others are older, "
-        "from an AMD EPYC; `git log --diff-filter=A -- results` has the commits that added them."
+        f"{named} of {len(results)} results of the tables and of Fig. 5 name commit and processor. The others are older "
+        "and name neither (`git log --diff-filter=A -- results` has the commits that added them)."
     )
 
 
@@ -180,86 +245,14 @@ def seeds(comparisons: Sequence[Comparison]) -> str:
     return "; ".join(parts)
 
 
-def cells_in_words(store: Results) -> dict[str, str]:
-    """Return ours and the paper's rounds of the cells that the words of the page name."""
-    named = {
-        "adam_all_half": "table2/mnist/fedavg-adam/all/W200/C0.5",
-        "adam_all_half_even": "even/mnist/fedavg-adam/all/W200/C0.5",
-        "adam_all_half_aligned": "aligned/mnist/fedavg-adam/all/W200/C0.5",
-        "adam_all_even": "even/mnist/fedavg-adam/all/W200/C1.0",
-        "adam_affine": "table2/mnist/fedavg-adam/affine/W200/C1.0",
-        "adam_affine_400": "table2/mnist/fedavg-adam/affine/W400/C0.5",
-        "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
-        "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
-        "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
-        "all_half": "table2/mnist/fedavg/all/W400/C0.5",
-        "split_shard": "table2/mnist/fedavg/all/W400/C1.0",
-        "split_even": "even/mnist/fedavg/all/W400/C1.0",
-        "split_aligned": "aligned/mnist/fedavg/all/W400/C1.0",
-        "even_stats": "even/mnist/fedavg/stats/W400/C0.5",
-        "affine_400": "table2/mnist/fedavg/affine/W400/C1.0",
-        "noisy": "table3/mnist/fedavg/affine/W200/C1.0",
-        "noisy_400": "table3/mnist/fedavg/affine/W400/C1.0",
-    }
-    words: dict[str, str] = {}
-    for key, name in named.items():
-        (one,) = compare(store, select_named_cells(name))
-        if key == "fedadam_none":
-            words |= flatness(one)
-        words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper), **_by_published_code(store, key, one.cell)}
-    (half,) = select_cells("tuned", "mnist/fedavg-adam/all/W200/C0.5")
-    (best,) = compare(store, [choose_rates(half, store)])
-    return {
-        **words,
-        "fedadam_collapse": differences.collapses(store, select_cells("table2", "mnist/fedadam/affine")),
-        "adam_all_half_tuned": best.ours(),
-        "fedadam_none_rates": _trial_like_the_papers(store, "mnist/fedadam/none/W200/C1.0"),
-        **_lower_rates(store),
-    }
-
-
-def _trial_like_the_papers(store: Results, name: str) -> str:
-    (cell,) = select_cells("table2", name)
-    found = differences.rates_like_the_papers(store, cell)
-    return (
-        "no trial"
-        if found is None
-        else f"a trial with {differences.rates_text(found[0])} takes {differences.outcome(found[1])}"
-    )
-
-
-def _lower_rates(store: Results) -> dict[str, str]:
-    """Return the rounds of FedAdam with the lowest learning rates of the grid, and the paper's."""
-    named = {
-        "all_half": "all/W200/C0.5",
-        "all": "all/W200/C1.0",
-        "affine": "affine/W200/C1.0",
-        "affine_400": "affine/W400/C1.0",
-    }
-    words: dict[str, str] = {}
-    for key, name in named.items():
-        (trial,) = select_cells("tuning", f"mnist/fedadam/{name}/rate0.03-server0.003")
-        result = store.read(trial, TUNING_SEED)
-        words |= {f"low_{key}": differences.outcome(result), f"low_{key}_paper": str(trial.paper)}
-        words |= _by_published_code(store, f"low_{key}", trial)
-    return words
-
-
-def _by_published_code(store: Results, key: str, cell: Cell) -> dict[str, str]:
-    """Return the rounds of a cell by the published code, as it is and corrected."""
-    return {
-        f"{key}_{kind}": differences.published_rounds(differences.published(store, cell, corrected=corrected))
-        for kind, corrected in (("published", False), ("corrected", True))
-    }
-
-
-def flatness(one: Comparison) -> dict[str, str]:
-    """Return how far user accuracy moves from one round to the next after 0.96, and how much it grows, in the mean."""
+def flatness(store: Results, name: str) -> dict[str, str]:
+    """Return how far user accuracy of a cell of Table 2 moves between rounds after 0.96, and how much it grows, in the mean."""
+    (one,) = compare(store, select_cells("table2", name))
     curves = [np.array(result.curve) for result in one.results]
     tails = [curve[int(np.argmax(curve >= 0.96)) :] for curve in curves]
     moves = np.concatenate([np.abs(np.diff(tail)) for tail in tails])
     growth = sum(float(tail[-1] - tail[0]) for tail in tails) / len(moves)
-    return {"fedadam_step": f"{moves.mean():.4f}", "fedadam_growth": f"{growth:.5f}"}
+    return {"flat_step": f"{moves.mean():.4f}", "flat_growth": f"{growth:.5f}"}
 
 
 def policy_orders(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -301,22 +294,40 @@ def share_of_rounds(store: Results, pattern: str, other: str) -> str:
     return f"{100 * one.mean_rounds / base.mean_rounds:.0f} %"
 
 
-def overtaking(store: Results) -> str:
-    """Return the last round in which a baseline of Fig. 5 is above MTFL(FedAvg)."""
+def overtaking(store: Results) -> dict[str, str]:
+    """Return the last round in which each baseline of Fig. 5 is above MTFL(FedAvg), and the number of seeds."""
+    found = computed(compare(store, select_cells("fig5", "mnist/*/W200/C1.0")))
     curves = {
         (one.cell.strategy, one.cell.private): np.mean([result.curve for result in one.results], axis=0)
-        for one in compare(store, select_cells("fig5", "mnist/*/W200/C1.0"))
-        if one.results
+        for one in found
     }
-    ours = curves.pop(("fedavg", "affine"))
-    above = [np.flatnonzero(curves[name, "none"] > ours) for name in ("per-fedavg", "pfedme")]
-    return str(max(int(one[-1]) for one in above if len(one)))
+    ours = curves[("fedavg", "affine")]
+    last = {name: np.flatnonzero(curves[name, "none"] > ours) for name in ("per-fedavg", "pfedme")}
+    numbers = {f"{name.replace('-', '')}_above": str(int(above[-1])) for name, above in last.items() if len(above)}
+    return {**numbers, "fig5_seeds": span(*_ends([len(one.results) for one in found]))}
+
+
+def _ends(numbers: Sequence[int]) -> tuple[int, int]:
+    return min(numbers), max(numbers)
 
 
 def measured(which: str) -> list[dict[str, Any]]:
     """Return the measurements of Fig. 3 or 4, one for each seed."""
     folder = RESULTS / which
     return [json.loads((folder / f"seed{seed}.json").read_bytes()) for seed in measured_seeds(folder)]
+
+
+def fig3() -> dict[str, str]:
+    """Return the numbers of the words on Fig. 3: seeds, and the mean drop of user accuracy at an aggregation."""
+    files = measured("fig3")
+
+    def drop(kind: str) -> float:
+        """A round has the user accuracy after aggregation, and then after each step."""
+        curves = np.array([one[kind] for one in files])
+        steps = files[0]["steps_per_round"]
+        return float((curves[:, steps :: steps + 1][:, :-1] - curves[:, steps + 1 :: steps + 1]).mean())
+
+    return {"fig3_seeds": str(len(files)), "fig3_drop": f"{drop('mtfl'):.2f}", "fig3_drop_fl": f"{drop('fl'):.2f}"}
 
 
 def fig4() -> dict[str, str]:
@@ -331,9 +342,11 @@ def fig4() -> dict[str, str]:
 
     mtfl, fl = by_round("affine"), by_round("none")
     ahead = np.flatnonzero(mtfl.mean(axis=1) > fl.mean(axis=1))
+    later = np.flatnonzero(mtfl.argmax(axis=1))
     return {
         "fig4_rounds": str(rounds),
         "fig4_seeds": str(len(files)),
+        "fig4_turn": str(int(later[-1]) + 2 if len(later) else 1),
         "fig4_after": f"{100 * mtfl[-1, 0]:.1f} %",
         "fig4_end": f"{100 * mtfl[-1, -1]:.1f} %",
         "fig4_fl_after": f"{100 * fl[-1, 0]:.1f} %",

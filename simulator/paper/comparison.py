@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def within(self) -> bool | None:
-        """True if ours agrees with the paper: within 20 % or 3 rounds, or both not reached.
+        """True if ours agrees with the paper: within 20 % or 3 rounds; with its X, if fewer than half of the seeds reach it.
 
         None where that is not decided: no result yet, or nothing to compare with. A simulation that has gone on for
         longer than would agree has decided against it.
@@ -51,10 +51,9 @@ class Comparison:
         paper = self.cell.paper
         if not self.results:
             return False if paper is not None and self.unfinished_rounds >= paper + slack(paper) else None
-        ours = self.mean_rounds
-        if ours is None or paper is None:
-            return ours is None and paper is None
-        return abs(ours - paper) <= slack(paper)
+        if paper is None:
+            return 2 * sum(one is not None for one in self.reached) < len(self.reached)
+        return self.mean_rounds is not None and abs(self.mean_rounds - paper) <= slack(paper)
 
     @property
     def user_accuracy(self) -> float | None:
@@ -67,12 +66,10 @@ class Comparison:
         return _mean([max(one.curve) for one in self.results])
 
     def ours(self) -> str:
-        """Rounds as people read them: `21`, `22.3 (21-24)`, `X` not reached, `>80` not finished, `-` not begun."""
+        """Format the rounds: `21`, `22.3 (21-24)`, `X` not reached, `X (3 of 5: 21-24)`, `>80` not finished, `-` not begun."""
         if not self.results:
             return f">{self.unfinished_rounds}" if self.unfinished_rounds else "-"
-        texts = [_rounds(one) for one in sorted(self.reached, key=lambda one: math.inf if one is None else one)]
-        mean = "X" if self.mean_rounds is None else f"{self.mean_rounds:.3g}"
-        return mean if len(set(texts)) == 1 else f"{mean} ({texts[0]}-{texts[-1]})"
+        return format_seeds(self.reached)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -135,7 +132,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
     parts: list[str] = []
     for grid in tables(comparisons):
         parts += [f"### {grid.title}", "", _markdown_row(grid.headings), _markdown_row(["---"] * len(grid.headings))]
-        parts += [_markdown_row([*row.names, *(_text(one) for one in row.entries)]) for row in grid.rows]
+        parts += [_markdown_row([*row.names, *(format_entry(one) for one in row.entries)]) for row in grid.rows]
         parts.append("")
     return "\n".join([*parts, legend(comparisons)]) + "\n"
 
@@ -146,7 +143,7 @@ def rich_table(grid: Grid) -> Table:
     for heading in grid.headings:
         table.add_column(heading, justify="right" if "=" in heading else "left", no_wrap=True)
     for row in grid.rows:
-        table.add_row(*row.names, *(Text(_text(one), style=_style(one)) for one in row.entries))
+        table.add_row(*row.names, *(Text(format_entry(one), style=_style(one)) for one in row.entries))
     return table
 
 
@@ -157,7 +154,8 @@ def legend(comparisons: Sequence[Comparison]) -> str:
     return (
         f"{count(comparisons)}.\n"
         "An entry is ours / the paper's, in rounds (the mean over the seeds, and their range where they differ). "
-        f"-: not begun; >n: not within n rounds, unfinished; X: not reached; *: not within {_SLACK}; ?: the paper misprints it."
+        "-: not begun; >n: not within n rounds, unfinished; X: not reached; X (3 of 5: 21-24): reached by three of five "
+        f"seeds; *: not within {_SLACK}; ?: the paper misprints it."
     )
 
 
@@ -204,14 +202,32 @@ def datasets(comparisons: Sequence[Comparison]) -> str:
     return " and ".join(named) or DATASETS.get(comparisons[0].cell.task, comparisons[0].cell.task)
 
 
-def _text(one: Comparison | None) -> str:
+def format_seeds(rounds: Sequence[int | None]) -> str:
+    """Format rounds to target by seed: their mean and range, or by how many of the seeds it is reached.
+
+    Example:
+        >>> format_seeds([21, 24, 22]), format_seeds([21, None, 24]), format_seeds([None])
+        ('22.3 (21-24)', 'X (2 of 3: 21-24)', 'X')
+    """
+    reached = [one for one in rounds if one is not None]
+    if not reached:
+        return "X"
+    low, high = min(reached), max(reached)
+    span = str(low) if low == high else f"{low}-{high}"
+    if len(reached) < len(rounds):
+        return f"X ({len(reached)} of {len(rounds)}: {span})"
+    return span if low == high else f"{math.fsum(reached) / len(reached):.3g} ({span})"
+
+
+def format_entry(one: Comparison | None) -> str:
+    """Format ours / the paper's rounds, with a star where they differ; of a figure, user accuracy and the best one."""
     if one is None:
         return ""
     if one.cell.where not in TABLES:
         if one.user_accuracy is None or one.best_user_accuracy is None:
             return one.ours()
         return f"{one.user_accuracy:.3f} ({one.best_user_accuracy:.3f})"
-    paper = _rounds(one.cell.paper) if one.cell.compared else "?"
+    paper = format_rounds(one.cell.paper) if one.cell.compared else "?"
     return f"{one.ours()} / {paper}{'*' if one.within is False else ''}"
 
 
@@ -223,7 +239,8 @@ def _markdown_row(texts: Sequence[str]) -> str:
     return f"| {' | '.join(texts).replace('*', chr(92) + '*')} |"
 
 
-def _rounds(rounds: int | None) -> str:
+def format_rounds(rounds: int | None) -> str:
+    """Format rounds to target; X for a target that is not reached."""
     return "X" if rounds is None else str(rounds)
 
 

@@ -13,10 +13,12 @@ from benchmarks.peers.published_code import PublishedCell
 from fedpatch.simulator.paper.comparison import Comparison, compare
 from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells, study_of
 from fedpatch.simulator.paper.results import Results
+from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference import differences, results
 from tests.simulator.fake_simulation import result
 
 (NONE,) = select_cells("table2", "mnist/fedadam/none/W200/C1.0")  # 69 rounds in the paper
+(CROSSED,) = select_cells("table2", "mnist/fedavg/stats/W200/C1.0")  # X
 (ALL,) = select_cells("table2", "mnist/fedavg/all/W400/C1.0")  # 68 rounds
 
 
@@ -36,10 +38,19 @@ def write_published(store: Results, cells: Sequence[PublishedCell]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "expected"), [((61, 335), True), ((70, 335), False), ((50, 60), False), ((61, None), True)]
+    ("cell", "rounds", "expected"),
+    [
+        (NONE, (60, 70, 110), True),
+        (NONE, (100, 101, 102), False),
+        (NONE, (60, 110), False),
+        (NONE, (60, 70, None), False),
+        (CROSSED, (480, None), True),
+        (CROSSED, (480, 490), False),
+        (CROSSED, (None, None), False),
+    ],
 )
-def test_in_range_holds_where_the_papers_mean_lies_between_two_seeds(rounds, expected):
-    assert differences.in_range(compared(NONE, rounds)) is expected
+def test_within_chance_holds_for_close_means_or_an_x_that_some_seeds_share(cell, rounds, expected):
+    assert differences.within_chance(compared(cell, rounds)) is expected
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [((100,), True), ((50,), False), ((50, None), True)])
@@ -54,23 +65,40 @@ def test_accuracy_at_the_papers_round_is_the_last_one_of_a_run_that_ended_before
 
 
 @pytest.mark.parametrize(
-    ("here", "other", "shown", "row"),
+    ("here", "other", "shown", "row", "agreeing"),
     [
-        (148, 64, "64", "another split of the test data"),
-        (148, 30, "30\\*", "two splits: the paper's rounds lie between theirs"),
-        (None, 30, "30\\*", "two splits: one takes fewer rounds, the other never reaches the target"),
-        (148, 120, "120\\*", "**open**"),
+        (148, 64, "64", "another split of the test data", "1"),
+        (148, 30, "30\\*", "**none**; the paper's rounds lie between those of two splits", "0"),
+        (None, 30, "30\\*", "**none**; the paper's rounds lie between those of two splits", "0"),
+        (148, 120, "120\\*", "**none**", "0"),
     ],
 )
-def test_a_split_counts_where_it_agrees_or_the_papers_rounds_lie_between_two_splits(store, here, other, shown, row):
+def test_a_split_agrees_only_with_rounds_like_the_papers(store, here, other, shown, row, agreeing):
     store.write(ALL, 0, result(ALL, 0, here))
     (aligned,) = select_cells("aligned", ALL.short_name)
-    assert "| **open** | 1 | fedavg all W400 C1.0 |" in differences.explained(store)["explained"]
+    assert "| **none** | 1 | fedavg all W400 C1.0 |" in differences.agreements(store)["agreements"]
     store.write(aligned, 0, result(aligned, 0, other))
-    words = differences.explained(store)
-    assert f"| {row} | 1 | fedavg all W400 C1.0 |" in words["explained"]
-    assert (words["differing_count"], words["explained_count"]) == ("1", "0" if row == "**open**" else "1")
+    words = differences.agreements(store)
+    assert f"| {row} | 1 | fedavg all W400 C1.0 |" in words["agreements"]
+    assert (words["differing_count"], words["agreeing_count"]) == ("1", agreeing)
     assert f"| fedavg all W400 C1.0 | {here or 'X'}\\* | | {shown} | 68 |" in differences.splits_table(store)
+
+
+@pytest.mark.parametrize(
+    ("trials", "row"),
+    [
+        ((20, 75), "another learning rate of the grid, one seed"),
+        ((70, 90), "the learning rate of the grid with the fewest rounds"),
+    ],
+)
+def test_the_best_rate_and_a_slower_one_that_agrees_are_told_apart(store, trials, row):
+    store.write(NONE, 0, result(NONE, 0, 300))
+    (tuned,) = select_cells("tuned", NONE.short_name)
+    for trial, rounds in zip(rate_cells(tuned), trials, strict=False):
+        store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, rounds))
+    best = choose_rates(tuned, store)
+    store.write(best, 0, result(best, 0, min(trials)))
+    assert f"| {row} | 1 | fedadam none W200 C1.0 |" in differences.agreements(store)["agreements"]
 
 
 def test_agreement_on_even_compares_the_seeds_that_both_splits_have(store):
@@ -95,19 +123,25 @@ def test_a_collapse_is_a_fall_from_above_nine_tenths_to_guessing(store, curves, 
 
 
 @pytest.mark.parametrize(
-    ("rounds", "curve_rounds", "differs"),
-    [(148, 148, True), (None, 100, True), (None, 80, False), (70, 70, False), (40, 40, False)],
+    ("rounds", "curve_rounds", "place", "counted"),
+    [
+        (148, 148, 1, "alike"),
+        (None, 100, 1, "alike"),
+        (None, 80, None, "other"),
+        (70, 70, 0, "agree"),
+        (40, 40, -1, "other"),
+    ],
 )
-def test_published_code_differs_alike_where_it_is_as_far_from_the_paper_on_the_same_side(
-    store, rounds, curve_rounds, differs
-):
+def test_side_of_the_published_code_is_decided_by_the_limits_of_agreement(store, rounds, curve_rounds, place, counted):
     store.write(ALL, 0, result(ALL, 0, None))
     other = PublishedCell(ALL.name, 0, rounds, [0.5] * (curve_rounds + 1), 1.0)
     write_published(store, [other])
-    (one,) = compare(store, [ALL])
-    assert differences.differs_alike(other, one) is differs
-    words = differences.explained(store)
-    assert (words["published_count"], words["published_differs"]) == ("1", str(int(differs)))
+    assert ALL.paper is not None
+    assert differences.side([other], ALL.paper) == place
+    words = differences.published_sides(store)
+    assert words == {
+        f"published_{name}": str(int(name in ("count", counted))) for name in ("count", "alike", "agree", "other")
+    }
     text = f">{curve_rounds}" if rounds is None else str(rounds)
     assert f"| {text} |" in differences.differing_table(store)
 

@@ -8,6 +8,7 @@ from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.errors import EXIT_CODES, EXIT_LESS, FedpatchError
 from scripts.reference import configuration
 from scripts.reference.__main__ import FOLDER, PAGES
+from scripts.reference.markdown import render
 from tests.support.paths import ROOT
 
 
@@ -32,3 +33,8 @@ def test_every_exit_code_of_an_error_has_a_meaning():
     errors: list[type[FedpatchError]] = [FedpatchError, *FedpatchError.__subclasses__()]
     codes = {error.exit_code for error in errors}
     assert set(EXIT_CODES) == codes | {0, EXIT_LESS, 130}
+
+
+def test_a_part_without_a_placeholder_is_refused():
+    with pytest.raises(ValueError, match=r"topics\.md has no placeholder for extra"):
+        render("topics.md", topics="", rules="", extra="")
