@@ -140,7 +140,9 @@ export FEDPATCH_STATE_DIR=kitchen
 """,
 }
 BETWEEN = {
-    ("broker_config/README.md", "fedpatch ca init"): PAGE,
+    ("broker_config/README.md", "fedpatch broker acl"): f"{PAGE}fedpatch ca init --fleet kitchen "
+    "--broker-name broker.local --broker-name localhost\nfedpatch device add pi-1 --broker mqtts://broker.local "
+    "--out pi-1.bundle\n",
     ("broker_config/README.md", "sudo install -d"): "cp -r fedpatch-state/ca/. carried && cd carried\n"
     "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf .\n",
     ("broker_config/README.md", "fedpatch doctor"): PAGE,
