@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     manifest = _read(out / MANIFEST)
     libraries = dict(manifest.get("libraries", {}))
+    wheel = _own_wheel(out)
     for python in options.python or PYTHONS[::2]:
         host = Host(options.arch, python, tuple(options.needed), tuple(options.pip_args.split()))
         libraries[host.kind] = _libraries(host, libraries.get(host.kind), out)
-    wheel = _own_wheel(out)
     version = wheel.name.split("-")[1]
     told = {"version": version, "wheel": wheel.name, "sha256": _sha256(wheel), "libraries": libraries}
     _write(out / MANIFEST, json.dumps(told, indent=1) + "\n")
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str, str]:
     """The archive for one kind of host: `{"file", "pins", "digest"}`. What is there already is not fetched again."""
-    pins = _resolve(host)
+    pins = _resolve(host, out)
     pins_sha = hashlib.sha256(pins.encode()).hexdigest()
     if known is not None and known["pins"] == pins_sha and (out / known["file"]).exists():
         return known
@@ -112,12 +112,16 @@ def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str,
     return {"file": archive.name, "pins": pins_sha, "digest": digest}
 
 
-def _resolve(host: Host) -> str:
-    """Return the packages that a host of that kind needs, one exact version a line, within constraints.txt."""
+def _resolve(host: Host, out: Path) -> str:
+    """Return the packages that a host of that kind needs, one exact version a line, within constraints.txt.
+
+    fedpatch itself is not among them: a task that depends on it is resolved with its wheel in `out`.
+    """
     command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-header", "--no-annotate"]
     command += ["--only-binary=:all:", *(f"--extra={extra}" for extra in _EXTRAS)]
     command += ["--python-platform", _UV_PLATFORM.format(arch=host.arch), "--python-version", host.python]
     command += ["--constraints", str(ROOT / "constraints.txt"), *_indexes_of_pip(), *host.pip_args]
+    command += ["--find-links", str(out), "--no-emit-package", "fedpatch"]
     return _run([*command, str(ROOT / "pyproject.toml"), "-"], env=_certificates_of_pip(), given="\n".join(host.needed))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,23 @@ def test_a_wheelhouse_has_the_same_wheel(wheel: Path, tmp_path: Path):
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True)
     (made,) = tmp_path.glob("*.whl")
     assert zipfile.ZipFile(made).namelist() == zipfile.ZipFile(wheel).namelist()
+
+
+def test_wheelhouse_pins_a_task_that_depends_on_fedpatch_without_fedpatch(tmp_path: Path):
+    """Its wheel is the host's program, not one of its libraries; no index has it."""
+    for name, needs in (("fedpatch", ""), ("room_task", "Requires-Dist: fedpatch\n")):
+        with zipfile.ZipFile(tmp_path / f"{name}-0.1.0-py3-none-any.whl", "w") as made:
+            info = f"{name}-0.1.0.dist-info"
+            made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n{needs}")
+            made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            made.writestr(f"{info}/RECORD", "")
+    project = '[project]\nname = "fedpatch"\nversion = "0.1.0"\n[project.optional-dependencies]\nagent = []\ncoordinator = []\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "constraints.txt").touch()
+    program = runpy.run_path(str(ROOT / "ansible" / "wheelhouse.py"))
+    program["_resolve"].__globals__["ROOT"] = tmp_path
+    host = program["Host"]("aarch64", "3.11", ("room-task",), ("--no-index",))
+    assert program["_resolve"](host, tmp_path) == "room-task==0.1.0\n"
 
 
 def _environment(place: Path, *install: object) -> Installed:

@@ -35,7 +35,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], Client]) -> N
     ) -> None:
         """List all devices ever seen with the state of the last run: task, counts of outcomes, last reason.
 
-        The subcommands hold a device back or release it, within seconds and for later runs too.
+        The subcommands drain or quarantine a device or end that, within seconds and for later runs too.
         """
         if context.invoked_subcommand is not None:
             # Options before the name of a subcommand hold for the subcommand unless it has its own.
@@ -71,7 +71,7 @@ def _add_hold(app: typer.Typer) -> None:
         fleet: _Fleet = None,
         as_json: AsJson = False,
     ) -> None:
-        """Pause a device for maintenance: no further rounds until `devices resume`; current work still counts."""
+        """Drain a device: no further rounds until `devices resume`; current work still counts."""
         _hold(device, "drained", reason, state_dir, fleet, as_json)
 
 
@@ -85,7 +85,7 @@ def _add_lift(app: typer.Typer) -> None:
 
     @command(app, "resume", example="fedpatch devices resume pi-7")
     def resume(device: _Device, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
-        """End the maintenance of a drained device: it is asked again."""
+        """End the drain of a device: it is asked again."""
         _lift(device, "drained", state_dir, fleet, as_json)
 
 

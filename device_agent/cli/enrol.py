@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def add_enrol(app: typer.Typer) -> None:
     """Give `app` the command."""
 
-    @command(app, "enrol", example="fedpatch-agent enrol pi-1.bundle --config /etc/fedpatch/agent.toml")
+    @command(
+        app,
+        "enrol",
+        example="fedpatch-agent enrol pi-1.bundle --config /etc/fedpatch/agent.toml --state-dir /var/lib/fedpatch-agent",
+    )
     def enrol(
         file: Annotated[Path, typer.Argument(metavar="FILE", help="Bundle that `fedpatch device add` wrote.")],
         config: Annotated[

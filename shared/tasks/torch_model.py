@@ -68,8 +68,8 @@ def private_names(model: nn.Module, policy: str) -> frozenset[str]:
 def resolve_private(text: str, model: nn.Module, head: Collection[str] = ()) -> PatchPolicy:
     """Return the policy that a device is asked for; `norms` and `head` become names.
 
-    `norms` keeps the trainable values of every normalisation layer: FedBN for any of them (Li et al. 2021). `head` keeps the
-    layers that the task names: FedPer (Arivazhagan et al. 2019).
+    `norms` keeps the trainable values of every normalisation layer: FedBN (Li et al. 2021), but for batch norm's
+    statistics. `head` keeps the layers that the task names: FedPer (Arivazhagan et al. 2019).
 
     Args:
         text: A policy as `check_private` takes it.

@@ -23,6 +23,7 @@ LEFT_TO_THE_READER = (
     (r"\bdrain pi-03\b", "drain pi-7"),
     (r"--vault-password-file FILE\b", "--vault-password-file $READER_BIN/vault-word"),
     (r"--to 11\b", "--to 1"),
+    (r"\bin HUB pi-", "in hub.local pi-"),
     (r"--host pi-1\b", "--host pi-7"),
     (r"\bAPPLICATION_USER\b", "nobody"),
 )
@@ -122,7 +123,8 @@ cp $READER_HOME/house/ca.crt ca.pem
 """,
     "docs/how-to/doctor.md": HOUSE,
     "docs/explanation/faults.md": PROJECT,
-    "docs/how-to/fleet.md": USER,
+    "docs/how-to/fleet.md": f"{USER}git clone ... fedpatch && cd fedpatch\n"
+    "cp -r ansible/inventories/example ansible/inventories/mine\n",
     "docs/explanation/footprint.md": PROJECT,
     "docs/reference/metrics.md": f"""{HOUSE}
 export READER_RUNS=on READER_CONNECTED=enough
@@ -138,7 +140,9 @@ export FEDPATCH_STATE_DIR=kitchen
 """,
 }
 BETWEEN = {
-    ("broker_config/README.md", "fedpatch ca init"): PAGE,
+    ("broker_config/README.md", "fedpatch broker acl"): f"{PAGE}fedpatch ca init --fleet kitchen "
+    "--broker-name broker.local --broker-name localhost\nfedpatch device add pi-1 --broker mqtts://broker.local "
+    "--out pi-1.bundle\n",
     ("broker_config/README.md", "sudo install -d"): "cp -r fedpatch-state/ca/. carried && cd carried\n"
     "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf .\n",
     ("broker_config/README.md", "fedpatch doctor"): PAGE,
@@ -158,6 +162,7 @@ BETWEEN = {
     ("docs/how-to/security.md", "fedpatch-agent doctor"): INSTALLED,
     ("docs/how-to/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
     ("docs/how-to/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
+    ("docs/tutorials/ten-pis.md", ".venv/bin/pip wheel"): "(cd && fedpatch-agent new-task room)\n",
     (
         "docs/how-to/watch.md",
         "fedpatch watch --broker mqtts://broker.local --fleet kitchen --username",

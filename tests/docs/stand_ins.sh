@@ -162,6 +162,7 @@ case $name in
             *) exec "$READER_PYTHON" "$@" ;;
         esac ;;
     pip)  # tests/test_wheel.py installs; here it is looked at whether there are such parts
+        [ "$1" != wheel ] || exec "$READER_PYTHON" -m pip "$@" --no-build-isolation  # which would need an index
         "$READER_PYTHON" - "$READER_ROOT" "$@" <<'END'
 import re, sys, tomllib
 parts = tomllib.load(open(f"{sys.argv[1]}/pyproject.toml", "rb"))["project"]["optional-dependencies"]
