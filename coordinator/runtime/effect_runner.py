@@ -117,7 +117,6 @@ class EffectRunner:
                 effect.groups,
                 terms,
                 lambda device: self.updates.read_masked(stored[device], terms),
-                round_number=effect.round,
                 target=target,
                 sites={relay: self.updates.read_site_sum(stored[relay], terms) for relay in effect.sums},
             )
