@@ -139,9 +139,11 @@ class Console:
         )
 
     async def _login(self, request: Request) -> Response:
+        token = str((await _body(request)).get("token", ""))
+        # Nothing waits between the check and the login, so requests at the same time are counted one after the other.
         if (wait_s := self._access.barred_s()) > 0.0:
             return _refusal(429, f"too many wrong tokens; try again in {wait_s:.0f} s")
-        name = self._access.login(str((await _body(request)).get("token", "")))
+        name = self._access.login(token)
         session = self._access.session(name)
         if name is None or session is None:
             return _refusal(403, "wrong token")
