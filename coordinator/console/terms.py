@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import ssl
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.coordinator.console.access import LEAST_TOKEN, is_loopback
-from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, write_atomic
+from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.listen_address import Address
+from fedpatch.shared.config.secret_file import read_secret
 from fedpatch.shared.errors import UsageError
 
 DEFAULT_LISTEN = "127.0.0.1:8465"
@@ -119,16 +119,7 @@ def token_of(terms: ConsoleTerms, state_dir: Path | None) -> tuple[str | None, P
 
 def _read_token(path: Path) -> str:
     remedy = f"make one: openssl rand -hex 24 | install -m 0600 /dev/stdin {path}"
-    try:
-        with path.open("rb") as file:
-            mode, data = os.fstat(file.fileno()).st_mode & 0o777, file.read(_MAX_TOKEN_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"token file {path}: {error.strerror or error}; {remedy}") from None
-    if mode & OPEN_TO_OTHERS:
-        raise UsageError(
-            f"token file {path} is open to other users (mode {mode:04o}); chmod 600 it, and change the token"
-        )
-    token = data.decode("ascii", "replace").strip()
-    if not token.isprintable() or not token.isascii() or not LEAST_TOKEN <= len(token) <= _MAX_TOKEN_BYTES:
+    token = read_secret(path, "token file", "token", remedy, _MAX_TOKEN_BYTES).strip()
+    if not token.isprintable() or not token.isascii() or len(token) < LEAST_TOKEN:
         raise UsageError(f"token file {path}: holds no line of {LEAST_TOKEN} or more ASCII characters; {remedy}")
     return token

@@ -98,6 +98,12 @@ def test_weak_token_file_is_refused(tmp_path, text, mode, why):
         token_of(terms, tmp_path)
 
 
+def test_token_file_that_systemd_gives_its_service_is_taken(tmp_path, monkeypatch):
+    terms = ConsoleTerms(listen=parse_address("127.0.0.1:0"), token_file=_token(tmp_path / "token", mode=0o440))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert token_of(terms, None) == (TOKEN, tmp_path / "token")
+
+
 def _get(url: str, context: ssl.SSLContext) -> int:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
