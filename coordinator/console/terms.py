@@ -13,6 +13,7 @@ from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.listen_address import Address
 from fedpatch.shared.config.secret_file import read_secret
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.tls_context import load_own
 
 DEFAULT_LISTEN = "127.0.0.1:8465"
 TOKEN_FILE = "console-token"  # nosec B105 - the name of a file
@@ -79,22 +80,16 @@ class ConsoleTerms:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _load(context.load_cert_chain, "--tls-cert", self.tls_cert, self.tls_key)
+        key, remedy = self.tls_key or self.tls_cert, "correct --tls-cert and --tls-key, which name PEM files"
+        load_own(context, self.tls_cert, key, remedy)
         if self.client_ca is not None:
-            _load(context.load_verify_locations, "--client-ca", self.client_ca)
+            try:
+                context.load_verify_locations(self.client_ca)
+            except OSError as error:
+                why = getattr(error, "reason", None) or error.strerror or error
+                raise UsageError(f"--client-ca {self.client_ca}: {why}; name a PEM file of CA certificates") from None
             context.verify_mode = ssl.CERT_REQUIRED
         return context
-
-
-def _load(load: object, option: str, path: Path, *others: Path | None) -> None:
-    assert callable(load)
-    try:
-        load(path, *others)
-    except (OSError, ssl.SSLError) as error:
-        remedy = "name PEM files that this user may read, the key beside the certificate or with --tls-key"
-        raise UsageError(
-            f"{option} {path}: {getattr(error, 'reason', None) or error.strerror or error}; {remedy}"
-        ) from None
 
 
 def token_of(terms: ConsoleTerms, state_dir: Path | None) -> tuple[str | None, Path | None]:
