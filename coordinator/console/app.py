@@ -167,9 +167,10 @@ class Console:
             return _json(await asyncio.to_thread(_run_document, state_dir, request.path_params["run"]))
 
     async def _device(self, request: Request) -> Response:
-        device = request.path_params["device"]
+        fleet, device = request.path_params["fleet"], request.path_params["device"]
         snapshot = self._streams.snapshot
-        return _json({"device": device, "rounds": device_history(device, snapshot.records), "metric": snapshot.metric})
+        records = snapshot.records if fleet == snapshot.fleet else ()
+        return _json({"device": device, "rounds": device_history(device, records), "metric": snapshot.metric})
 
     async def _act(self, request: Request) -> Response:
         if (refused := self._may_not_act(request)) is not None:
