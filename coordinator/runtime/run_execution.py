@@ -168,6 +168,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     Raises:
         UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
         BrokerError: The broker does not answer. Nothing is written.
+        StateError, StoreUnavailable: The first checkpoint cannot be written; the run can be resumed.
     """
     prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
@@ -200,10 +201,12 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
                 settings=public_values(_from_anywhere(settings)),
                 schema=prepared.schema.digest,
             )
-            directory = run_directory(state_dir, run.id)
-            make_directory(directory)
-            places = _places(settings, run.id, connection)
-            save_checkpoint(places.own(), prepared.initial, prepared.public, {})
+            try:
+                _save_first(run_directory(state_dir, run.id), _places(settings, run.id, connection), prepared)
+            except (StateError, StoreUnavailable):
+                with suppress(FedpatchError):
+                    registry.abandon_running(settings.fleet)  # a resume makes what is missing
+                raise
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             if settings.dp != "off":
                 view.say(_privacy_outlook(settings, prepared))
@@ -211,6 +214,13 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
                 run.id, run.epoch, settings, prepared, connection.chunk_bytes, leader_epoch=connection.leader_epoch
             )
             return _play(spec, settings, prepared, registry, connection, view)
+
+
+def _save_first(directory: Path, places: BlobPlaces, prepared: Prepared) -> None:
+    """Make the directory of a new run and write its first checkpoint."""
+    with refusals_of(directory):
+        make_directory(directory)
+    save_checkpoint(places.own(), prepared.initial, prepared.public, {})
 
 
 def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
