@@ -33,7 +33,7 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
@@ -48,6 +48,7 @@ from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
 from fedpatch.shared.errors import (
