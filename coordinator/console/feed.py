@@ -24,7 +24,8 @@ from fedpatch.coordinator.console.documents import (
     run_row,
 )
 from fedpatch.coordinator.console.snapshot import Snapshot, with_devices, with_live, with_runs
-from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless
+from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless_document
+from fedpatch.coordinator.observability.status_message import TIMES
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -239,7 +240,7 @@ class Feed:
         problem = self._reader.problem if self._reader is not None else ""
         live: dict[str, Any] = {"link": self._linked, "line": problem or self._line, "status": None}
         if document is not None and message is not None:
-            times = {name: getattr(message.status, name) for name in ("eta_s", "elapsed_s", "pause_s")}
+            times = {name: getattr(message.status, name) for name in TIMES}
             live["status"] = live_document({**document, **times})
             snapshot = _with_status_rounds(snapshot, message.run, document["fleet"], message.records)
         if live == snapshot.live:
@@ -256,7 +257,7 @@ def _with_status_rounds(snapshot: Snapshot, run: str, fleet: str, records: Seque
 
 def _timeless(live: Mapping[str, Any]) -> dict[str, Any]:
     status = live.get("status")
-    return {**live, "status": None if status is None else timeless(status)}
+    return {**live, "status": None if status is None else timeless_document(status)}
 
 
 def _identity(path: Path) -> tuple[int, ...]:
