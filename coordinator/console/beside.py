@@ -102,12 +102,12 @@ def events_of(pipe: IO[bytes], fleet: str) -> Iterator[LinkEvent]:
             yield Received(run_status(fleet), base64.b64decode(line, validate=False), retained=False)
 
 
-def local_address(text: str, option: str = "--console") -> Address:
+def local_address(text: str) -> Address:
     """Return the address of a console beside a coordinator. Raises UsageError where it is not on this machine."""
     address = parse_address(text)
     if not ConsoleTerms(listen=address).local:
         raise UsageError(
-            f"{option} {address} is reached from other machines; this console is for this machine: use 127.0.0.1, or start "
+            f"--console {address} is reached from other machines; this console is for this machine: use 127.0.0.1, or start "
             "`fedpatch console` with --tls-cert and --token-file"
         )
     return address

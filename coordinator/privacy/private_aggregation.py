@@ -30,7 +30,6 @@ class PrivateAggregation:
         policy: The terms of differential privacy.
         schema: Names, shapes and dtypes of the tensors that travel.
         saved_round: The last round whose model is saved; its noise is deleted.
-        noise: Source of the noise; that of the operating system if left out.
 
     Raises:
         StateError: The book is damaged, or the disk refuses.
@@ -43,11 +42,10 @@ class PrivateAggregation:
         policy: PrivacyPolicy,
         schema: Schema,
         saved_round: int,
-        noise: SealedNoise | None = None,
     ) -> None:
         self._policy = policy
         self._schema = schema
-        self._noise = noise or SealedNoise(directory)
+        self._noise = SealedNoise(directory)
         self._book = PrivacyBook(blobs)
         self.saved(saved_round)
 
