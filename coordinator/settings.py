@@ -20,7 +20,7 @@ from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
-from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.config.listen_address import is_loopback, parse_address
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
@@ -633,7 +633,7 @@ class RunSettings(RoundSettings, BrokerSettings):
             return [*problems, ("traces", f"{self.traces!r} is no URL: {error}")]
         if url.scheme not in ("http", "https") or not host:
             problems.append(("traces", f"{self.traces!r} is no URL such as https://collector.local:4318"))
-        elif url.scheme == "http" and not self.insecure and host not in ("localhost", "127.0.0.1", "::1"):
+        elif url.scheme == "http" and not self.insecure and not is_loopback(host):
             problems.append(
                 ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")
             )

@@ -22,7 +22,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import resume_round
 from fedpatch.coordinator.runtime.run_execution import run_directory
@@ -36,6 +36,7 @@ from fedpatch.relay.presences import Presences
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteUpdate
 from fedpatch.shared.app.files import make_directory, refusals_of
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import FedpatchError
 
 _log = logging.getLogger("fedpatch.relay")

@@ -342,7 +342,6 @@ class SiteAggregator(Aggregator):
         terms: SecureTerms,
         read: Callable[[str], MaskedUpdate],
         *,
-        round_number: int,
         target: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo, RunSummary, summary_of
@@ -20,6 +20,30 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.operations.export import GlobalExport
     from fedpatch.coordinator.storage.registry_rebuild import Rebuilt
     from fedpatch.shared.scripting.jobs import BackgroundJob
+
+
+class ResumeTerms(TypedDict, total=False):
+    """The settings of a run that a resume may change.
+
+    Attributes:
+        broker: URL of the broker.
+        password: Password for the broker; it replaces the file that the run was started with.
+        password_file: File with the password.
+        rounds: Total number of rounds.
+        target_ua: User accuracy at which the run ends.
+        metrics: Address of the metrics endpoint.
+        encoding: Encoding from the next round on.
+        insecure: Allow mqtt:// to another machine, without TLS.
+    """
+
+    broker: str | None
+    password: str | None
+    password_file: str | Path | None
+    rounds: int | None
+    target_ua: float | None
+    metrics: str | None
+    encoding: str | None
+    insecure: bool
 
 
 class Client:
@@ -149,20 +173,23 @@ class Client:
 
         return export_global_model(self.state_dir(run), run, None if out is None else Path(out), round)
 
-    def resume(self, run: str = LAST, *, progress: bool | None = None, **changes: Any) -> RunSummary:
+    def resume(self, run: str = LAST, *, progress: bool | None = None, **changes: Unpack[ResumeTerms]) -> RunSummary:
         """Resume a run with its settings, and return when it has ended.
 
         Args:
             run: The run.
             progress: As of `fedpatch.run`.
             changes: New values of `broker`, `password`, `password_file`, `rounds`, `target_ua`, `metrics`, `encoding` or
-                `insecure`.
+                `insecure`; None for the run's.
+
+        Raises:
+            UsageError: A keyword is unknown, there is no such run, or another coordinator is at work.
         """
         from fedpatch.coordinator.api.running import play_here
 
         return play_here(self._resuming(run, changes), progress)
 
-    def start_resume(self, run: str = LAST, **changes: Any) -> BackgroundJob[RunEvent, RunSummary]:
+    def start_resume(self, run: str = LAST, **changes: Unpack[ResumeTerms]) -> BackgroundJob[RunEvent, RunSummary]:
         """Resume a run in a thread of its own, as `fedpatch.start_run` does.
 
         Args:
@@ -226,12 +253,18 @@ class Client:
 
         return rebuild_registry(self.state_dir() / REGISTRY_FILE)
 
-    def _resuming(self, run: str, changes: dict[str, Any]) -> Play:
+    def _resuming(self, run: str, changes: ResumeTerms) -> Play:
         from fedpatch.coordinator.runtime.run_execution import resume_run
 
+        known = ResumeTerms.__annotations__
+        if unknown := next((name for name in changes if name not in known), None):
+            raise UsageError(f"a resume cannot change {unknown!r}; it can change {', '.join(known)}")
+        terms: dict[str, Any] = {**changes}
+        if (file := changes.get("password_file")) is not None:
+            terms["password_file"] = Path(file)
         found = find_to_resume(self._named, run)
         must_exist(found / REGISTRY_FILE)  # raises before a registry is created
-        return lambda view, ports: resume_run(found, run, view, ports=ports, **changes)
+        return lambda view, ports: resume_run(found, run, view, ports=ports, **terms)
 
     def _hold(self, device: str, kind: str, reason: str, fleet: str | None) -> HoldChange:
         from fedpatch.coordinator.guard.device_holds import hold

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, url_problem
+from fedpatch.shared.config.listen_address import is_loopback
 from fedpatch.shared.errors import FedpatchError, UsageError
-from fedpatch.shared.mqtt.url import is_loopback, is_place, split_url
+from fedpatch.shared.mqtt.url import is_place, split_url
 from fedpatch.shared.wire.messages import MAX_URL
 
 MARGIN_S = 3600.0

@@ -75,6 +75,7 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
         from fedpatch.coordinator.storage.state_dirs import find
         from fedpatch.shared.config.listen_address import parse_address
+        from fedpatch.shared.config.secrets import drop_secrets
 
         terms = ConsoleTerms(
             listen=parse_address(listen),
@@ -91,6 +92,7 @@ def add_console(app: typer.Typer) -> None:
         settings = None
         if not status_on_stdin and given["broker"] != _NO_BROKER:
             settings = _broker_of(given, place, begin)
+        drop_secrets(os.environ)  # a run that is begun gets its own password by its file
 
         def ready(url: str, token_file: Path | None) -> None:
             os.nice(_NICENESS)
@@ -133,10 +135,12 @@ def _broker_of(given: dict[str, Any], place: Path, begin: list[Path] | None) -> 
     from fedpatch.coordinator.cli.watch import broker_settings
     from fedpatch.coordinator.settings import RunSettings
     from fedpatch.shared.config.load import load
+    from fedpatch.shared.config.secrets import drop_secrets
 
     try:
         return broker_settings(given, place)
     except UsageError:
         if given["broker"] is not None:
             raise
+        drop_secrets(os.environ)  # the file names the password of its own user
         return load(RunSettings, file=begin[0], environ=os.environ, flags={}) if begin else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import time
 from collections import OrderedDict
@@ -108,14 +107,6 @@ class Access:
         """Return whether the holder of a cookie may act, with the CSRF token of the session."""
         session = self.session(name)
         return self.actions and session is not None and hmac.compare_digest(_digest(session.csrf), _digest(csrf or ""))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address `host`. A name counts only if it is localhost."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def known_host(header: str, names: Collection[str]) -> bool:

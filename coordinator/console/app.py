@@ -139,9 +139,11 @@ class Console:
         )
 
     async def _login(self, request: Request) -> Response:
+        token = str((await _body(request)).get("token", ""))
+        # Nothing waits between the check and the login, so requests at the same time are counted one after the other.
         if (wait_s := self._access.barred_s()) > 0.0:
             return _refusal(429, f"too many wrong tokens; try again in {wait_s:.0f} s")
-        name = self._access.login(str((await _body(request)).get("token", "")))
+        name = self._access.login(token)
         session = self._access.session(name)
         if name is None or session is None:
             return _refusal(403, "wrong token")
@@ -165,9 +167,10 @@ class Console:
             return _json(await asyncio.to_thread(_run_document, state_dir, request.path_params["run"]))
 
     async def _device(self, request: Request) -> Response:
-        device = request.path_params["device"]
+        fleet, device = request.path_params["fleet"], request.path_params["device"]
         snapshot = self._streams.snapshot
-        return _json({"device": device, "rounds": device_history(device, snapshot.records), "metric": snapshot.metric})
+        records = snapshot.records if fleet == snapshot.fleet else ()
+        return _json({"device": device, "rounds": device_history(device, records), "metric": snapshot.metric})
 
     async def _act(self, request: Request) -> Response:
         if (refused := self._may_not_act(request)) is not None:

@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 from fedpatch.coordinator.console.terms import ConsoleTerms
-from fedpatch.coordinator.observability.status_message import StatusMessage, View
+from fedpatch.coordinator.observability.status_message import StatusMessage, View, timeless
 from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.mqtt.events import LinkEvent, Received
@@ -62,7 +61,7 @@ class StatusPipe:
         now = self._clock()
         if self._broken or now < self._at + LEAST_S:
             return
-        key = (message.run, message.round, replace(message.status, eta_s=None, elapsed_s=0.0, pause_s=0.0))
+        key = (message.run, message.round, timeless(message.status))
         if not self._rest and (key != self._last or now >= self._at + REPEAT_S):
             envelope = Envelope(body=message.status, task=self._task, run=message.run, round=message.round)
             with suppress(WireError):
@@ -103,12 +102,12 @@ def events_of(pipe: IO[bytes], fleet: str) -> Iterator[LinkEvent]:
             yield Received(run_status(fleet), base64.b64decode(line, validate=False), retained=False)
 
 
-def local_address(text: str, option: str = "--console") -> Address:
+def local_address(text: str) -> Address:
     """Return the address of a console beside a coordinator. Raises UsageError where it is not on this machine."""
     address = parse_address(text)
     if not ConsoleTerms(listen=address).local:
         raise UsageError(
-            f"{option} {address} is reached from other machines; this console is for this machine: use 127.0.0.1, or start "
+            f"--console {address} is reached from other machines; this console is for this machine: use 127.0.0.1, or start "
             "`fedpatch console` with --tls-cert and --token-file"
         )
     return address

@@ -26,15 +26,13 @@ class EventStreams:
     """All open streams and the newest snapshot. It lives in one event loop, but for `publish_from_thread`.
 
     Args:
-        beat_s: Seconds between two comments of an idle stream.
         patience_s: Seconds in which a page must read.
-        most: Streams at a time.
     """
 
-    def __init__(self, *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S, most: int = MAX_STREAMS) -> None:
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self.snapshot = Snapshot()
         self.count = 0
-        self._beat_s, self._patience_s, self._most = beat_s, patience_s, most
+        self._patience_s = patience_s
         self._changed = asyncio.Event()
         self._closed = False
         # Pages that have received the same get the same bytes.
@@ -64,7 +62,7 @@ class EventStreams:
     @property
     def full(self) -> bool:
         """True if there is no place for another stream."""
-        return self.count >= self._most
+        return self.count >= MAX_STREAMS
 
     async def serve(self, receive: Receive, send: Send, allowed: Callable[[], bool]) -> None:
         """Send events until the page leaves, stops reading, or may no longer read.
@@ -94,7 +92,7 @@ class EventStreams:
                 await send({"type": "http.response.body", "body": body or b": beat\n\n", "more_body": True})
             waiting: asyncio.Future[Any] = asyncio.ensure_future(changed.wait())
             try:
-                await asyncio.wait({waiting, left}, timeout=self._beat_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({waiting, left}, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 waiting.cancel()
         async with asyncio.timeout(self._patience_s):

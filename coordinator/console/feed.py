@@ -24,7 +24,8 @@ from fedpatch.coordinator.console.documents import (
     run_row,
 )
 from fedpatch.coordinator.console.snapshot import Snapshot, with_devices, with_live, with_runs
-from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless
+from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless_document
+from fedpatch.coordinator.observability.status_message import TIMES
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -119,11 +120,18 @@ class RegistryReader:
         records = tuple(added) if whole else (*snapshot.records, *added)
         if not whole and not added:
             return snapshot
-        return with_rounds(snapshot, newest.id, records, whole=whole, added=added)
+        fleet = str(newest.settings.get("fleet", ""))
+        return with_rounds(snapshot, newest.id, records, fleet=fleet, whole=whole, added=added)
 
 
 def with_rounds(
-    snapshot: Snapshot, run: str, records: Sequence[RoundRecord], *, whole: bool, added: Sequence[RoundRecord]
+    snapshot: Snapshot,
+    run: str,
+    records: Sequence[RoundRecord],
+    *,
+    fleet: str,
+    whole: bool,
+    added: Sequence[RoundRecord],
 ) -> Snapshot:
     """Return the snapshot with other rounds.
 
@@ -131,6 +139,7 @@ def with_rounds(
         snapshot: The snapshot before.
         run: Id of the run.
         records: Records of all its completed rounds.
+        fleet: The fleet of the run.
         whole: Whether they replace all rounds of the snapshot; else `added` was appended.
         added: The new records.
     """
@@ -138,6 +147,7 @@ def with_rounds(
     return replace(
         snapshot,
         run=run,
+        fleet=fleet,
         metric=metric_of(records),
         records=tuple(records),
         rounds=rows if whole else (*snapshot.rounds, *rows),
@@ -230,24 +240,24 @@ class Feed:
         problem = self._reader.problem if self._reader is not None else ""
         live: dict[str, Any] = {"link": self._linked, "line": problem or self._line, "status": None}
         if document is not None and message is not None:
-            times = {name: getattr(message.status, name) for name in ("eta_s", "elapsed_s", "pause_s")}
+            times = {name: getattr(message.status, name) for name in TIMES}
             live["status"] = live_document({**document, **times})
-            snapshot = _with_status_rounds(snapshot, message.run, message.records)
+            snapshot = _with_status_rounds(snapshot, message.run, document["fleet"], message.records)
         if live == snapshot.live:
             return snapshot
         return with_live(snapshot, live, news=_timeless(live) != _timeless(snapshot.live))
 
 
-def _with_status_rounds(snapshot: Snapshot, run: str, records: Sequence[RoundRecord]) -> Snapshot:
+def _with_status_rounds(snapshot: Snapshot, run: str, fleet: str, records: Sequence[RoundRecord]) -> Snapshot:
     """Without a registry, or before it has the run: the rounds that the status itself names."""
     if snapshot.runs or (snapshot.run == run and list(records) == list(snapshot.records)):
         return snapshot
-    return with_rounds(snapshot, run, records, whole=True, added=records)
+    return with_rounds(snapshot, run, records, fleet=fleet, whole=True, added=records)
 
 
 def _timeless(live: Mapping[str, Any]) -> dict[str, Any]:
     status = live.get("status")
-    return {**live, "status": None if status is None else timeless(status)}
+    return {**live, "status": None if status is None else timeless_document(status)}
 
 
 def _identity(path: Path) -> tuple[int, ...]:

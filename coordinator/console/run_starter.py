@@ -17,6 +17,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import UsageError, unknown_name
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 START_S = 5.0
 """Time in which an error of a new run still reaches the page."""
@@ -30,7 +31,7 @@ class RunStarter:
         files: Files of settings, as for `fedpatch run --config`.
 
     Raises:
-        UsageError: Two files have the same name.
+        UsageError: Two files have the same name, or one has a user name whose password a run would lack.
         ConfigError: Settings are wrong.
     """
 
@@ -40,7 +41,7 @@ class RunStarter:
         if len(self._files) < len(files):
             raise UsageError("two files of --begin have the same name; rename one")
         for path in files:
-            load(RunSettings, file=path, environ=os.environ, flags={})
+            _need_password(path, load(RunSettings, file=path, environ=os.environ, flags={}))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # One start at a time. The console lowers its priority later, which counts for threads that are made after it.
         self._thread = ThreadPoolExecutor(1, "run starter")
@@ -82,3 +83,13 @@ class RunStarter:
         if code:
             raise UsageError(f"{name} has not begun: {last}")
         return f"{name} has ended: {last}"
+
+
+def _need_password(path: Path, settings: RunSettings) -> None:
+    """Raise UsageError for a user name without a password: a run that is begun later inherits no FEDPATCH_PASSWORD."""
+    username = settings.username or parse_broker_url(settings.broker).username
+    if username is not None and settings.password_file is None and settings.cert_file is None:
+        raise UsageError(
+            f"{path}: user {username!r} has no password, and a run that the console begins gets none from the environment; "
+            "name a file with it: password_file = PATH"
+        )

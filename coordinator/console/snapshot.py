@@ -23,6 +23,7 @@ class Snapshot:
         runs: Rows of the list of runs.
         runs_number: Number of its last change.
         run: Id of the newest run; "" for none.
+        fleet: The fleet of that run.
         metric: The metric of that run.
         rounds: Rows of its completed rounds.
         rounds_since: Number of the change that replaced `rounds`; later ones only append.
@@ -36,6 +37,7 @@ class Snapshot:
     runs: Sequence[Mapping[str, Any]] = ()
     runs_number: int = 0
     run: str = ""
+    fleet: str = ""
     metric: Mapping[str, Any] = field(default_factory=dict)
     rounds: Sequence[Mapping[str, Any]] = ()
     rounds_since: int = 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.console.access import LEAST_TOKEN, is_loopback
-from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, write_atomic
-from fedpatch.shared.config.listen_address import Address
+from fedpatch.coordinator.console.access import LEAST_TOKEN
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.config.listen_address import Address, is_loopback
+from fedpatch.shared.config.secret_file import read_secret
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.tls_context import load_own
 
 DEFAULT_LISTEN = "127.0.0.1:8465"
 TOKEN_FILE = "console-token"  # nosec B105 - the name of a file
@@ -79,22 +80,16 @@ class ConsoleTerms:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _load(context.load_cert_chain, "--tls-cert", self.tls_cert, self.tls_key)
+        key, remedy = self.tls_key or self.tls_cert, "correct --tls-cert and --tls-key, which name PEM files"
+        load_own(context, self.tls_cert, key, remedy)
         if self.client_ca is not None:
-            _load(context.load_verify_locations, "--client-ca", self.client_ca)
+            try:
+                context.load_verify_locations(self.client_ca)
+            except OSError as error:
+                why = getattr(error, "reason", None) or error.strerror or error
+                raise UsageError(f"--client-ca {self.client_ca}: {why}; name a PEM file of CA certificates") from None
             context.verify_mode = ssl.CERT_REQUIRED
         return context
-
-
-def _load(load: object, option: str, path: Path, *others: Path | None) -> None:
-    assert callable(load)
-    try:
-        load(path, *others)
-    except (OSError, ssl.SSLError) as error:
-        remedy = "name PEM files that this user may read, the key beside the certificate or with --tls-key"
-        raise UsageError(
-            f"{option} {path}: {getattr(error, 'reason', None) or error.strerror or error}; {remedy}"
-        ) from None
 
 
 def token_of(terms: ConsoleTerms, state_dir: Path | None) -> tuple[str | None, Path | None]:
@@ -119,16 +114,7 @@ def token_of(terms: ConsoleTerms, state_dir: Path | None) -> tuple[str | None, P
 
 def _read_token(path: Path) -> str:
     remedy = f"make one: openssl rand -hex 24 | install -m 0600 /dev/stdin {path}"
-    try:
-        with path.open("rb") as file:
-            mode, data = os.fstat(file.fileno()).st_mode & 0o777, file.read(_MAX_TOKEN_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"token file {path}: {error.strerror or error}; {remedy}") from None
-    if mode & OPEN_TO_OTHERS:
-        raise UsageError(
-            f"token file {path} is open to other users (mode {mode:04o}); chmod 600 it, and change the token"
-        )
-    token = data.decode("ascii", "replace").strip()
-    if not token.isprintable() or not token.isascii() or not LEAST_TOKEN <= len(token) <= _MAX_TOKEN_BYTES:
+    token = read_secret(path, "token file", "token", remedy, _MAX_TOKEN_BYTES).strip()
+    if not token.isprintable() or not token.isascii() or len(token) < LEAST_TOKEN:
         raise UsageError(f"token file {path}: holds no line of {LEAST_TOKEN} or more ASCII characters; {remedy}")
     return token

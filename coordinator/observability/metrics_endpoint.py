@@ -70,8 +70,8 @@ def observed(
         view: Prints the reason if the metrics cannot be served.
         certificates: Expiry times of further certificates by name, read at each scrape.
 
-    Returns:
-        A context manager with the observer; a NullObserver where nothing is served.
+    Yields:
+        The observer; a NullObserver where nothing is served.
     """
     if settings.metrics is None:
         yield NullObserver()

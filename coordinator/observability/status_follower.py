@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fedpatch.coordinator.observability.status_message import StatusMessage, received_message
+from fedpatch.coordinator.observability.status_message import TIMES, StatusMessage, received_message
 from fedpatch.coordinator.rounds.run_records import end_words
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
@@ -22,7 +22,6 @@ PATIENCE_S = 12.0
 
 AWAY = "coordinator away"
 _BACK = "the coordinator is back"
-_TIMES = ("eta_s", "elapsed_s", "pause_s")
 
 
 class StatusFollower:
@@ -161,6 +160,6 @@ class StatusFollower:
         return ["waiting for the next run"] if self.ended else ["the coordinator is gone; waiting for it to come back"]
 
 
-def timeless(document: dict[str, Any]) -> dict[str, Any]:
+def timeless_document(document: dict[str, Any]) -> dict[str, Any]:
     """Return `document` without the fields that change with time alone."""
-    return {key: value for key, value in document.items() if key not in _TIMES}
+    return {key: value for key, value in document.items() if key not in TIMES}

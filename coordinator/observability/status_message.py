@@ -18,6 +18,7 @@ from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.events import Link
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MAX_NAME
@@ -182,7 +183,7 @@ def received_message(envelope: Envelope, status: RunStatus) -> StatusMessage:
         status,
         devices=tuple(device for device in status.devices if device.state in _RANKS),
         others=tuple(count for count in status.others if count.state in _RANKS),
-        missing=_printable(status.missing),
+        missing=printable(status.missing),
     )
     return StatusMessage(
         envelope.run, envelope.round, status, tuple(_record(round_, status) for round_ in status.rounds)
@@ -269,7 +270,7 @@ def _record(received: RoundStatus, status: RunStatus) -> RoundRecord:
         failures=reason_counts(received.failed),
         refused=reason_counts(received.refused),
         late=received.late,
-        metric=_printable(status.metric).strip()[:MAX_NAME].strip() or "metric",
+        metric=printable(status.metric).strip()[:MAX_NAME].strip() or "metric",
         metric_goal="min" if status.lower_is_better else "max",
     )
 
@@ -283,16 +284,21 @@ def _word(text: str) -> str:
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:_MAX_WORD]
 
 
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _seconds(value: float) -> float:
     return min(max(0.0, value), _MAX_SECONDS)
 
 
 def _measure(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and abs(value) <= MAX_MEASURE else None
+
+
+TIMES = ("eta_s", "elapsed_s", "pause_s")
+"""Fields of a status that change with time alone."""
+
+
+def timeless(status: RunStatus) -> RunStatus:
+    """Return the status without the fields that change with time alone."""
+    return replace(status, eta_s=None, elapsed_s=0.0, pause_s=0.0)
 
 
 LEAST_S = 1.0
@@ -352,7 +358,7 @@ class StatusPublisher:
         ):
             return
         self._compared_at = now
-        if not stopped and now < self._last_at + REPEAT_S and _timeless(status) == _timeless(self._last):
+        if not stopped and now < self._last_at + REPEAT_S and timeless(status) == timeless(self._last):
             return
         try:
             self._link.publish(self._topic, encode(replace(self._about, body=status, round=message.round)), qos=0)
@@ -363,8 +369,3 @@ class StatusPublisher:
         elif now >= self._first_at + _PROOF_S:
             self._strikes = 0
         self._last, self._last_at = status, now
-
-
-def _timeless(status: RunStatus) -> RunStatus:
-    """The status without the fields that change with time alone."""
-    return replace(status, eta_s=None, elapsed_s=0.0, pause_s=0.0)

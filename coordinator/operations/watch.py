@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from fedpatch.coordinator.observability.live_view import LiveView, PlainView, draw, make_view
-from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower, timeless
+from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower, timeless_document
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
@@ -84,8 +84,8 @@ class JsonOutput(Output):
 
     def show(self, message: StatusMessage, document: dict[str, Any]) -> None:
         """Print the document if more than the time has changed."""
-        if timeless(document) != self._last:
-            self._last = timeless(document)
+        if timeless_document(document) != self._last:
+            self._last = timeless_document(document)
             typer.echo(json.dumps(document, allow_nan=False))
 
 

@@ -10,7 +10,6 @@ Everything is written with shared/app/files.py. A key is on the disk before its 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ from fedpatch.coordinator.pki.x509 import (
 )
 from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
 from fedpatch.shared.app.locks import FileLock
-from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.config.fields import check_name
 from fedpatch.shared.errors import StateError, UsageError
 
 __all__ = ["BROKER", "CA_DAYS", "COORDINATOR", "DAYS", "DEVICE", "WATCHER", "Authority", "Issued"]
@@ -98,7 +97,7 @@ class Authority:
         Raises:
             UsageError: The directory has the CA of another fleet.
         """
-        _check_name("fleet", fleet)
+        check_name("fleet", fleet)
         with refusals_of(directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = _locked(directory)
@@ -178,7 +177,7 @@ class Authority:
             The entry in the record, the certificate and its key.
         """
         if part != BROKER:
-            _check_name(part, name)
+            check_name(part, name)
         check_server_names(names)
         self._check_free(part, name)
         if now >= self.ends:
@@ -197,7 +196,7 @@ class Authority:
 
     def note_password(self, part: str, name: str) -> Entry:
         """Record that a user has a password; the password is not stored."""
-        _check_name(part, name)
+        check_name(part, name)
         self._check_free(part, name)
         entry = Entry(serial=f"{self._new_serial():x}", part=part, name=name, kind=PASSWORD)
         self._note(self.index.with_entry(entry))
@@ -324,8 +323,3 @@ def _read_issuer(directory: Path) -> Issuer:
 def _locked(directory: Path) -> FileLock:
     with refusals_of(directory):
         return FileLock(directory / LOCK, _HELD)
-
-
-def _check_name(what: str, name: str) -> None:
-    if not re.fullmatch(NAME.regex, name):
-        raise UsageError(f"{name!r} cannot be the name of a {what}: {NAME.words}")

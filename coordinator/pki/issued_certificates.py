@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from fedpatch.shared.app.files import refusals_of, write_atomic
-from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.config.fields import Name
 from fedpatch.shared.errors import StateError, UsageError
 
 DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
@@ -23,7 +23,6 @@ PASSWORD = "password"  # the word, not one  # nosec B105
 CA_DAYS, DAYS = 3650, 365  # default validity of the CA and of a certificate
 
 _VERSION = 1
-_Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]
 _Seconds = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -34,9 +33,9 @@ class Entry:
     `serial` is hexadecimal; that of a password is known to this record only. A password does not expire (0).
     """
 
-    serial: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,40}$")]
+    serial: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{1,40}\Z")]
     part: str
-    name: _Name
+    name: Name
     kind: str = "certificate"
     not_before: _Seconds = 0
     not_after: _Seconds = 0
@@ -52,7 +51,7 @@ class Entry:
 class Index:
     """All entries of a fleet, the oldest first. `crl_number` counts revocation lists."""
 
-    fleet: _Name
+    fleet: Name
     version: int = _VERSION
     crl_number: _Seconds = 0
     entries: tuple[Entry, ...] = ()

@@ -1,4 +1,4 @@
-"""Creates certificates and revocation lists (RFC 5280) with ECDSA over P-256. No other module imports `cryptography`.
+"""Creates certificates and revocation lists (RFC 5280) with ECDSA over P-256.
 
 The subject has the name at the broker (CN), the fleet (O) and the part (OU). A certificate starts an hour in the past, for
 clocks that are slow, and ends no later than its CA.

@@ -30,7 +30,6 @@ class PrivateAggregation:
         policy: The terms of differential privacy.
         schema: Names, shapes and dtypes of the tensors that travel.
         saved_round: The last round whose model is saved; its noise is deleted.
-        noise: Source of the noise; that of the operating system if left out.
 
     Raises:
         StateError: The book is damaged, or the disk refuses.
@@ -43,11 +42,10 @@ class PrivateAggregation:
         policy: PrivacyPolicy,
         schema: Schema,
         saved_round: int,
-        noise: SealedNoise | None = None,
     ) -> None:
         self._policy = policy
         self._schema = schema
-        self._noise = noise or SealedNoise(directory)
+        self._noise = SealedNoise(directory)
         self._book = PrivacyBook(blobs)
         self.saved(saved_round)
 
@@ -85,7 +83,6 @@ class PrivateAggregation:
     def aggregate_masked(
         self,
         state: ServerState,
-        round_number: int,
         groups: Sequence[OpenGroup],
         read: Callable[[str], MaskedUpdate],
         denominator: int,
@@ -94,8 +91,8 @@ class PrivateAggregation:
 
         Args:
             state: The state before the round.
-            round_number: Number of the round. Its sums are the same after a crash, so they are one release.
-            groups: The open groups.
+            groups: The open groups. After a crash they and their sums are the same, so they are one release; a round that is
+                repeated has other masks and other noise, so it is another one.
             read: Returns the masked update of a device.
             denominator: Devices that the round is meant for.
 
@@ -103,7 +100,8 @@ class PrivateAggregation:
             UsageError: The release would exceed the run's `max_epsilon`.
             StateError: The disk refuses, or the book is damaged.
         """
-        digest = hashlib.sha256(f"masked round {round_number}".encode()).hexdigest()
+        seeds = sorted(mask.seed for group in groups for mask in group.masks)
+        digest = hashlib.sha256(b"".join(seeds)).hexdigest()
         account = self._count(digest, sorted(device for group in groups for device in group.devices))
         mean = private_masked_mean(
             groups,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Array
 
 _NOISE_LINE = b"fedpatch noise 1\n"
-
-DrawBytes = Callable[[int], bytes]
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,13 @@ class SealedNoise:
 
     Args:
         directory: Directory of the run.
-        draw_bytes: Source of random bytes; the operating system's if left out.
 
     Raises:
         StateError: The disk refuses; here and in each method.
     """
 
-    def __init__(self, directory: Path, draw_bytes: DrawBytes | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._draw_bytes = draw_bytes or os.urandom
 
     def of_round(self, round_number: int, size: int) -> Draw:
         """Return the noise of a round: the sealed one if there is one, else a new one, which is sealed first.
@@ -61,7 +56,7 @@ class SealedNoise:
         path = self._path(round_number)
         with refusals_of(path):
             if not path.exists():
-                values = normals(self._draw_bytes(random_bytes_for(size)), size)
+                values = normals(os.urandom(random_bytes_for(size)), size)
                 write_atomic(path, seal(_NOISE_LINE, values.astype("<f8").tobytes()))
             data = path.read_bytes()
         remedy = "remove the file: its round has released nothing, and draws new noise"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fedpatch.coordinator.report.series import PHASES, Run, round_seconds
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.app.formatting import printable
 
 _PLAIN = ("round", "outcome", "failure", "cohort", "accepted", "declined", "reported", "late", "num_examples")
 _MEASURES = ("user_accuracy", "user_accuracy_p10", "user_accuracy_min", "user_accuracy_after")
@@ -44,5 +45,5 @@ def _pairs(values: Mapping[str, float]) -> str:
 
 def _tame(text: str) -> str:
     """A text that a spreadsheet would take for a formula gets a quote before it; what is no printable character is replaced."""
-    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    text = printable(text, "\ufffd")
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -269,7 +269,6 @@ class Aggregator:
         terms: SecureTerms,
         read: Callable[[str], MaskedUpdate],
         *,
-        round_number: int,
         target: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
@@ -279,12 +278,11 @@ class Aggregator:
             groups: The open groups.
             terms: The terms of the round.
             read: Returns the masked update of a device.
-            round_number: Number of the round.
             target: Devices that the round is meant for, which differential privacy divides by.
             sites: Sums of sites by the name of their relay; none with differential privacy.
         """
         if self._private is not None:
-            mean, privacy = self._private.aggregate_masked(self.state, round_number, groups, read, max(1, target))
+            mean, privacy = self._private.aggregate_masked(self.state, groups, read, max(1, target))
             self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
         schema = self._prepared.travelling

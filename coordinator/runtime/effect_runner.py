@@ -117,7 +117,6 @@ class EffectRunner:
                 effect.groups,
                 terms,
                 lambda device: self.updates.read_masked(stored[device], terms),
-                round_number=effect.round,
                 target=target,
                 sites={relay: self.updates.read_site_sum(stored[relay], terms) for relay in effect.sums},
             )
@@ -164,8 +163,3 @@ class EffectRunner:
         if body.secure is None and spec.encoding not in (body.encoding, fleet.encoding(device)):
             self._lacking.add(device)
             self._say(f"{device} does not know {spec.encoding}; it is asked for {body.encoding}, which saves nothing")
-
-
-def printable(line: str) -> str:
-    """Return `line` for a terminal: a device's own words must not control it."""
-    return "".join(char if char.isprintable() else "?" for char in line)

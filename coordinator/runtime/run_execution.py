@@ -33,7 +33,7 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
@@ -48,6 +48,7 @@ from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
 from fedpatch.shared.errors import (
@@ -168,6 +169,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     Raises:
         UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
         BrokerError: The broker does not answer. Nothing is written.
+        StateError, StoreUnavailable: The first checkpoint cannot be written; the run can be resumed.
     """
     prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
@@ -200,10 +202,12 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
                 settings=public_values(_from_anywhere(settings)),
                 schema=prepared.schema.digest,
             )
-            directory = run_directory(state_dir, run.id)
-            make_directory(directory)
-            places = _places(settings, run.id, connection)
-            save_checkpoint(places.own(), prepared.initial, prepared.public, {})
+            try:
+                _save_first(run_directory(state_dir, run.id), _places(settings, run.id, connection), prepared)
+            except (StateError, StoreUnavailable):
+                with suppress(FedpatchError):
+                    registry.abandon_running(settings.fleet)  # a resume makes what is missing
+                raise
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             if settings.dp != "off":
                 view.say(_privacy_outlook(settings, prepared))
@@ -211,6 +215,13 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
                 run.id, run.epoch, settings, prepared, connection.chunk_bytes, leader_epoch=connection.leader_epoch
             )
             return _play(spec, settings, prepared, registry, connection, view)
+
+
+def _save_first(directory: Path, places: BlobPlaces, prepared: Prepared) -> None:
+    """Make the directory of a new run and write its first checkpoint."""
+    with refusals_of(directory):
+        make_directory(directory)
+    save_checkpoint(places.own(), prepared.initial, prepared.public, {})
 
 
 def resume_run(  # noqa: PLR0913 - one keyword per choice of the user

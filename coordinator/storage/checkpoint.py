@@ -29,7 +29,7 @@ from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.files import file_head, unseal
-from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.config.fields import check_name
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
 from fedpatch.shared.tensors.packing import pack, unpack
@@ -275,9 +275,8 @@ def kept_devices(place: Place, round: int) -> list[str]:
 
 def update_key(round: int, device: str) -> str:
     """Return the key of a device's update."""
-    if not re.fullmatch(NAME.regex, device):
-        raise ValueError(f"{device!r} is no device's name")  # and could be a path to anywhere
-    return f"{_round_folder(round)}/{device}{_SUFFIX}"
+    # Another name could be a path to anywhere.
+    return f"{_round_folder(round)}/{check_name('device', device)}{_SUFFIX}"
 
 
 def _round_folder(round: int) -> str:

@@ -332,7 +332,7 @@ class Registry(Tables):
         self._change(see)
 
     def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
-        """Add to counters of devices (registry_tables.COUNTERS), all in one transaction.
+        """Add to counters of devices (database.migrations.COUNTERS), all in one transaction.
 
         `fleet` must have seen the devices. The reason is kept as the device's last one.
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from fedpatch.shared import __version__
+from fedpatch.shared.config.listen_address import is_loopback
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
-from fedpatch.shared.mqtt.url import is_loopback, is_place, parse_broker_url, split_url
+from fedpatch.shared.mqtt.url import is_place, parse_broker_url, split_url
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
 

@@ -1,4 +1,4 @@
-"""Short text forms of numbers for people: sizes, durations, ages, times, accuracies, counts."""
+"""Short text forms of numbers for people: sizes, durations, ages, times, accuracies, counts; and printable text."""
 
 from __future__ import annotations
 
@@ -52,3 +52,13 @@ def counted(reasons: Mapping[str, int]) -> str:
     """Format the count of each reason, the most frequent first: `unwilling 2, unknown_task 1`."""
     ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason or 'no reason'} {count}" for reason, count in ranked)
+
+
+def printable(text: str, instead: str = "?") -> str:
+    r"""Return `text` with `instead` for each character that could control a terminal: texts of devices are not trusted.
+
+    Example:
+        >>> printable("\x1b[31mred\n")
+        '?[31mred?'
+    """
+    return "".join(char if char.isprintable() else instead for char in text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import parse_qs, urlsplit
 
-_LOCAL = {"", "localhost", "127.0.0.1", "::1"}
+from fedpatch.shared.config.listen_address import is_loopback
+
 _WITH_TLS = {"require", "verify-ca", "verify-full"}
 _EXAMPLE = "postgresql://fedpatch@db.local/fedpatch"
 
@@ -34,6 +35,11 @@ def database_problem(url: str, *, insecure: bool) -> str | None:
     if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
         return f"is no URL such as {_EXAMPLE}"
     hosts = {host, terms.get("host", "")}
-    if insecure or all(one in _LOCAL or one.startswith("/") for one in hosts) or terms.get("sslmode") in _WITH_TLS:
+    if insecure or all(map(_is_local, hosts)) or terms.get("sslmode") in _WITH_TLS:
         return None
     return f"{terms.get('host', host)} is another machine; add ?sslmode=verify-full, or allow it with insecure"
+
+
+def _is_local(host: str) -> bool:
+    """Return whether a host of libpq is this machine; a path is the directory of a socket."""
+    return not host or host.startswith("/") or is_loopback(host)

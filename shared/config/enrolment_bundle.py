@@ -11,13 +11,12 @@ from typing import Annotated
 
 import msgspec
 
-from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.config.fields import Name
 from fedpatch.shared.errors import DataError
 
 FORMAT = 1
 MAX_BUNDLE_BYTES = 256 * 1024
 
-_Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]
 _Pem = Annotated[str, msgspec.Meta(max_length=64 * 1024)]
 _Text = Annotated[str, msgspec.Meta(max_length=500)]
 
@@ -30,8 +29,8 @@ class Bundle:
     """
 
     fedpatch_bundle: int = FORMAT
-    fleet: _Name
-    device: _Name
+    fleet: Name
+    device: Name
     broker: _Text = ""
     broker_profile: _Text = ""
     ca: _Pem = ""
@@ -44,12 +43,16 @@ class Bundle:
 
 
 def encode_bundle(bundle: Bundle) -> bytes:
-    """As the file holds it."""
+    """Return the content of the bundle's file."""
     return json.dumps(msgspec.to_builtins(bundle), indent=1).encode() + b"\n"
 
 
 def decode_bundle(data: bytes, place: object) -> Bundle:
-    """Reads it back; DataError, naming `place` and nothing of what is in it, where it is none, or makes no identity."""
+    """Return the bundle in the content of its file.
+
+    Raises:
+        DataError: The content is no bundle, or has no identity. The message names `place` and nothing of the content.
+    """
     if len(data) > MAX_BUNDLE_BYTES:
         raise DataError(f"{place}: larger than any bundle; `fedpatch device add` makes one")
     try:

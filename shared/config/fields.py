@@ -13,7 +13,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from fedpatch.shared.errors import UsageError, unknown_name
 
@@ -39,6 +41,14 @@ class Pattern:
 
 
 NAME = Pattern("[a-z0-9][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit")
+Name = Annotated[str, msgspec.Meta(pattern=rf"^{NAME.regex}\Z")]
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it has the form NAME. Raises UsageError, which calls it the name of a `kind` (fleet, device)."""
+    if not re.fullmatch(NAME.regex, name):
+        raise UsageError(f"{kind} name {name!r} is not possible; use {NAME.words}")
+    return name
 
 
 @dataclass(frozen=True)

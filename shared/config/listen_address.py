@@ -1,10 +1,13 @@
-"""Address that a server listens on: HOST:PORT."""
+"""Address that a server listens on: HOST:PORT, and whether a host is this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from fedpatch.shared.errors import UsageError
+
+_LOOPBACK_6 = ipaddress.ip_address("::1")
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,17 @@ def parse_address(text: str) -> Address:
     if len(port) > 5 or int(port) > 65_535:
         raise UsageError(f"{text!r}: there is no port {port}; the greatest is 65535")
     return Address(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host as written is this machine: `localhost`, 127.0.0.0/8 or ::1; no name is resolved.
+
+    Example:
+        >>> [is_loopback(host) for host in ("LOCALHOST", "127.9.9.9", "::1", "192.0.2.1", "localhost.evil.example")]
+        [True, True, True, False, False]
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    return address.is_loopback if address.version == 4 else address == _LOOPBACK_6

@@ -53,9 +53,8 @@ def check_own_certificate(settings: BrokerSettings, part: str, name: str, checku
     try:
         tls_context(broker, TlsFiles(None, files.cert_file, files.key_file))
     except UsageError as error:
-        checkup.fail(
-            NAME, str(error), "enrol this device (fedpatch-agent enrol FILE), or correct cert_file and key_file"
-        )
+        text, _, remedy = str(error).rpartition("; ")
+        checkup.fail(NAME, text, remedy)
         return
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is None:

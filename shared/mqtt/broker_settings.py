@@ -8,13 +8,12 @@ that only its owner can read.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedpatch.shared.app.files import OPEN_TO_OTHERS
 from fedpatch.shared.config.fields import NAME, Settings, setting
+from fedpatch.shared.config.secret_file import read_secret
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_profile import NO_PROFILE, PROFILES, UNLIMITED, BrokerProfile
 from fedpatch.shared.mqtt.tls_context import TlsFiles
@@ -92,12 +91,6 @@ def exposure(url: BrokerUrl) -> str:
     return f"insecure: no TLS to {url}; everybody on the network path can read and change messages and passwords"
 
 
-MAX_BYTES = 4096
-
-# systemd gives its service access to a credential by an ACL, whose mask appears as rights of an empty group.
-_SHOWN_BY_SYSTEMD = 0o040
-
-
 def password_of(settings: BrokerSettings) -> str | None:
     """Return the password from the settings or from the file that they name; None where they have neither.
 
@@ -110,27 +103,5 @@ def password_of(settings: BrokerSettings) -> str | None:
 
 def read_password(path: Path) -> str:
     """Return the password in the file `path`: one line of UTF-8, without its end. Raises UsageError as `password_of`."""
-    remedy = "put the password there on one line: install -m 0600 /dev/stdin " + str(path)
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"password_file {path}: {error.strerror or error}; {remedy}") from None
-    if mode & _forbidden_mode(path):
-        raise UsageError(
-            f"password_file {path} is open to other users (mode {mode:04o}); chmod 600 {path}, and choose another password"
-        )
-    try:
-        text = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError:
-        raise UsageError(f"password_file {path}: is not UTF-8 text; {remedy}") from None
-    if not text or len(data) > MAX_BYTES or any(char in text for char in "\n\r\0"):
-        raise UsageError(f"password_file {path}: holds no password on one line; {remedy}")
-    return text
-
-
-def _forbidden_mode(path: Path) -> int:
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    of_systemd = directory is not None and path.absolute().parent == Path(directory)
-    return OPEN_TO_OTHERS & ~_SHOWN_BY_SYSTEMD if of_systemd else OPEN_TO_OTHERS
+    remedy = f"put the password there on one line: install -m 0600 /dev/stdin {path}"
+    return read_secret(path, "password_file", "password", remedy)

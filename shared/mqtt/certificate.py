@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from fedpatch.shared.app.formatting import printable
+
 MAX_PEM_BYTES = 1024 * 1024
 MAX_CERTIFICATES = 1000
 
@@ -136,7 +138,7 @@ def _name(data: bytes) -> str:
             both = _children(pair)
             if len(both) == 2 and both[0][1] in _NAMES:
                 text = both[1][1].decode("utf-8", "replace")
-                parts[_NAMES[both[0][1]]] = "".join(char if char.isprintable() else "?" for char in text)
+                parts[_NAMES[both[0][1]]] = printable(text)
     return parts.get("CN") or ", ".join(f"{key}={value}" for key, value in parts.items()) or "no name"
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.shared.app.files import OPEN_TO_OTHERS, stamp_of
+from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
 from fedpatch.shared.mqtt.url import BrokerUrl
@@ -57,20 +58,57 @@ def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.sslsocket_class = AlertCapturingSocket
     if files.cert_file is not None:
-        _load_own(context, files.cert_file, files.key_file or files.cert_file)
+        load_own(context, files.cert_file, files.key_file or files.cert_file)
     return context
 
 
-def key_problem(key_file: Path) -> tuple[str, str] | None:
-    """Return why a key file must not be used, and the remedy; None if it may be used."""
+_ENROL = "enrol this device (fedpatch-agent enrol FILE), or correct cert_file and key_file"
+
+
+def key_problem(key_file: Path, remedy: str = _ENROL) -> tuple[str, str] | None:
+    """Return why a key file must not be used, and the remedy, for an absent file the given one; None if it may be used."""
     try:
         mode = key_file.stat().st_mode & 0o777
     except OSError as error:
-        return f"{key_file}: {error.strerror}", "enrol this device (fedpatch-agent enrol FILE), or correct key_file"
+        return f"{key_file}: {error.strerror}", remedy
     # A user who can read the key can connect as its owner.
-    if mode & OPEN_TO_OTHERS:
+    if mode & forbidden_mode(key_file):
         return f"{key_file} is open to other users (mode {mode:04o}), who could pass for us", f"chmod 600 {key_file}"
     return None
+
+
+def load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path, remedy: str = _ENROL) -> None:
+    """Load the own certificate and its key into a context.
+
+    Args:
+        context: The context.
+        cert_file: PEM file of the certificate.
+        key_file: PEM file of the key, which has no password.
+        remedy: The remedy for files that are unusable.
+
+    Raises:
+        UsageError: A file is unusable, or others may read the key.
+
+    Example:
+        >>> context = ssl.create_default_context()
+        >>> load_own(context, Path("device.crt"), Path("device.key"))  # doctest: +SKIP
+    """
+    if problem := key_problem(key_file, remedy):
+        raise UsageError("; ".join(problem))
+    try:
+        # Without a password callback OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(cert_file, key_file, password=lambda: b"")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            text = f"the key in {key_file} is not that of the certificate in {cert_file}; {remedy}"
+        else:
+            text = (
+                f"{cert_file} and {key_file}: not a certificate and its key, without a password, in PEM form "
+                f"({error.reason or error}); {remedy}"
+            )
+        raise UsageError(text) from None
+    except OSError as error:
+        raise UsageError(f"{cert_file}: {error.strerror or error}; {remedy}") from None
 
 
 def certificates_of(path: Path | None) -> list[Certificate]:
@@ -178,23 +216,3 @@ class AlertCapturingSocket(ssl.SSLSocket):
         # Other errors are about the state of the connection.
         if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or str(error)).upper():
             self.alert = self.alert or error
-
-
-def _load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
-    if problem := key_problem(key_file):
-        raise UsageError("; ".join(problem))
-    try:
-        # Without a password callback OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(cert_file, key_file, password=lambda: b"")
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            text = (
-                f"the key in {key_file} is not that of the certificate in {cert_file}; enrol again, or correct key_file"
-            )
-            raise UsageError(text) from None
-        raise UsageError(
-            f"{cert_file} and {key_file}: not a certificate and its key, without a password, in PEM form "
-            f"({error.reason or error})"
-        ) from None
-    except OSError as error:
-        raise UsageError(f"{cert_file}: {error.strerror or error}; enrol this device, or correct cert_file") from None

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from fedpatch.shared.config.listen_address import is_loopback
 from fedpatch.shared.errors import UsageError
 
 DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
-
-_LOOPBACK_6 = ipaddress.ip_address("::1")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host as written is this machine: `localhost`, 127.0.0.0/8 or ::1; no name is resolved."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.is_loopback if address.version == 4 else address == _LOOPBACK_6
 
 
 def split_url(url: str) -> SplitResult:

@@ -23,7 +23,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, EventQueue
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
@@ -32,6 +32,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import to_plain

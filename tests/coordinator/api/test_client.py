@@ -112,6 +112,17 @@ def test_resume_without_a_registry_creates_none(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_resume_takes_a_password_file_as_text_or_path(client, tmp_path):
+    for given in (tmp_path / "secret.txt", str(tmp_path / "secret.txt")):
+        with pytest.raises(UsageError, match="set without a user name"):
+            client.resume(password_file=given, progress=False)
+
+
+def test_resume_of_an_unknown_setting_is_an_error_that_names_the_known_ones_before_a_job_starts(client):
+    with pytest.raises(UsageError, match=r"cannot change 'round'; it can change .*rounds"):
+        client.start_resume(round=3)
+
+
 @pytest.mark.parametrize("participation", [0.0, -0.5, 1.5, float("nan")])
 def test_evaluate_with_a_participation_that_is_no_share_is_an_error_before_any_contact(client, participation):
     with pytest.raises(UsageError, match="must be above 0 and at most 1"):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
 from fedpatch.coordinator.console import server
+from fedpatch.coordinator.console.access import MAX_FAILURES, Access
+from fedpatch.coordinator.console.app import Console
 from fedpatch.coordinator.console.event_streams import EventStreams
 from fedpatch.coordinator.console.snapshot import Snapshot
 from tests.coordinator.console.consoles import TOKEN, Served, filled, served, wait_until
@@ -100,6 +105,35 @@ def test_many_wrong_tokens_bar_the_right_one_too(console):
         assert console.login("wrong").status == 403
     answer = console.login()
     assert answer.status == 429 and "too many wrong tokens" in answer.json["error"]
+
+
+def test_logins_whose_bodies_arrive_at_the_same_time_are_barred_as_those_one_after_the_other():
+    access = Access(token=TOKEN, read_needs_login=False, actions=True, secure=False)
+    app = Console(None, EventStreams(), access, {"localhost"}).app
+    headers = {"host": "localhost", "origin": "http://localhost", "content-type": "application/json"}
+    scope = {"type": "http", "method": "POST", "path": "/api/login", "query_string": b"", "root_path": ""}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+    codes = Counter[int]()
+
+    async def login(bodies: asyncio.Event) -> None:
+        async def receive() -> dict[str, Any]:
+            await bodies.wait()
+            return {"type": "http.request", "body": b'{"token": "wrong"}', "more_body": False}
+
+        async def send(message: Any) -> None:
+            codes.update([message["status"]] if message["type"] == "http.response.start" else [])
+
+        await app({**scope}, receive, send)
+
+    async def logins() -> None:
+        bodies = asyncio.Event()
+        tasks = [asyncio.ensure_future(login(bodies)) for _ in range(30)]
+        await asyncio.sleep(0.05)  # each request has arrived but for its body
+        bodies.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(logins())
+    assert codes == {403: MAX_FAILURES, 429: 30 - MAX_FAILURES}
 
 
 def test_logout_ends_the_session(console):

@@ -12,7 +12,7 @@ from fedpatch.shared.mqtt.events import Disconnected, Received
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.topics import run_status
-from tests.coordinator.console.consoles import FLEET, filled, wait_until
+from tests.coordinator.console.consoles import FLEET, filled, served, wait_until
 from tests.coordinator.observability.statuses import collecting, fleet
 from tests.coordinator.registry_builders import new_run, seen
 from tests.coordinator.report.report_runs import record
@@ -95,7 +95,15 @@ def test_status_has_words_for_states_and_reasons():
 def test_status_alone_shows_its_last_rounds():
     feed = _feed(None, [])
     feed.events.put(_status())
-    assert [row["n"] for row in feed.step(0.0).rounds] == [1, 2]
+    shown = feed.step(0.0)
+    assert ([row["n"] for row in shown.rounds], shown.fleet) == ([1, 2], FLEET)
+
+
+def test_history_of_a_device_has_no_rounds_of_a_run_of_another_fleet(tmp_path):
+    with filled(tmp_path, rounds=2), served(tmp_path) as console:
+        wait_until(lambda: console.streams.snapshot.rounds)
+        assert len(console.ask(f"/api/devices/{FLEET}/pi-1").json["rounds"]) == 2
+        assert console.ask("/api/devices/other/pi-1").json["rounds"] == []
 
 
 def test_status_that_differs_in_time_alone_is_no_news():

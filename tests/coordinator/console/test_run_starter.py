@@ -10,11 +10,14 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
+from fedpatch.coordinator.cli.main import app
 from fedpatch.coordinator.console import run_starter
 from fedpatch.coordinator.console.run_starter import RunStarter
+from fedpatch.shared.app.command import run_app
 from fedpatch.shared.errors import ConfigError, UsageError
 from tests.coordinator.console.consoles import filled, served
 from tests.support.brokers import free_port
+from tests.support.programs import Program
 
 
 @pytest.fixture
@@ -39,6 +42,31 @@ def test_wrong_files_are_refused_at_the_start_of_the_console(file, tmp_path):
     file.write_text("devises = 1\n")
     with pytest.raises(ConfigError, match="devises"):
         RunStarter(tmp_path, [file])
+
+
+def test_user_name_without_a_password_is_refused_at_the_start_of_the_console(file, tmp_path):
+    terms = file.read_text()
+    file.write_text(f'{terms}username = "coordinator"\n')
+    with pytest.raises(UsageError, match=r"nightly\.toml: user 'coordinator' has no password.*password_file"):
+        RunStarter(tmp_path, [file])
+    file.write_text(f'{terms}username = "coordinator"\npassword_file = "{tmp_path / "password"}"\n')
+    assert RunStarter(tmp_path, [file]).names == ["nightly"]
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["no earlier run", "an earlier run"])
+def test_run_that_the_console_begins_gets_no_password_from_its_environment(file, tmp_path, monkeypatch, capsys, runs):
+    place, found = tmp_path / "state", dict[str, str]()
+    place.mkdir(mode=0o700)
+    if runs:
+        with filled(place):
+            pass
+    file.write_text(f'{file.read_text()}username = "coordinator"\npassword_file = "{tmp_path / "password"}"\n')
+    monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
+    monkeypatch.setattr("fedpatch.coordinator.console.server.serve", lambda *_: found.update(os.environ))
+    ended = Program(lambda: run_app(app, "fedpatch"), monkeypatch, capsys)(
+        "console", "--state-dir", place, "--actions", "--begin", file
+    )
+    assert ended.code == 0 and found and "FEDPATCH_PASSWORD" not in found
 
 
 def test_run_that_ends_at_once_is_an_error_with_its_last_message(file, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def _device(name: str, **changes: Any) -> dict[str, Any]:
 
 def _round(number: int, snapshot: Snapshot, *, whole: bool = False) -> Snapshot:
     added = [record(number)]
-    return with_rounds(snapshot, "r", [*snapshot.records, *added], whole=whole, added=added)
+    return with_rounds(snapshot, "r", [*snapshot.records, *added], fleet="lab", whole=whole, added=added)
 
 
 def test_new_page_gets_everything_and_then_nothing():
@@ -84,7 +84,7 @@ def test_same_content_makes_no_event():
 
 @given(RECORDS)
 def test_any_record_is_one_line_of_json(one):
-    data, _ = events_since(Cursor(), with_rounds(Snapshot(), "r", [one], whole=True, added=[one]))
+    data, _ = events_since(Cursor(), with_rounds(Snapshot(), "r", [one], fleet="lab", whole=True, added=[one]))
     assert [name for name, _ in _events(data)] == ["live", "runs", "rounds", "fleet"]
 
 

@@ -9,6 +9,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
@@ -46,7 +53,7 @@ def _token(place: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
         (("--listen", "[::]:0"), "needs TLS"),
         (("--client-ca", "ca.pem"), "give --tls-cert too"),
         (("--tls-key", "key.pem"), "give --tls-cert too"),
-        (("--tls-cert", "none.pem"), "name PEM files"),
+        (("--tls-cert", "none.pem"), "correct --tls-cert"),
         (("--listen", "nowhere"), "is no HOST:PORT"),
         (("--token-file", "none", "--actions"), "openssl rand -hex 24"),
         (("--begin", "nightly.toml"), "give --actions too"),
@@ -98,6 +105,12 @@ def test_weak_token_file_is_refused(tmp_path, text, mode, why):
         token_of(terms, tmp_path)
 
 
+def test_token_file_that_systemd_gives_its_service_is_taken(tmp_path, monkeypatch):
+    terms = ConsoleTerms(listen=parse_address("127.0.0.1:0"), token_file=_token(tmp_path / "token", mode=0o440))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert token_of(terms, None) == (TOKEN, tmp_path / "token")
+
+
 def _get(url: str, context: ssl.SSLContext) -> int:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
@@ -106,6 +119,21 @@ def _get(url: str, context: ssl.SSLContext) -> int:
     except urllib.error.HTTPError as error:
         with error:
             return error.code
+
+
+@pytest.mark.parametrize(
+    ("password", "mode", "remedy"),
+    [("abcd", 0o600, "without a password.*correct --tls-cert and --tls-key"), ("", 0o644, "chmod 600")],
+)
+def test_key_with_a_password_or_open_to_others_is_refused_without_a_question(tmp_path, password, mode, remedy):
+    pair = Certified(tmp_path).make().directory / "broker"
+    key = tmp_path / "own.key"
+    encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+    parsed = load_pem_private_key((pair / "broker.key").read_bytes(), None)
+    key.write_bytes(parsed.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    key.chmod(mode)
+    with pytest.raises(UsageError, match=remedy):
+        ConsoleTerms(listen=parse_address("127.0.0.1:1"), tls_cert=pair / "broker.crt", tls_key=key).ssl_context()
 
 
 def test_over_tls_a_browser_with_a_certificate_reads_and_one_without_gets_no_answer(tmp_path):

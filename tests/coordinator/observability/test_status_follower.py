@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.observability.status_follower import AWAY, PATIENCE_S, StatusFollower, timeless
+from fedpatch.coordinator.observability.status_follower import AWAY, PATIENCE_S, StatusFollower, timeless_document
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
@@ -107,9 +107,9 @@ def test_timeless_documents_differ_only_where_more_than_time_has_changed(followe
     first = follower.document()
     follower.take(received(collecting(DEVICE, elapsed_s=99.0, eta_s=1.0).status), 2.0)
     second = follower.document()
-    assert first != second and timeless(first) == timeless(second)
+    assert first != second and timeless_document(first) == timeless_document(second)
     follower.take(there(online=False), 3.0)
-    assert timeless(follower.document()) != timeless(second)
+    assert timeless_document(follower.document()) != timeless_document(second)
 
 
 def test_last_will_of_an_older_boot_is_ignored(follower):

@@ -26,9 +26,11 @@ def test_record_survives_writing_and_reading(tmp_path: Path):
     [
         (replace(INDEX, version=2), "has version 2, and this fedpatch knows 1"),
         (INDEX.with_entry(replace(INDEX.entries[0], name="pi-2")), "names a serial number twice; put it back"),
+        (replace(INDEX, fleet="kitchen\n"), "is damaged"),
+        (replace(INDEX, entries=(replace(INDEX.entries[0], serial="1f\n"),)), "is damaged"),
     ],
 )
-def test_record_of_a_later_version_or_with_a_repeated_serial_is_refused(tmp_path: Path, index: Index, words: str):
+def test_record_of_a_later_version_or_with_impossible_entries_is_refused(tmp_path: Path, index: Index, words: str):
     write_index(tmp_path, index)
     with pytest.raises(StateError, match=words):
         read_index(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFl
 from tests.coordinator.private_bench import prepare_private
 from tests.coordinator.registry_builders import new_run
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
+from tests.coordinator.runtime.test_resume import checkpoint_names
 from tests.support.specs import there
 
 PRIVATE = {
@@ -187,12 +189,26 @@ def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path
         fatal += 1
 
 
+def test_round_repeated_because_its_checkpoint_is_damaged_counts_as_a_second_release(fleet, clock):
+    fleet.come()
+    blobs = fleet.bench.blobs
+    newest = checkpoint_names(fleet.bench)[-1]
+    blobs.put(newest, blobs.get(newest)[:-1])
+    repeated = MaskedFleet(fleet.bench.again(), clock)
+    for device in repeated.devices.values():
+        device.rounds = MaskingRounds(device.name, random.Random(f"again {device.name}").randbytes)
+    repeated.come()
+    [record] = records(repeated)
+    assert (record.round, record.outcome) == (1, "aggregated")
+    assert (record.privacy["rounds"], PrivacyBook(blobs).most_used) == (2, 2)
+
+
 def test_run_beyond_its_epsilon_releases_nothing(tmp_path):
     policy, prepared = PrivacyPolicy(1.7, 0.5, max_epsilon=1.0, steps=300), prepare_private()
     private = PrivateAggregation(FileBlobs(tmp_path), tmp_path, policy, prepared.travelling, 0)
     groups = [OpenGroup(("pi-1", "pi-2"), ())]
     with pytest.raises(UsageError, match="max_epsilon is 1"):
-        private.aggregate_masked(prepared.initial, 1, groups, _no_update, 16)
+        private.aggregate_masked(prepared.initial, groups, _no_update, 16)
     assert PrivacyBook(tmp_path).most_used == 0
 
 

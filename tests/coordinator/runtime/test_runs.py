@@ -11,11 +11,13 @@ import pytest
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary
 from fedpatch.coordinator.runtime import run_execution
+from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.load import public_values
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run
+from tests.support.brokers import Mosquitto
 
 
 class Recorded:
@@ -154,3 +156,14 @@ def test_run_without_a_registry_makes_none(recorded, settings):
     recorded.run(settings)
     assert recorded.begun == [settings]
     assert not settings.state_dir.exists()
+
+
+@pytest.mark.broker
+def test_run_whose_directory_cannot_be_made_ends_with_the_remedy_and_waits_for_a_resume(settings, prepared):
+    settings.state_dir.mkdir(mode=0o700)
+    (settings.state_dir / "runs").touch()
+    view: Any = SimpleNamespace(say=lambda line: None)
+    with Mosquitto() as broker, pytest.raises(StateError, match="choose another state directory"):
+        run_execution.start_run(replace(settings, broker=broker.url), view, replace(REAL, prepare=lambda _: prepared))
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        assert registry.run("last").status == "interrupted"

@@ -228,6 +228,7 @@ def test_file_that_is_no_bundle_is_refused_without_quoting_its_content(tmp_path:
     for data, words in (
         (b"PRIVATE", "damaged, or not a bundle"),
         (json.dumps({**plain, "device": "../etc"}).encode(), "damaged, or not a bundle"),
+        (json.dumps({**plain, "device": "pi-1\n"}).encode(), "damaged, or not a bundle"),
         (json.dumps({**plain, "fedpatch_bundle": 2}).encode(), "a bundle of version 2"),
         (json.dumps({**plain, "key": ""}).encode(), "neither a certificate with its key nor a password"),
         (bytes(10**6), "larger than any bundle"),

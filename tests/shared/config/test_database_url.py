@@ -36,6 +36,8 @@ def test_unusable_url_is_reported_without_a_password(url: str, problem: str):
     [
         LOCAL,
         "postgresql://fedpatch@[::1]:5433/fedpatch",
+        "postgresql://fedpatch@127.0.0.2/fedpatch",
+        "postgresql://fedpatch@/fedpatch?host=LOCALHOST",
         "postgresql://fedpatch@/fedpatch?host=/run/postgresql",
         "postgresql://fedpatch@db.local/fedpatch?sslmode=verify-full",
     ],
