@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedpatch.shared.app.files import OPEN_TO_OTHERS
+from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
 from fedpatch.shared.mqtt.tls_context import TlsFiles
@@ -65,7 +65,7 @@ class CertificateFiles:
 
 def _read(path: Path, *, private: bool = False) -> bytes:
     try:
-        if private and path.stat().st_mode & OPEN_TO_OTHERS:
+        if private and path.stat().st_mode & forbidden_mode(path):
             raise WireError(f"{path} is open to other users, who could sign for this device; chmod 600 {path}")
         return path.read_bytes()
     except OSError as error:

@@ -79,6 +79,13 @@ def test_request_is_declined_where_the_key_cannot_be_used(fleet, spoil):
     assert "pi.pem" in decline.detail
 
 
+def test_a_key_that_systemd_gives_the_service_signs(fleet, monkeypatch):
+    key = fleet.pair("pi")[1]
+    key.chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(key.parent))
+    assert files_of(fleet).sign(KEYS, REQUEST).signature
+
+
 def test_request_for_signed_keys_is_declined_without_a_certificate():
     [decline] = bodies(ask_masked(job_of(None), SIGNED))
     assert isinstance(decline, Decline)
