@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
-from fedpatch.coordinator.runtime.connection import REAL
-from fedpatch.coordinator.runtime.connection import Ports as SitePorts
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OFF, OwnerLimits, SecureLimits
@@ -164,13 +161,12 @@ class RelayOwner(OwnerPolicy):
         self.unwilling = self._site.summary.unwilling
 
 
-def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False, ports: SitePorts = REAL) -> int:
+def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False) -> int:
     """Run the relay of one site until SIGTERM (exit code 0) or SIGINT (130).
 
     Args:
         settings: Checked settings.
         until_stdin_closes: Whether the relay also ends when its standard input does.
-        ports: The world around the site's coordinator.
 
     Returns:
         The exit code.
@@ -189,7 +185,7 @@ def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False, port
     with ExitStack() as stack:
         stack.enter_context(lock_state_dir(settings.device_dir))
         model = SiteModel.load(settings.task)
-        site = stack.enter_context(Site(settings, model, queue.put, lambda: queue.put(Stop(1)), ports))
+        site = stack.enter_context(Site(settings, model, queue.put, lambda: queue.put(Stop(1))))
         agent = make_relay(settings, identity, queue, site)
         if until_stdin_closes:
             stop_at_end_of_stdin(queue)
@@ -204,7 +200,6 @@ def make_relay(
     site: Site,
     *,
     link: Callable[..., Any] = MqttLink,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
     """Build the agent of a relay.
 
@@ -214,7 +209,6 @@ def make_relay(
         queue: The queue that the agent takes its events from.
         site: The site, in place of a training process.
         link: Makes the connection to the parent's broker; takes the arguments of MqttLink.
-        clock: Returns monotonic seconds.
     """
     directory, upwards = settings.device_dir, settings.upwards
     up = link(
@@ -250,7 +244,6 @@ def make_relay(
             usage=owner.meter,
             limits=limits,
             directory=directory,
-            clock=clock,
             fetcher=ModelFetcher.of(upwards, settings.up_models_ca_file, queue.put, prefix="up_")
             if settings.up_models_by_url
             else None,
@@ -274,5 +267,4 @@ def make_relay(
         housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager.from_environment()),
         status=StatusFile(directory, fixed),
         leader=LeaderEpoch(directory, identity.fleet),
-        clock=clock,
     )

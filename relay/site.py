@@ -22,7 +22,7 @@ from typing import Any, Self
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_spec import LONGEST_DEADLINE_S
-from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
+from fedpatch.coordinator.runtime.connection import REAL, Connection
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
@@ -110,7 +110,6 @@ class Site:
         model: Its task.
         events: Takes the events for the agent, in any thread.
         on_fault: Called, in the site's thread, where the site's coordinator cannot go on.
-        ports: The world around the site's coordinator.
 
     Attributes:
         summary: The site as the agent was last told of it.
@@ -133,7 +132,6 @@ class Site:
         model: SiteModel,
         events: Callable[[TrainerEvent], None],
         on_fault: Callable[[], None],
-        ports: Ports = REAL,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -154,7 +152,7 @@ class Site:
         self._told: SiteSummary | None = None
         self._seen = self.summary
         self._tell_at = self._began_at = self._seen_at = 0.0
-        self._ports = replace(ports, queue=self._queue, interrupts=lambda _: nullcontext())
+        self._ports = replace(REAL, queue=self._queue, interrupts=lambda _: nullcontext())
         self._open = ExitStack()
         # Commands with their number, the number of the last one, and of the last one that is cancelled: a cancelled round ends
         # although the next command has come already.
