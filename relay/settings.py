@@ -83,7 +83,7 @@ class RelaySettings(Settings):
         "state_dir", Path("fedpatch-relay-state"), help="Directory of unfinished work, rounds and devices of the site."
     )
     min_cohort: int = _round("min_cohort", help="Devices of the site that a request needs, and that must report.")
-    quorum: float = _round("quorum", help="Share of the site's devices that must report.")
+    quorum: float = _round("quorum", help="Share of the devices asked that must report.")
     grace_s: float = setting(
         10.0, group=_ROUND, ge=0.0, le=86_400.0, unit="seconds", help="Time for other devices after the quorum."
     )
