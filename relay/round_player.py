@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,6 +76,7 @@ def site_engine(
     presences: Presences,
     needs: Needs,
     *,
+    earlier: Sequence[RoundRecord] = (),
     unfinished: RoundStart | None,
     jitter: random.Random,
     holds: Mapping[str, str],
@@ -89,11 +90,12 @@ def site_engine(
         spec: The terms of the round.
         presences: The devices of the site.
         needs: The needs of the parent's request.
+        earlier: Records of the earlier rounds of the run in the site, whose absent devices need not report in this one.
         unfinished: The start of this very round, where a killed relay has left it open.
         jitter: Randomness of pauses.
         holds: Devices that are held back, each with the kind of the hold.
     """
-    engine = Engine(spec, unfinished=unfinished, jitter=jitter, holds=holds)
+    engine = Engine(spec, earlier=earlier, unfinished=unfinished, jitter=jitter, holds=holds)
     for device in sorted(presences.asked(needs) if unfinished is None else presences.states):
         engine.fleet.update(device, engine.fleet.relevant(presences.states[device]))
     return engine
@@ -159,11 +161,13 @@ class RoundPlayer:
             self._registry, self._settings.fleet, self._settings.quarantine_after, _say, self._settings.max_devices
         )
         quarantine.circles = presences.circles
+        unfinished = self._opening(parent, spec, directory)
         engine = site_engine(
             spec,
             presences,
             Needs.of(command.plan, command.secure, evaluates=command.evaluate),
-            unfinished=self._opening(parent, spec, directory),
+            earlier=self._registry.rounds.records(command.key.run),
+            unfinished=unfinished,
             jitter=random.Random(self._ports.entropy.getrandbits(64)),
             holds=quarantine.held,
         )

@@ -233,6 +233,21 @@ def test_update_of_a_finished_round_is_given_again_after_a_restart_without_askin
     assert [len(one.requests) for one in devices.updates.values()] == [1, 1]
 
 
+def test_device_that_missed_a_round_of_the_site_does_not_keep_the_next_one_from_its_quorum(bench, devices, mosquitto):
+    bench.settings = replace(bench.settings, quorum=0.8, grace_s=0.0)
+    with LightSite(mosquitto.url, "site-7", TASK.name, MODEL.schema, ["cat"]) as silent, bench.site() as site:
+        silent.updates["cat"].delay_s = 6.0
+        site.start()
+        bench.await_event(lambda one: isinstance(one, Ready) and one.members == len(DEVICES) + 1)
+        site.tells_members = True
+        site.train(bench.command(1, deadline_s=4.0))
+        assert bench.await_end().reason is FailReason.DEADLINE
+        site.train(bench.command(2))
+        trained = bench.await_end()
+        assert isinstance(trained, Trained), trained
+        assert trained.report.members == len(DEVICES)
+
+
 def test_cancelled_round_ends_and_the_next_one_is_played(bench, devices):
     devices.updates["bob"].delay_s = 3.0
     with bench.site() as site:

@@ -14,7 +14,8 @@ from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted
+from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted, TimePassed
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.round_player import site_engine
@@ -64,8 +65,9 @@ def begun(site: Presences, needs: Needs = Needs(), **terms: Any) -> Engine:  # n
         terms["unmask_s"] = 10.0
         terms["secure"] = SecurePolicy(16, GROUP_MIN, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, given=given)
     holds = dict.fromkeys(site.held, DRAINED)
+    earlier = terms.pop("earlier", ())
     spec = run_spec(quorum=terms.pop("quorum", 0.8), rounds=7, first_round=7, limits=LIMITS, **terms)
-    engine = site_engine(spec, site, needs, unfinished=None, jitter=random.Random(1), holds=holds)
+    engine = site_engine(spec, site, needs, earlier=earlier, unfinished=None, jitter=random.Random(1), holds=holds)
     engine.handle(RunStarted(), 0.0)
     if engine.open is not None:
         engine.handle(
@@ -139,6 +141,25 @@ def test_unfinished_round_knows_a_device_at_work_that_is_unwilling_by_now():
     start = RoundStart(RoundJournal(7, 4, tuple(four()), base=""))
     engine = site_engine(run_spec(limits=LIMITS), site, Needs(), unfinished=start, jitter=random.Random(1), holds={})
     assert engine.fleet.boot("pi-0") == "b0"
+
+
+def test_absent_device_is_asked_when_it_is_due_and_does_not_count_before_it_reports():
+    site = site_of(four())
+    missed = RoundRecord(6, "failed", 4, 4, 0, 3, absent={"pi-0": 1})
+    first = begun(site, earlier=[missed]).open
+    assert first is not None
+    assert (set(first.round.participants), first.round.needed) == (set(four()), 3)
+    again = begun(site, earlier=[missed, RoundRecord(6, "aggregated", 4, 4, 0, 3, absent={"pi-0": 2})])
+    assert cohort(again) == {"pi-1", "pi-2", "pi-3"}
+
+
+def test_absent_devices_are_asked_again_after_the_wait_where_min_cohort_needs_them():
+    site = site_of({f"pi-{number}": there(number) for number in range(5)}, min_cohort=4)
+    missed = RoundRecord(6, "aggregated", 5, 5, 0, 3, absent={"pi-0": 2, "pi-1": 2})
+    engine = begun(site, earlier=[missed])
+    assert engine.open is None
+    engine.handle(TimePassed(), 5.0)
+    assert engine.open is not None
 
 
 OLD = tuple(word for word in DEVICE_FEATURES if word not in PLAN_TERMS)
