@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import Authority
-from fedpatch.coordinator.pki.issued_certificates import DEVICE
+from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.job_effects import JobKey
@@ -34,6 +34,7 @@ from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel
 from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.tasks.torch_model import schema_of
@@ -179,6 +180,14 @@ def test_site_is_unwilling_while_its_devices_are_revoked_or_drained(bench, devic
         bench.hold("bob")
         bench.await_event(lambda one: isinstance(one, Ready) and one.num_examples == 0)
         assert site.summary.unwilling is Condition.PAUSED
+
+
+def test_site_whose_ca_has_an_unreadable_record_does_not_start(bench):
+    directory = bench.settings.downwards.ca_directory
+    directory.mkdir(parents=True)
+    (directory / INDEX_NAME).write_text("damaged")
+    with pytest.raises(StateError, match=INDEX_NAME), bench.site():
+        pass
 
 
 def test_request_to_measure_is_answered_with_the_mean_of_the_devices_and_leaves_no_update(bench, devices):

@@ -10,6 +10,8 @@ from fedpatch.shared.config.fields import Settings, settings_of
 from fedpatch.shared.config.secrets import drop_secrets, pop_password
 from scripts.reference.configuration import COMMANDS
 
+ROOTS: tuple[type[Settings], ...] = (Settings, *COMMANDS)
+
 
 def secrets_of(cls: type[Settings]) -> Iterator[str]:
     """The variables of the secrets of a settings class and of those derived from it, as far as they are fedpatch's."""
@@ -26,7 +28,7 @@ def test_no_child_inherits_a_password():
     assert environ == kept
 
 
-@pytest.mark.parametrize("variable", sorted({one for cls in (Settings, *COMMANDS) for one in secrets_of(cls)}))
+@pytest.mark.parametrize("variable", sorted({one for cls in ROOTS for one in secrets_of(cls)}))
 def test_no_child_inherits_the_secret_of_any_settings_class(variable):
     environ = {variable: "a"}
     drop_secrets(environ)
