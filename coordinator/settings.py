@@ -360,9 +360,13 @@ class RoundSettings(Settings):
             epochs=self.epochs,
             steps=self.steps,
         )
-        if self.devices > self.max_devices:
-            text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
-            problems.append(("max_devices", text, "devices"))
+        for name, wanted, why in (
+            ("devices", self.devices, "which are waited for"),
+            ("min_cohort", self.min_cohort, "without which no round begins"),
+        ):
+            if wanted > self.max_devices:
+                text = f"{self.max_devices} is less than {name} = {wanted}, {why}; make it larger"
+                problems.append(("max_devices", text, name))
         if self.deadline_s is not None and self.recruit_deadline_s >= self.deadline_s:
             text = (
                 f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
-from fedpatch.coordinator.runtime.connection import REAL
-from fedpatch.coordinator.runtime.connection import Ports as SitePorts
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OFF, OwnerLimits, SecureLimits
@@ -29,6 +26,7 @@ from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, former_boots, lock_state_dir
 from fedpatch.device_agent.state.storage_check import PATCHES, Storage
+from fedpatch.relay.presences import Needs
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel, site_authorities
@@ -105,22 +103,29 @@ class RelayLimits(OwnerLimits):
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         if (condition := self._site.summary.unwilling) is not None:
             return AdmissionDecision(False, "too few devices of the site would take part", condition)
-        if request.evaluates and not self._site.summary.measures:
-            return AdmissionDecision(False, "too few devices of the site can measure without training")
-        if request.secure is not None and (refused := self._masked_refusal(request.secure)) is not None:
+        if (refused := self._site_refusal(request)) is not None:
             return refused
         self._site.tells_members = MEMBERS_FEATURE in request.features
         return super().refusal(task, request)
 
-    def _masked_refusal(self, terms: SecureTerms) -> AdmissionDecision | None:
-        """Find why the site cannot play a masked round; None where it can."""
-        able, fits = self._site.summary.masking, most_devices(highest_code(terms.bits, terms.group_max))
-        if able < terms.group_min:
-            return AdmissionDecision(
-                False, f"{able} devices of the site would mask updates, and a group has at least {terms.group_min}"
-            )
-        if able > fits:
-            why = f"the sum of {able} devices does not fit 32 bits, which hold that of {fits}; split the site"
+    def _site_refusal(self, request: WorkRequest) -> AdmissionDecision | None:
+        """Find why the site cannot play the round; None where it can."""
+        needs = Needs.of(request.plan, request.secure, evaluates=request.evaluates)
+        able, least = self._site.summary.able(needs), self._settings.min_cohort
+        members = sum(one.members * count for one, count in able.items())
+        if members < needs.group_min:
+            why = f"too few devices of the site would mask updates: a group has at least {needs.group_min}"
+            return AdmissionDecision(False, why)
+        if (devices := sum(able.values())) < least:
+            why = f"{devices} willing devices of the site know {', '.join(sorted(needs.features))}, and min_cohort is {least}"
+            return AdmissionDecision(False, why)
+        return None if request.secure is None else self._masked_refusal(request.secure, members)
+
+    def _masked_refusal(self, terms: SecureTerms, members: int) -> AdmissionDecision | None:
+        """Find why the relay cannot sum the updates of so many devices under these terms; None where it can."""
+        fits = most_devices(highest_code(terms.bits, terms.group_max))
+        if members > fits:
+            why = f"the sum of {members} devices does not fit 32 bits, which hold that of {fits}; split the site"
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         try:
             site_authorities(self._settings, terms)
@@ -164,13 +169,12 @@ class RelayOwner(OwnerPolicy):
         self.unwilling = self._site.summary.unwilling
 
 
-def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False, ports: SitePorts = REAL) -> int:
+def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False) -> int:
     """Run the relay of one site until SIGTERM (exit code 0) or SIGINT (130).
 
     Args:
         settings: Checked settings.
         until_stdin_closes: Whether the relay also ends when its standard input does.
-        ports: The world around the site's coordinator.
 
     Returns:
         The exit code.
@@ -189,7 +193,7 @@ def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False, port
     with ExitStack() as stack:
         stack.enter_context(lock_state_dir(settings.device_dir))
         model = SiteModel.load(settings.task)
-        site = stack.enter_context(Site(settings, model, queue.put, lambda: queue.put(Stop(1)), ports))
+        site = stack.enter_context(Site(settings, model, queue.put, lambda: queue.put(Stop(1))))
         agent = make_relay(settings, identity, queue, site)
         if until_stdin_closes:
             stop_at_end_of_stdin(queue)
@@ -204,7 +208,6 @@ def make_relay(
     site: Site,
     *,
     link: Callable[..., Any] = MqttLink,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
     """Build the agent of a relay.
 
@@ -214,7 +217,6 @@ def make_relay(
         queue: The queue that the agent takes its events from.
         site: The site, in place of a training process.
         link: Makes the connection to the parent's broker; takes the arguments of MqttLink.
-        clock: Returns monotonic seconds.
     """
     directory, upwards = settings.device_dir, settings.upwards
     up = link(
@@ -250,7 +252,6 @@ def make_relay(
             usage=owner.meter,
             limits=limits,
             directory=directory,
-            clock=clock,
             fetcher=ModelFetcher.of(upwards, settings.up_models_ca_file, queue.put, prefix="up_")
             if settings.up_models_by_url
             else None,
@@ -274,5 +275,4 @@ def make_relay(
         housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager.from_environment()),
         status=StatusFile(directory, fixed),
         leader=LeaderEpoch(directory, identity.fleet),
-        clock=clock,
     )

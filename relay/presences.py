@@ -4,20 +4,62 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
     MAX_PATH,
+    SIGNED_FEATURE,
     SUMS_FEATURE,
     DeviceState,
     TaskCapability,
+    TrainPlan,
 )
 from fedpatch.shared.wire.reason_codes import Condition
 
-_MASKING = frozenset({MASKED_FEATURE, SUMS_FEATURE})
 _log = logging.getLogger("fedpatch.relay")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The conditions of a request that a device of the site must meet.
+
+    Attributes:
+        features: Features that its presence must list.
+        group_min: Least number of devices in a masked group; 0: the round is not masked.
+    """
+
+    features: frozenset[str] = frozenset()
+    group_min: int = 0
+
+    @classmethod
+    def of(cls, plan: TrainPlan, secure: SecureTerms | None, *, evaluates: bool) -> Needs:
+        """Return the needs of a request.
+
+        Args:
+            plan: Its plan.
+            secure: Its terms of secure aggregation; None without.
+            evaluates: Whether it asks to measure without training.
+        """
+        features = {*plan.terms, *((EVALUATE_FEATURE,) if evaluates else ())}
+        if secure is None:
+            return cls(frozenset(features))
+        signed = (SIGNED_FEATURE,) if secure.strict else ()
+        return cls(frozenset({*features, MASKED_FEATURE, *signed}), secure.group_min)
+
+
+_ANY = Needs()
+
+
+@dataclass(frozen=True)
+class Ability:
+    """The features of a device, and the devices that it speaks for; a relay with SUMS_FEATURE has those of masking too."""
+
+    features: frozenset[str]
+    members: int = 1
 
 
 @dataclass(frozen=True)
@@ -25,22 +67,29 @@ class SiteSummary:
     """The site as the parent sees it.
 
     Attributes:
-        devices: Devices that can be asked.
-        members: Devices behind them, where some are relays.
+        members: Devices that can be asked, and those behind them where some are relays.
         num_examples: Their training examples.
         unwilling: The reason for which the relay would decline now; None where it would accept.
         path: The path of the relay (DeviceState.path).
-        masking: Those of the members that take part in masked rounds.
+        abilities: Number of devices that can be asked, by ability.
         measures: Whether enough devices can measure a model without training.
     """
 
-    devices: int = 0
     members: int = 0
     num_examples: int = 0
     unwilling: Condition | None = Condition.PAUSED
     path: tuple[str, ...] = ()
-    masking: int = 0
+    abilities: Mapping[Ability, int] = field(default_factory=dict)
     measures: bool = False
+
+    def able(self, needs: Needs) -> dict[Ability, int]:
+        """Return the number of devices that can take part in a request, by ability.
+
+        Devices too few for a masked group take no part: only relays do, whose sites have groups of their own.
+        """
+        fitting = {one: count for one, count in self.abilities.items() if needs.features <= one.features}
+        relays = {one: count for one, count in fitting.items() if SUMS_FEATURE in one.features}
+        return relays if sum(fitting.values()) - sum(relays.values()) < needs.group_min else fitting
 
     def at_least(self, other: SiteSummary) -> SiteSummary:
         """Return the figures with no fewer members and examples than `other`, and with its willingness."""
@@ -49,7 +98,7 @@ class SiteSummary:
             members=max(self.members, other.members),
             num_examples=max(self.num_examples, other.num_examples),
             unwilling=other.unwilling,
-            masking=other.masking,
+            abilities=other.abilities,
             measures=other.measures,
         )
 
@@ -66,6 +115,11 @@ class Presences:
         max_devices: Most devices that are remembered.
         min_cohort: Devices without which the relay is unwilling.
 
+    Attributes:
+        connected: Whether the connection to the site's broker is up.
+        states: The last presences of the devices that are online.
+        held: Devices that the operator holds back: drained, quarantined or revoked.
+
     Example:
         >>> site = Presences("r1", "digits", "ab" * 32, max_members=1, max_devices=10, min_cohort=1)
         >>> site.summary().unwilling
@@ -80,6 +134,7 @@ class Presences:
     min_cohort: int
     connected: bool = True
     states: dict[str, DeviceState] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
     _circles: set[str] = field(default_factory=set)
 
     def note(self, device: str, state: DeviceState) -> None:
@@ -115,24 +170,42 @@ class Presences:
         found = (one for one in state.tasks if (one.task, one.schema) == (self.task, self.schema))
         return next((one for one in found if one.num_members <= self.max_members and one.num_examples), None)
 
+    def _ability(self, device: str, own: TaskCapability) -> Ability:
+        features = frozenset(self.states[device].features)
+        if SUMS_FEATURE in features:
+            # With max_members = 1 a device that calls itself a relay is asked for no sum.
+            relay = self.max_members > 1
+            features = features | {MASKED_FEATURE, SIGNED_FEATURE} if relay else features - {SUMS_FEATURE}
+        return Ability(features, own.num_members)
+
+    def _could(self) -> dict[str, TaskCapability]:
+        """Return the devices that are asked where they are willing."""
+        held = self._circles | self.held
+        able = {device: own for device, state in self.states.items() if (own := self._own(state))}
+        return {device: own for device, own in able.items() if device not in held}
+
+    def _willing(self) -> dict[str, TaskCapability]:
+        return {device: own for device, own in self._could().items() if self.states[device].unwilling is None}
+
+    def asked(self, needs: Needs = _ANY) -> list[str]:
+        """Return the devices that a round with these needs asks: those that `summary` counts and that can take part."""
+        able = self.summary().able(needs)
+        return [device for device, own in self._willing().items() if self._ability(device, own) in able]
+
     def summary(self) -> SiteSummary:
         """Return the site as the parent shall see it now."""
-        able = {device: own for device, state in self.states.items() if (own := self._own(state))}
-        asked = {device: own for device, own in able.items() if device not in self._circles}
-        willing = {device: own for device, own in asked.items() if self.states[device].unwilling is None}
+        willing = self._willing()
         enough = self.connected and len(willing) >= self.min_cohort
-        masking = {device for device in willing if not _MASKING.isdisjoint(self.states[device].features)}
-        measuring = [device for device in willing if EVALUATE_FEATURE in self.states[device].features]
-        paths = [self.states[device].path or () for device in asked]
-        return SiteSummary(
-            devices=len(willing),
+        paths = [self.states[device].path or () for device in self._could()]
+        found = SiteSummary(
             members=max(1, sum(own.num_members for own in willing.values())),
             num_examples=sum(own.num_examples for own in willing.values()),
             unwilling=None if enough else self._commonest(),
             path=(self.own_id, *max(paths, key=len, default=())),
-            masking=sum(willing[device].num_members for device in masking),
-            measures=self.connected and len(measuring) >= self.min_cohort,
+            abilities=Counter(self._ability(device, own) for device, own in willing.items()),
         )
+        measuring = sum(found.able(Needs(frozenset({EVALUATE_FEATURE}))).values())
+        return replace(found, measures=self.connected and measuring >= self.min_cohort)
 
     def _commonest(self) -> Condition:
         """Return the condition that keeps most devices from work; PAUSED where none is named, such as in an empty site."""

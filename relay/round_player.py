@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainProgress
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
-from fedpatch.relay.presences import Presences
+from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteUpdate
 from fedpatch.shared.app.files import make_directory, refusals_of
@@ -72,6 +72,36 @@ class _Held(Quarantine):
         return None if super().poll() is None else self.held
 
 
+def site_engine(
+    spec: RunSpec,
+    presences: Presences,
+    needs: Needs,
+    *,
+    earlier: Sequence[RoundRecord] = (),
+    unfinished: RoundStart | None,
+    jitter: random.Random,
+    holds: Mapping[str, str],
+) -> Engine:
+    """Return the engine of a round, which knows the devices that the round asks, or of an unfinished one all that are there.
+
+    The quorum is a share of the devices that the parent knows of. Others, such as unwilling ones, would make it more than can
+    report.
+
+    Args:
+        spec: The terms of the round.
+        presences: The devices of the site.
+        needs: The needs of the parent's request.
+        earlier: Records of the earlier rounds of the run in the site, whose absent devices need not report in this one.
+        unfinished: The start of this very round, where a killed relay has left it open.
+        jitter: Randomness of pauses.
+        holds: Devices that are held back, each with the kind of the hold.
+    """
+    engine = Engine(spec, earlier=earlier, unfinished=unfinished, jitter=jitter, holds=holds)
+    for device in sorted(presences.asked(needs) if unfinished is None else presences.states):
+        engine.fleet.update(device, engine.fleet.relevant(presences.states[device]))
+    return engine
+
+
 class RoundPlayer:
     """Plays the rounds of a relay, one at a time.
 
@@ -80,6 +110,7 @@ class RoundPlayer:
         connection: The connection to the site's broker.
         registry: The registry of the site.
         publisher: Publishes models in the site.
+        revocations: The revoked devices of the site.
         events: Takes the progress of a round.
     """
 
@@ -89,12 +120,14 @@ class RoundPlayer:
         connection: Connection,
         registry: Registry,
         publisher: ModelPublisher,
+        revocations: Revocations,
         events: Callable[[TrainerEvent], None],
     ) -> None:
         self._settings = settings
         self._connection = connection
         self._registry = registry
         self._publisher = publisher
+        self._revocations = revocations
         self._events = events
         self._ports = connection.ports
 
@@ -120,23 +153,25 @@ class RoundPlayer:
             StateError, OSError: The disk refused. The devices go on with their work, for a resume.
             BrokerError: The site's broker refuses the model.
         """
-        run = parent.command.key.run
-        directory = run_directory(self._settings.site_dir, run)
+        command = parent.command
+        directory = run_directory(self._settings.site_dir, command.key.run)
         with refusals_of(directory):
             make_directory(directory)
-        spec = parent.spec(self._settings, self._epoch_of(parent), presences.summary().devices, left_s)
+        spec = parent.spec(self._settings, self._epoch_of(parent), left_s)
         quarantine = _Held(
             self._registry, self._settings.fleet, self._settings.quarantine_after, _say, self._settings.max_devices
         )
         quarantine.circles = presences.circles
-        engine = Engine(
+        unfinished = self._opening(parent, spec, directory)
+        engine = site_engine(
             spec,
-            unfinished=self._opening(parent, spec, directory),
+            presences,
+            Needs.of(command.plan, command.secure, evaluates=command.evaluate),
+            earlier=self._registry.rounds.records(command.key.run),
+            unfinished=unfinished,
             jitter=random.Random(self._ports.entropy.getrandbits(64)),
             holds=quarantine.held,
         )
-        for device, state in sorted(presences.states.items()):
-            engine.fleet.update(device, engine.fleet.relevant(state))
         aggregator = SiteAggregator(
             parent,
             directory,
@@ -234,7 +269,7 @@ class RoundPlayer:
                 connection=connection,
                 publisher=self._publisher,
                 view=_SiteProgress(parent.command.key, self._events),
-                revocations=Revocations(settings.downwards.ca_directory, settings.fleet),
+                revocations=self._revocations,
                 quarantine=quarantine,
             )
             clock = connection.event_queue.now_is_present

@@ -10,13 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
-from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import NAME, Settings, setting, setting_like
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
-from fedpatch.shared.tasks.task import TASKS
 
 _UP, _DOWN, _ROUND, _LIMITS = "Parent", "Site", "Rounds of the site", "Limits"
 _upwards, _downwards, _round, _limit = (
@@ -86,7 +83,7 @@ class RelaySettings(Settings):
         "state_dir", Path("fedpatch-relay-state"), help="Directory of unfinished work, rounds and devices of the site."
     )
     min_cohort: int = _round("min_cohort", help="Devices of the site that a request needs, and that must report.")
-    quorum: float = _round("quorum", help="Share of the site's devices that must report.")
+    quorum: float = _round("quorum", help="Share of the devices asked that must report.")
     grace_s: float = setting(
         10.0, group=_ROUND, ge=0.0, le=86_400.0, unit="seconds", help="Time for other devices after the quorum."
     )
@@ -160,15 +157,11 @@ class RelaySettings(Settings):
         return {name: getattr(self, own.get(name, prefix + name)) for name in (*own, *_CONNECTION)}
 
     def check(self) -> list[tuple[str, ...]]:
-        """Return the problems of both connections, names that must exist, and fields that depend on each other."""
-        problems = super().check() + self.refusals(
-            task=TASKS.check_name, norm_bound=parse_norm_bound, max_num_examples=parse_examples_cap
-        )
-        problems += _renamed(self.upwards, _UPWARDS, "up_")
-        problems += _renamed(BrokerSettings(**self._connection(_DOWNWARDS, "down_")), _DOWNWARDS, "down_")
-        if served := served_problem(self.models_store, self.models_url, blobs=None, insecure=self.down_insecure):
-            name, text = served
-            problems.append((name, text.replace("with insecure", "with down_insecure")))
+        """Return the problems of both connections and of the site's coordinator, and of fields that depend on each other."""
+        problems = [*super().check(), *_renamed(self.upwards, _UPWARDS, "up_")]
+        # Terms of a run that a relay has no setting for are those of the parent's request.
+        own = self.__dataclass_fields__
+        problems += [one for one in _renamed(self.downwards, _DOWNWARDS, "down_") if one[0] in own]
         if (self.up, self.up_fleet) == (self.down, self.fleet):
             text = f"{self.fleet} at {self.down} is the parent's fleet too; give the site a fleet of its own"
             problems.append(("fleet", text, "up_fleet", "up", "down"))
@@ -176,11 +169,9 @@ class RelaySettings(Settings):
 
 
 def _renamed(settings: BrokerSettings, own: Mapping[str, str], prefix: str) -> Iterator[tuple[str, ...]]:
-    """Yield the problems of a connection with the names of a relay's settings."""
+    """Yield the problems of one side with the names of a relay's settings."""
+    names = {**{name: prefix + name for name in _CONNECTION}, **own}
+    flag = f"--{prefix.replace('_', '-')}insecure"
     for name, text, *others in settings.check():
-        renamed = [own.get(one, prefix + one) for one in (name, *others)]
-        yield (
-            renamed[0],
-            text.replace("--insecure (insecure = true)", f"--{prefix.replace('_', '-')}insecure"),
-            *renamed[1:],
-        )
+        text = text.replace("--insecure (insecure = true)", flag).replace("with insecure", f"with {prefix}insecure")
+        yield (names.get(name, name), text, *(names.get(one, one) for one in others))

@@ -20,9 +20,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_spec import LONGEST_DEADLINE_S
-from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
+from fedpatch.coordinator.runtime.connection import REAL, Connection
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
@@ -110,7 +111,6 @@ class Site:
         model: Its task.
         events: Takes the events for the agent, in any thread.
         on_fault: Called, in the site's thread, where the site's coordinator cannot go on.
-        ports: The world around the site's coordinator.
 
     Attributes:
         summary: The site as the agent was last told of it.
@@ -122,6 +122,7 @@ class Site:
         BrokerError: The site's broker does not answer.
         UsageError: Another coordinator of the site's fleet is at work.
         StoreUnavailable, StateError: The store of served models cannot be written.
+        StateError: The record of the site's CA cannot be read.
     """
 
     setup: WorkerSetup
@@ -133,7 +134,6 @@ class Site:
         model: SiteModel,
         events: Callable[[TrainerEvent], None],
         on_fault: Callable[[], None],
-        ports: Ports = REAL,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -154,7 +154,7 @@ class Site:
         self._told: SiteSummary | None = None
         self._seen = self.summary
         self._tell_at = self._began_at = self._seen_at = 0.0
-        self._ports = replace(ports, queue=self._queue, interrupts=lambda _: nullcontext())
+        self._ports = replace(REAL, queue=self._queue, interrupts=lambda _: nullcontext())
         self._open = ExitStack()
         # Commands with their number, the number of the last one, and of the last one that is cancelled: a cancelled round ends
         # although the next command has come already.
@@ -171,6 +171,7 @@ class Site:
         self._served = open_served(settings.models_store, settings.models_url, settings.fleet, _URLS_VALID_S)
         if self._served is not None:
             self._served.check()
+        self._revocations = Revocations(settings.ca_directory, settings.fleet)
         with ExitStack() as stack:
             stack.enter_context(fleet_lock(settings.state_dir, settings.fleet))
             self._connection = stack.enter_context(Connection(settings, self._ports))
@@ -248,7 +249,7 @@ class Site:
         queue = self._connection.event_queue
         self._began_at = time.monotonic()
         while not self._closing.is_set():
-            self._tell()
+            self._tell(registry)
             with suppress(Empty):
                 self._take(queue.get(timeout=_IDLE_S), publisher)
             publisher.drain()
@@ -287,12 +288,17 @@ class Site:
                 self._presences.note(topic.device, body)
                 self._connection.ingress_filter.knows(topic.device)
 
-    def _tell(self, *, at_once: bool = False) -> None:
+    def _tell(self, registry: Registry, *, at_once: bool = False) -> None:
         """Have the agent publish the site's figures where they have changed, with a pause between unless `at_once`."""
-        now, found = time.monotonic(), self._presences.summary()
+        now, presences = time.monotonic(), self._presences
+        if now < self._tell_at and not at_once:
+            return
+        self._tell_at = now + _TELL_EVERY_S
+        presences.held = self._revocations.poll(presences.states) | registry.holds.held(self._settings.fleet).keys()
+        found = presences.summary()
         if self._told is not None and self.busy:
             found = found.at_least(self._told)
-        if found == self._told or (now < self._tell_at and not at_once):
+        if found == self._told:
             return
         # The presences of the site come right after the connection. Until then the relay is a device that starts: a parent that
         # asks again for the round of a killed relay waits for it, and would take a decline for its answer, such as one of a
@@ -300,7 +306,6 @@ class Site:
         if self._told is None and now < self._began_at + _SETTLE_S and not self._is_settled(found, now):
             return
         self._told = self.summary = found
-        self._tell_at = now + _TELL_EVERY_S
         schema = self._model.schema
         _log.info(
             "site: %d devices, %d training examples%s",
@@ -365,8 +370,10 @@ class Site:
                 key, FailReason.DEADLINE, f"{max(0.0, left_s):.0f} s are too short for a round of the site"
             )
         parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
-        self._tell(at_once=True)
-        player = RoundPlayer(self._settings, self._connection, registry, publisher, self._events)
+        self._tell(registry, at_once=True)
+        player = RoundPlayer(
+            self._settings, self._connection, registry, publisher, self._revocations, events=self._events
+        )
         played = player.play(
             parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption
         )

@@ -54,7 +54,7 @@ LEAST_S = 2.0
 """The shortest time in which a round of the site is tried."""
 MARGIN_SHARE = 0.2
 WAIT_S = 5.0
-"""Time that a round waits for devices that went away after the request was accepted."""
+"""Time that a round waits for `min_cohort` devices, where some have gone since the request was accepted."""
 _ANSWER, _ANSWER_ABOUT = "answer.blob", "answer.json"
 
 
@@ -141,13 +141,12 @@ class ParentRound:
         )
         return cls(command, prepared, Blob(data, own))
 
-    def spec(self, settings: RelaySettings, epoch: int, devices: int, left_s: float) -> RunSpec:
+    def spec(self, settings: RelaySettings, epoch: int, left_s: float) -> RunSpec:
         """Return the terms of the one round.
 
         Args:
             settings: The relay's settings.
             epoch: The epoch of the site's coordinator.
-            devices: Devices that are there.
             left_s: Time to the parent's deadline, in seconds.
         """
         command, site = self.command, settings.downwards
@@ -173,7 +172,7 @@ class ParentRound:
             independent_every=1 if terms is not None and command.independent_ends_at else 0,
             rounds=command.key.round,
             first_round=command.key.round,
-            devices=max(1, devices),
+            devices=settings.min_cohort,
             wait_s=min(WAIT_S, deadline_s / 4),
             policy=policy,
             auto_deadline=False,

@@ -114,6 +114,8 @@ class Engine:
     Args:
         spec: The terms of the run.
         records: The records of earlier rounds of the run.
+        earlier: Records of rounds before these, of which only the absent devices count: the rounds of a relay's site, each
+            with an engine of its own.
         unfinished: The round that was open at the end of the last epoch.
         resumable: Open rounds of other runs, by run (EnvelopeFactory).
         jitter: Randomness of pauses.
@@ -136,6 +138,7 @@ class Engine:
         spec: RunSpec,
         *,
         records: Sequence[RoundRecord] = (),
+        earlier: Sequence[RoundRecord] = (),
         unfinished: RoundStart | None = None,
         resumable: Mapping[str, int] | None = None,
         jitter: random.Random,
@@ -166,7 +169,7 @@ class Engine:
         self._evaluated = False
         self.stopped: Stopped | None = None
         self._unfinished = unfinished
-        self._resumed = bool(self.records) or unfinished is not None
+        self._resumed = bool(earlier or self.records) or unfinished is not None
         self._selected = False
         self._stops_after_round = False
         # Whether the aggregation of the open round was requested.
@@ -180,7 +183,7 @@ class Engine:
         self._next_round_at = 0.0
         self._connected = True
         self._quorum_seconds: list[float] = []
-        self._absences = Absences(self.records)
+        self._absences = Absences([*earlier, *self.records])
         self.fleet.absent = self._absences.missed
         # Failed rounds in a row, the number of them that count, and the time at which the last of these ended.
         self._failed = self._failures = 0

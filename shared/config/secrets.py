@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import MutableMapping
 
-_SECRET = re.compile(r"FEDPATCH_(AGENT_)?PASSWORD")
+# Of each settings class: its `env_prefix` and the name of its secret in capitals (tests/shared/config/test_secrets.py).
+_SECRET = re.compile(r"FEDPATCH_([A-Z]+_)*PASSWORD")
 
 
 def drop_secrets(environ: MutableMapping[str, str]) -> None:
-    """Takes every secret of either side out of `environ`, once the settings have it.
+    """Takes the secrets of all programs out of `environ`, once the settings have them.
 
     Training, which runs a task's code, a program that asks a UPS and the devices of a demo are children of ours.
     """

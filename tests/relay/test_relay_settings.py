@@ -48,11 +48,20 @@ def test_connection_to_the_parent_alone_keeps_the_limits_of_its_hosted_broker():
         ({"task": "no-such-task"}, "--task"),
         ({"norm_bound": "often"}, "--norm-bound"),
         ({"max_num_examples": "many"}, "--max-num-examples"),
+        ({"chunk_kib": 8, "max_model_mib": 2048}, "--chunk-kib: 8 is too small .*make it at least 32"),
+        ({"min_cohort": 100, "max_devices": 10}, "--max-devices: 10 is less than min_cohort = 100"),
     ],
 )
 def test_problem_names_the_setting_and_the_remedy(changes, words):
     with pytest.raises(ConfigError, match=words):
         loaded(**changes)
+
+
+def test_each_problem_of_the_site_is_named_once_and_by_a_setting_of_the_relay():
+    with pytest.raises(ConfigError) as found:
+        loaded(norm_bound="often", down="mqtt://broker.example", chunk_kib=8, max_model_mib=2048)
+    settings = [one.partition(":")[0] for one in found.value.problems]
+    assert sorted(settings) == ["--chunk-kib", "--down", "--norm-bound"]
 
 
 def test_variables_and_file_set_the_same_settings(tmp_path):

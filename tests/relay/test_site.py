@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.pki.certificate_authority import Authority
+from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME
+from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
     Evaluated,
@@ -25,17 +29,26 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.parent import RelayLimits, make_relay
+from fedpatch.relay.presences import Ability
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel
 from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import MEMBERS_FEATURE, TrainPlan, WorkRequest
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    MASKED_FEATURE,
+    MEMBERS_FEATURE,
+    SIGNED_FEATURE,
+    TrainPlan,
+    WorkRequest,
+)
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
 from tests.relay.light_site import LightSite, accuracy_of, examples_of
 from tests.support.brokers import Mosquitto
@@ -60,6 +73,12 @@ class Bench:
         given |= {"down": broker.url, "state_dir": str(directory / "state"), "min_cohort": 2, "quorum": 1.0}
         given |= {"norm_bound": "off", "max_num_examples": "off", "task": "tests.system.oracle_task:TASK"}
         self.settings = load(RelaySettings, file=None, environ={}, flags=given)
+
+    def hold(self, *devices: str) -> None:
+        """The operator drains devices."""
+        with Registry(self.settings.site_dir / REGISTRY_FILE) as registry:
+            for device in devices:
+                registry.holds.put(self.settings.fleet, device, DRAINED, "", 0.0)
 
     def site(self) -> Site:
         return Site(self.settings, MODEL, self.events.put, lambda: None)
@@ -135,6 +154,42 @@ def test_site_reports_its_devices_and_plays_each_request_as_a_round(bench, devic
     assert [len(one.requests) for one in devices.updates.values()] == [2, 2]
 
 
+def test_site_with_a_drained_device_reports_the_others_and_plays_the_round_with_them(bench, devices):
+    bench.settings = replace(bench.settings, min_cohort=1)
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        bench.hold("bob")
+        told = bench.await_event(lambda one: isinstance(one, Ready) and one.members == 1)
+        assert told.num_examples == examples_of("ann")
+        site.train(bench.command())
+        trained = bench.await_end()
+        assert isinstance(trained, Trained), trained
+    assert [len(one.requests) for one in devices.updates.values()] == [1, 0]
+
+
+def test_site_is_unwilling_while_its_devices_are_revoked_or_drained(bench, devices):
+    settings = bench.settings
+    authority = Authority.create(settings.downwards.ca_directory, settings.fleet, now=time.time())
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        assert site.summary.unwilling is None
+        authority.issue(DEVICE, "ann", now=time.time())
+        authority.revoke(DEVICE, "ann", now=time.time())
+        bench.hold("bob")
+        bench.await_event(lambda one: isinstance(one, Ready) and one.num_examples == 0)
+        assert site.summary.unwilling is Condition.PAUSED
+
+
+def test_site_whose_ca_has_an_unreadable_record_does_not_start(bench):
+    directory = bench.settings.downwards.ca_directory
+    directory.mkdir(parents=True)
+    (directory / INDEX_NAME).write_text("damaged")
+    with pytest.raises(StateError, match=INDEX_NAME), bench.site():
+        pass
+
+
 def test_request_to_measure_is_answered_with_the_mean_of_the_devices_and_leaves_no_update(bench, devices):
     with bench.site() as site:
         site.start()
@@ -185,6 +240,21 @@ def test_update_of_a_finished_round_is_given_again_after_a_restart_without_askin
         assert bench.await_end() == first
     assert Path(command.update_path).exists()
     assert [len(one.requests) for one in devices.updates.values()] == [1, 1]
+
+
+def test_device_that_missed_a_round_of_the_site_does_not_keep_the_next_one_from_its_quorum(bench, devices, mosquitto):
+    bench.settings = replace(bench.settings, quorum=0.8, grace_s=0.0)
+    with LightSite(mosquitto.url, "site-7", TASK.name, MODEL.schema, ["cat"]) as silent, bench.site() as site:
+        silent.updates["cat"].delay_s = 6.0
+        site.start()
+        bench.await_event(lambda one: isinstance(one, Ready) and one.members == len(DEVICES) + 1)
+        site.tells_members = True
+        site.train(bench.command(1, deadline_s=4.0))
+        assert bench.await_end().reason is FailReason.DEADLINE
+        site.train(bench.command(2))
+        trained = bench.await_end()
+        assert isinstance(trained, Trained), trained
+        assert trained.report.members == len(DEVICES)
 
 
 def test_cancelled_round_ends_and_the_next_one_is_played(bench, devices):
@@ -241,11 +311,15 @@ def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench
         refused = limits.refusal(TASK.name, plain)
         assert refused is not None
         assert (refused.reason, refused.condition) == (DeclineReason.UNWILLING, Condition.PAUSED)
-        site.summary = replace(site.summary, unwilling=None, num_examples=10)
+        able = Ability(frozenset({EVALUATE_FEATURE}))
+        site.summary = replace(site.summary, unwilling=None, abilities={Ability(frozenset()): 2, able: 1})
+        assert limits.refusal(TASK.name, plain) is None
         refused = limits.refusal(TASK.name, replace(plain, evaluate=True))
         assert refused is not None
-        assert "too few devices of the site can measure" in refused.why
-        site.summary = replace(site.summary, measures=True)
+        assert (refused.reason, refused.condition) == (DeclineReason.UNWILLING, None)
+        assert "1 willing devices of the site know evaluate, and min_cohort is 2" in refused.why
+        assert limits.refusal(TASK.name, replace(plain, plan=replace(plain.plan, prox=0.1))) is not None
+        site.summary = replace(site.summary, abilities={able: 2})
         assert limits.refusal(TASK.name, replace(plain, evaluate=True)) is None
         assert limits.refusal(TASK.name, replace(plain, features=(MEMBERS_FEATURE,))) is None
         assert site.tells_members
@@ -257,7 +331,7 @@ def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench
     ("masking", "changes", "reason", "words"),
     [
         (8, {}, None, ""),
-        (7, {}, DeclineReason.UNWILLING, "7 devices of the site would mask updates, and a group has at least 8"),
+        (7, {}, DeclineReason.UNWILLING, "too few devices of the site would mask updates: a group has at least 8"),
         (600_000, {"bits": 16}, DeclineReason.UNSUPPORTED, "does not fit 32 bits"),
         (8, {"threshold": ThresholdRule.TWO_THIRDS, "strict": True}, DeclineReason.UNSUPPORTED, "set down_ca_file"),
     ],
@@ -267,7 +341,8 @@ def test_relay_takes_a_masked_round_that_its_site_can_play_and_names_what_stands
     bench, masking, changes, reason, words
 ):
     with bench.site() as site:
-        site.summary = replace(site.summary, unwilling=None, num_examples=10, masking=masking)
+        able = Ability(frozenset({MASKED_FEATURE, SIGNED_FEATURE}))
+        site.summary = replace(site.summary, unwilling=None, num_examples=10, abilities={able: masking})
         limits = RelayLimits(bench.settings, site)
         terms = terms_of(8, group_min=8, **changes)
         asked = replace(bench.request(), encoding="masked-sum", secure=terms)

@@ -75,7 +75,7 @@ def settings(tmp_path, **changes: Any) -> RelaySettings:
 
 def test_round_of_the_site_has_the_number_plan_and_digest_of_the_parent(command, tmp_path):
     parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path), epoch=2, devices=3, left_s=100.0)
+    spec = parent.spec(settings(tmp_path, min_cohort=3), epoch=2, left_s=100.0)
     assert (spec.run, spec.first_round, spec.rounds, spec.plan, spec.private) == ("run-1", 7, 7, PLAN, "affine")
     assert parent.blob.manifest.digest == command.base
     assert (spec.chunk_bytes, spec.encoding, spec.devices) == (500, "fp32+zstd", 3)
@@ -90,7 +90,7 @@ def test_round_of_the_site_has_the_number_plan_and_digest_of_the_parent(command,
 )
 def test_deadline_of_the_site_leaves_the_margin_but_at_most_a_fifth(command, tmp_path, left_s, margin_s, deadline_s):
     parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path, relay_margin_s=margin_s), epoch=1, devices=1, left_s=left_s)
+    spec = parent.spec(settings(tmp_path, relay_margin_s=margin_s), epoch=1, left_s=left_s)
     assert spec.policy.deadline_s == pytest.approx(deadline_s)
     assert spec.policy.recruit_deadline_s <= deadline_s / 2
 
@@ -158,7 +158,7 @@ def test_masked_round_of_the_site_has_the_terms_of_the_parent_and_ends_before_th
     """Collecting, then unmasking, then the margin; the devices download the model in the form that it has."""
     terms = terms_of(12, weight_cap=30, keep=2)
     masked = replace(command, secure=terms, encoding="masked-sum", independent_ends_at=5.0)
-    spec = ParentRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, devices=9, left_s=100.0)
+    spec = ParentRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, left_s=100.0)
     assert spec.secure is not None
     assert (spec.secure.given, spec.secure.least, spec.secure.largest) == (terms, terms.group_min, terms.group_max)
     assert spec.policy.unmask_s is not None
@@ -192,7 +192,7 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     terms = terms_of(12, group_min=8, grid=ranges)
     masked = replace(command, secure=terms, encoding="masked-sum")
     parent = ParentRound.of(masked, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path), epoch=1, devices=devices, left_s=100.0)
+    spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
     lines: list[str] = []
     aggregator = SiteAggregator(
         parent, tmp_path, spec, lines.append, tells_members=True, opened=lambda: None, now=lambda: 0.0
@@ -217,7 +217,7 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
 
 def test_evaluate_round_of_the_site_trains_nothing_and_asks_all_devices(command, tmp_path):
     parent = ParentRound.of(replace(command, evaluate=True), MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path), epoch=1, devices=3, left_s=100.0)
+    spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
     assert (spec.evaluates_only, spec.evaluate_participation, spec.first_round) == (True, 1.0, 7)
 
 

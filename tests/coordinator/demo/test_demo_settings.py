@@ -99,6 +99,7 @@ def test_unknown_names_are_reported_with_line_and_suggestion(tmp_path: Path):
         (RunSettings, {"aggregate": "median"}, ["--aggregate: 'median' is no rule"]),
         (RunSettings, {"aggregate": "trimmed:0.2", "strategy": "fedavg-adam"}, ["--aggregate: trimmed leaves out"]),
         (RunSettings, {"devices": 20, "max_devices": 10}, ["--max-devices: "]),
+        (RunSettings, {"min_cohort": 20, "max_devices": 10}, ["--max-devices: "]),
         (DemoSettings, {"devices": 3, "min_cohort": 4}, ["--min-cohort: 4 is more than devices = 3"]),
         (DemoSettings, {"devices": 4, "secure": "groups"}, ["--devices: 4 is fewer than a masked group has"]),
         (DemoSettings, {"broker": "http://broker"}, ["--broker: "]),
