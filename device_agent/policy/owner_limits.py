@@ -45,7 +45,7 @@ class SecureLimits:
     """The owner's terms for masked rounds.
 
     Attributes:
-        mode: One of SECURE_MODES. "required": no update leaves unmasked, even if a coordinator asks for it.
+        mode: One of SECURE_MODES. "required": no update or measurement leaves unmasked, even if a coordinator asks for it.
         min_group: Smallest group that the coordinator may form.
         clip: Longest L2 norm of a step that a request may allow; 0: any. A smaller clip lets less of this device through.
         min_threshold: Least rule for the number of members that must reveal; with two_thirds keys must be signed too.
@@ -69,16 +69,20 @@ class SecureLimits:
 
     @property
     def forbids_unmasked(self) -> bool:
-        """True if no update may leave unmasked."""
+        """True if no update or measurement may leave unmasked."""
         return self.mode == REQUIRED
 
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
         """Return why a request is below the owner's terms; None where it is not."""
         terms = request.secure
+        # A measurement travels as it is, with the number of examples, whatever the terms of its request say.
+        if self.forbids_unmasked and (terms is None or request.evaluates):
+            why = "the owner lets no update or measurement leave this device unmasked"
+            return _no(DeclineReason.INSECURE_REQUEST, why)
         if terms is None:
-            if not self.forbids_unmasked:
-                return None
-            return _no(DeclineReason.INSECURE_REQUEST, "the owner lets no update leave this device unmasked")
+            return None
+        if request.evaluates:
+            return _no(DeclineReason.UNSUPPORTED, "a measurement is not masked, and the request has terms for masks")
         if why := self._impossible(request, terms):
             return _no(DeclineReason.UNSUPPORTED, why)
         if terms.group_min < self.min_group:

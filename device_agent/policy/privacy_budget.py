@@ -60,10 +60,13 @@ class PrivacyBudget:
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
         """Return the decision to decline a request that the owner's limit does not allow; None if it does."""
         terms = request.privacy
-        if terms is None:
-            if not self._required:
-                return None
+        # No noise covers a measurement, and no account counts it, whatever the terms of its request say.
+        if self._required and (terms is None or request.evaluates):
             return _no(DeclineReason.PRIVACY_REQUIRED, "the owner takes part with differential privacy only")
+        if terms is None:
+            return None
+        if request.evaluates:
+            return _no(DeclineReason.UNSUPPORTED, "no noise covers a measurement, and the request has terms for noise")
         if why := _impossible(request, terms):
             return _no(DeclineReason.UNSUPPORTED, why)
         ledger = self._open()
