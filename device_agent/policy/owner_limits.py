@@ -197,13 +197,17 @@ class OwnerLimits:
             return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
         if request.evaluates and not request.plan.finish:
             return None  # no step is taken
-        why = why_too_long(
+        count, limit = why_too_long(
             request.plan,
             model.num_examples,
             max_steps=self._max_steps,
             max_epochs=self._max_epochs,
         )
-        return _no(DeclineReason.PLAN_LIMIT, why) if why else None
+        if not limit:
+            return None
+        # Steps of a plan in epochs, and epochs of one in steps, would show the number of examples.
+        _log.warning("a request is declined: %d %s", count, limit)
+        return _no(DeclineReason.PLAN_LIMIT, f"more {limit}")
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
         """Find why an update must not leave the device; "" where it holds just the tensors that may.
@@ -316,8 +320,10 @@ SOURCES = {
 }
 
 
-def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False) -> str:
-    """Name the limit of the owner that a plan exceeds; "" where it exceeds none.
+def why_too_long(
+    plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False
+) -> tuple[int, str]:
+    """Name the limit of the owner that a plan exceeds.
 
     Args:
         plan: The plan of one work request.
@@ -325,6 +331,10 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         max_steps: Most minibatches that one request may ask for, in any unit of its plan.
         max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.
         measured: Whether learning alone is measured too, which takes as many steps again.
+
+    Returns:
+        The steps or epochs that are asked for, and the words after this number, which do not depend on `num_examples`; 0 and
+        "" where no limit is exceeded.
     """
     ditto = bool(plan.personal and plan.personal.kind == DITTO)
     asked = {
@@ -341,7 +351,7 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
     passes = -(-steps * size // max(1, num_examples))
     epochs = passes if in_steps else sum(part.epochs for part in parts)
     found = [
-        f"{count} {unit} are asked for{also}; the owner's limit is {name} = {most}"
+        (count, f"{unit} are asked for{also}; the owner's limit is {name} = {most}")
         for count, unit, name, most in (
             (epochs, "epochs", "max_epochs", max_epochs),
             (steps, "training steps", "max_steps", max_steps),
@@ -349,4 +359,4 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         if count > most
     ]
     # In the unit of the plan, where both are exceeded.
-    return found[-1 if in_steps else 0] if found else ""
+    return found[-1 if in_steps else 0] if found else (0, "")
