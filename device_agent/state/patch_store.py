@@ -266,12 +266,11 @@ def list_patches(directory: Path) -> list[PatchEntry]:
     """Return every patch in `directory`, by task. It only reads, so an agent may be at work. Needs no numpy."""
     entries = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
-        try:
-            status, data = path.stat(), path.read_bytes()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise StateError(f"{path}: {error.strerror}; ask as the user that the agent runs as") from error
+        with refusals_of(path):
+            try:
+                status, data = path.stat(), path.read_bytes()
+            except FileNotFoundError:
+                continue
         try:
             header, _ = _header(path, data)
         except StateError as error:

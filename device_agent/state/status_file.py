@@ -115,15 +115,12 @@ class AgentStatus:
 def read_standing(state_dir: Path) -> AgentStatus:
     """Read the status. UsageError if no agent ever ran, StateError if its files cannot be read."""
     lock = state_dir / LOCK_NAME
-    try:
-        running = is_held(lock)
-        status = _read_status(state_dir / STATUS_NAME)
-    except FileNotFoundError:
-        raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir") from None
-    except OSError as error:
-        raise StateError(
-            f"{error.filename or lock}: {error.strerror}; ask as the user that the agent runs as"
-        ) from error
+    with refusals_of(lock):
+        try:
+            running = is_held(lock)
+            status = _read_status(state_dir / STATUS_NAME)
+        except FileNotFoundError:
+            raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir") from None
     return AgentStatus(
         running=running,
         status=status,
