@@ -117,7 +117,7 @@ def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
 
 DAMAGED = "damaged"
 UNKNOWN_FLOOR = AdmissionDecision(
-    False, "the device's record of what stayed private is damaged", reason=DeclineReason.PRIVATE_POLICY
+    False, "the device's record of what stayed private cannot be read", reason=DeclineReason.PRIVATE_POLICY
 )
 """The answer to every request where it is not known what stayed private, until the owner decides."""
 

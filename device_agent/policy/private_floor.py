@@ -95,7 +95,7 @@ class PrivateFloor:
         return Floor(names, _in_words(names, schema), "earlier rounds" if earlier - least else "default")
 
     def kept(self) -> FloorRecord:
-        """Read the record of earlier rounds. StateError where it is damaged.
+        """Read the record of earlier rounds. StateError where it is damaged, or cannot be read.
 
         A device with patches and no record worked before there were records: its patches stand for the record.
         """
@@ -103,14 +103,16 @@ class PrivateFloor:
         try:
             with refusals_of(self.path):
                 data = self.path.read_bytes() if self.path.exists() else None
-            if data is None:
-                remedy = "move the patch away"
-                return self._of_patches()
+                if data is None:
+                    remedy = "move the patch away"
+                    return self._of_patches()
             return _decode(self.path, data, self._task)
         except StateError as error:
+            # A file that the system withholds may be whole: then nothing is to be deleted.
+            also = "" if isinstance(error.__cause__, OSError) else f", or {remedy}"
             raise StateError(
                 f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
-                f" what is to stay at least, or {remedy}"
+                f" what is to stay at least{also}"
             ) from error
 
     def note(self, names: Iterable[str], schema: Schema) -> None:

@@ -284,7 +284,8 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
     """Return the policy's text and the private names of every patch of a task, for any schema. Needs no numpy.
 
     Raises:
-        StateError: Neither version of a patch can be read, so its policy is unknown.
+        StateError: Neither version of a patch is whole, so its policy is unknown.
+        OSError: A patch cannot be read.
     """
     found = []
     pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(SUFFIX))
@@ -304,8 +305,7 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
 
 
 def _policy_and_names(path: Path) -> tuple[str, frozenset[str]]:
-    with refusals_of(path):
-        data = path.read_bytes()
+    data = path.read_bytes()
     header, rest = _header(path, data)
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(rest)

@@ -45,6 +45,7 @@ _FULL_BYTES = 64 * 1024
 _REMEDIES = {
     errno.ENOSPC: "free some space on this disk",
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
+    errno.EIO: "the disk cannot read or write it: see the system's log, and replace the disk or card",
     errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write",
 }
 _NO_DIRECTORY = "a file is where a directory is expected; move it away, or name another directory"
