@@ -24,6 +24,7 @@ from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, Tra
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
+from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.diagnostics.broker_acl import AclParty
@@ -39,7 +40,7 @@ from fedpatch.shared.diagnostics.host import (
 )
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
 from fedpatch.shared.diagnostics.probe import Probe
-from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError, WireError
+from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
@@ -69,7 +70,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
-    _check_stored(directory, checkup)
+    _check_stored(directory, checkup, settings.private)
     _check_preferences(settings, checkup, root)
     running = _is_running(directory)
     if running:
@@ -84,27 +85,39 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         _check_task(settings, trainer, answers, checkup, directory / PATCHES)
 
 
-def _check_stored(directory: Path, checkup: Checkup) -> None:
-    """Return whether what the agent has stored is what it wrote; where nothing was stored yet there is no finding."""
-    if not directory.is_dir():
-        return
+def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
+    """Check that the agent's files are what it wrote; where nothing was stored yet there is no finding."""
+    found = False
     try:
-        found = list(stored_problems(directory))
-    except FedpatchError as error:
-        checkup.fail("stored", error_text(error), "ask as the user that the agent runs as")
+        with refusals_of(directory):
+            for declines, text, remedy in stored_problems(directory, private):
+                found = True
+                (checkup.fail if declines else checkup.warn)("stored", text, remedy)
+            stored = any((directory / name).exists() for name in (PATCHES, SPOOL))
+    except StateError as error:
+        _refused("stored", error, checkup)
         return
-    for declines, text, remedy in found:
-        (checkup.fail if declines else checkup.warn)("stored", text, remedy)
-    if not found and any((directory / name).exists() for name in (PATCHES, SPOOL)):
+    if stored and not found:
         checkup.good(
             "stored",
-            "patches, residuals, models trained alone, held model, waiting update and personal models are what was written",
+            "patches, records, residuals, models trained alone, held model, waiting update and personal models are what was "
+            "written",
         )
+
+
+def _refused(name: str, error: StateError, checkup: Checkup) -> None:
+    """Add the finding that files cannot be read, by the message of `refusals_of`."""
+    text, _, remedy = error_text(error).rpartition("; ")
+    checkup.fail(name, text, remedy)
 
 
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
     """A device that declines every round is in order, and yet its owner may wonder why nothing happens."""
-    why_not = look(settings, root).why_not
+    try:
+        why_not = look(settings, root).why_not
+    except StateError as error:
+        _refused("preferences", error, checkup)
+        return
     if not why_not:
         checkup.good("preferences", "work would be accepted now")
         return

@@ -24,7 +24,7 @@ from fedpatch.device_agent.policy.private_floor import (
     tasks_with_records,
     undercut,
 )
-from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.app.files import refusals_of, stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.masking.group_context import check_terms
 from fedpatch.shared.masking.keys import is_available
@@ -172,7 +172,10 @@ class OwnerLimits:
         floor.check(schema)
         known, self._model = self._model, _Model(ready.task, schema, ready.num_examples, floor)
         if known is None:
-            _log.info("private: %s", self.status()["words"])
+            private = self.status()
+            _log.log(logging.ERROR if private["source"] == DAMAGED else logging.INFO, "private: %s", private["words"])
+            if self.privacy is not None and (problem := self.privacy.status()["problem"]):
+                _log.error("privacy: %s", problem)
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
         """Find why a request exceeds the limits; None where it does not, or is about another model than this device's."""
@@ -235,6 +238,14 @@ class OwnerLimits:
             return "the update does not hold just the tensors that may leave this device"
         return ""
 
+    @property
+    def declines(self) -> str:
+        """The damage of a record for which every request is declined; "" for none."""
+        private = self.status()
+        if private.get("source") == DAMAGED:
+            return str(private["words"])
+        return "" if self.privacy is None else self.privacy.declines
+
     def status(self) -> dict[str, Any]:
         """The floor for status.json; empty until the model is known."""
         if self._model is None:
@@ -279,14 +290,19 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
 
     Returns:
         The same keys as `status_of`; `tensors` are those that stayed private in earlier rounds.
+
+    Raises:
+        StateError: The directory cannot be read.
     """
     if setting:
         return _status(
             setting, "setting", f"at least {setting} ({SOURCES['setting']})", below=setting in ("none", "stats")
         )
     kept = FloorRecord()
+    with refusals_of(patch_dir):
+        known = tasks_with_records(patch_dir)
     try:
-        for one in [task] if task else tasks_with_records(patch_dir):
+        for one in [task] if task else known:
             kept = kept.or_also(PrivateFloor(patch_dir, one).kept())
     except StateError as error:
         return _damaged(error)

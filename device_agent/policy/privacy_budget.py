@@ -22,6 +22,12 @@ _log = logging.getLogger("fedpatch.owner")
 _TOLD_RUNS = 20
 
 
+DAMAGED_ACCOUNT = AdmissionDecision(
+    False, "the device's account of privacy cannot be read", reason=DeclineReason.PRIVACY_SPENT
+)
+"""The answer to requests with differential privacy, until the owner restores the account or moves it away."""
+
+
 class PrivacyBudget:
     """The owner's limit of one agent, over all runs of its state directory.
 
@@ -72,7 +78,7 @@ class PrivacyBudget:
         ledger = self._open()
         if ledger is None:
             _log.error("%s", self._damage)
-            return _no(DeclineReason.PRIVACY_SPENT, "the device's account of privacy is damaged")
+            return DAMAGED_ACCOUNT
         after = epsilon_of_releases(Counter(ledger.releases()) + Counter([_release(terms)]), self._delta)
         if self._max_epsilon is None or after <= self._max_epsilon:
             return None
@@ -80,6 +86,11 @@ class PrivacyBudget:
             "privacy: a further round would bring epsilon to %.4g; max_epsilon is %g", after, self._max_epsilon
         )
         return _no(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
+
+    @property
+    def declines(self) -> str:
+        """The damage of the account for which every request is declined; "" for none, or where privacy is not required."""
+        return self._damage if self._required and self._open() is None else ""
 
     def count(self, key: JobKey, request: WorkRequest | None, manifest: Manifest) -> None:
         """Count the round of an update before it is offered; the same update counts once.

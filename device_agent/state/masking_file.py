@@ -40,13 +40,25 @@ class MaskingFile:
                 return None
             data = self.path.read_bytes()
         try:
-            state = from_bytes(bytes(unseal(self.path, _LINE, data, "the state of a masked round")), MaskingRound)
+            state = self._decode(data)
         except (StateError, WireError) as error:
             log.error("%s: the state of the last masked round is damaged, and is deleted (%s)", self.path, error)
             self.delete()
             return None
         self._written = data
         return state
+
+    def problem(self) -> str:
+        """Return the damage of the file; "" for none. Nothing is changed. OSError where it cannot be read."""
+        try:
+            if self.path.exists():
+                self._decode(self.path.read_bytes())
+        except (StateError, WireError) as error:
+            return str(error)
+        return ""
+
+    def _decode(self, data: bytes) -> MaskingRound:
+        return from_bytes(bytes(unseal(self.path, _LINE, data, "the state of a masked round")), MaskingRound)
 
     def save(self, state: MaskingRound) -> None:
         """Write the state unless it is on the disk already. Raises StateError: then nothing may be sent."""

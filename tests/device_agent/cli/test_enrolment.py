@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageErro
 from fedpatch.shared.mqtt.broker_settings import read_password
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.other_users import NOBODY, open_directory
 from tests.support.programs import Program
 
 OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
@@ -88,17 +88,13 @@ def test_a_bundle_makes_a_device_who_it_is(tmp_path: Path, device: Device):
 
 
 PLAIN = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret")
-NOBODY = 65_534
 
 
 @pytest.fixture
 def served() -> Iterator[Device]:
     """A device whose state directory belongs to a service user; its parents are open to that user, unlike tmp_path."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can install for another user")
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        device = Device(Path(directory))
+    with open_directory() as directory:
+        device = Device(directory)
         device.state_dir.mkdir()
         os.chown(device.state_dir, NOBODY, NOBODY)
         yield device

@@ -11,6 +11,8 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model, why_too_long
+from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
+from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
@@ -93,6 +95,26 @@ def test_a_damaged_record_declines_every_request(tmp_path):
     assert limits.status()["source"] == "damaged"
     assert least_without_model("", tmp_path / "patches", TASK)["source"] == "damaged"
     assert limits_of(tmp_path, private="affine").refusal(TASK, REQUEST) is None
+
+
+@pytest.mark.parametrize(("required", "declines"), [(True, True), (False, False)])
+def test_damaged_account_of_privacy_is_logged_at_the_start_and_declines_where_privacy_is_required(
+    tmp_path, caplog, required, declines
+):
+    (tmp_path / LEDGER_NAME).write_bytes(b"?")
+    budget = PrivacyBudget(tmp_path, fleet="lab", required=required)
+    limits = OwnerLimits(tmp_path / "patches", max_steps=1, max_epochs=1, privacy=budget)
+    limits.take(READY)
+    assert [LEDGER_NAME in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert bool(limits.declines) is declines
+
+
+def test_damaged_record_of_what_stayed_private_is_logged_as_an_error_at_the_start(tmp_path, caplog):
+    (tmp_path / "patches").mkdir()
+    (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
+    limits = limits_of(tmp_path)
+    assert [f"{TASK}.private" in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert f"{TASK}.private" in limits.declines
 
 
 class TestUpdate:
