@@ -18,6 +18,7 @@ from typing import Any
 from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
+from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
@@ -67,6 +68,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     check_versions("agent", checkup)
     check_clock(checkup, tls=broker.tls)
     check_own_certificate(settings, "device", identity.device, checkup)
+    _check_models_ca(settings, checkup)
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
@@ -83,6 +85,18 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
         _check_task(settings, trainer, answers, checkup, directory / PATCHES)
+
+
+def _check_models_ca(settings: AgentSettings, checkup: Checkup) -> None:
+    """Check the CA of the server of models; without the setting there is no finding."""
+    if settings.models_ca_file is None or not settings.models_by_url:
+        return
+    try:
+        ModelFetcher.of(settings, settings.models_ca_file, lambda _: None)
+    except UsageError as error:
+        _refused("models_ca_file", error, checkup)
+    else:
+        checkup.good("models_ca_file", f"{settings.models_ca_file} has CA certificates")
 
 
 def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
@@ -105,8 +119,8 @@ def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
         )
 
 
-def _refused(name: str, error: StateError, checkup: Checkup) -> None:
-    """Add the finding that files cannot be read, by the message of `refusals_of`."""
+def _refused(name: str, error: FedpatchError, checkup: Checkup) -> None:
+    """Add the finding that files cannot be read, by a message that ends with the remedy."""
     text, _, remedy = error_text(error).rpartition("; ")
     checkup.fail(name, text, remedy)
 
