@@ -1,8 +1,8 @@
 """`fedpatch-agent doctor`: is everything here that an agent needs, and does the broker let it do its work?
 
-It asks what an agent asks, in the same way: the task and its data are loaded by the training process, so this process imports
-neither torch nor numpy. An agent that is at work is left alone: its task is not loaded a second time, and the doctor is
-another client to the broker.
+The task and its data are loaded by a training process, as for an agent, so this process imports neither torch nor numpy. An
+agent that is at work is left alone: its task is not loaded a second time, and the doctor's connections have client ids of
+their own.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ add_conditions(app)
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Print the agent's status from its state directory; exit code 1 if no agent runs.
 
-    In the JSON, state is starting until the task is loaded, declines lists reasons to decline every request, and
+    In the JSON, state is starting until the task is loaded, declines is the reason to decline every request, and
     held_version is the digest of the held model.
     """
     standing = read_standing(state_dir.expanduser())
