@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.private_floor import (
@@ -78,24 +78,26 @@ class SecureLimits:
         # A measurement travels as it is, with the number of examples, whatever the terms of its request say.
         if self.forbids_unmasked and (terms is None or request.evaluates):
             why = "the owner lets no update or measurement leave this device unmasked"
-            return _no(DeclineReason.INSECURE_REQUEST, why)
+            return decline(DeclineReason.INSECURE_REQUEST, why)
         if terms is None:
             return None
         if request.evaluates:
-            return _no(DeclineReason.UNSUPPORTED, "a measurement is not masked, and the request has terms for masks")
+            return decline(
+                DeclineReason.UNSUPPORTED, "a measurement is not masked, and the request has terms for masks"
+            )
         if why := self._impossible(request, terms):
-            return _no(DeclineReason.UNSUPPORTED, why)
+            return decline(DeclineReason.UNSUPPORTED, why)
         if terms.group_min < self.min_group:
             why = f"groups may have {terms.group_min} devices; the owner's limit is min_group = {self.min_group}"
-            return _no(DeclineReason.SECURE_TERMS, why)
+            return decline(DeclineReason.SECURE_TERMS, why)
         if self.clip and terms.clip > self.clip:
             why = f"a step may have a norm of {terms.clip:g}; the owner's limit is clip = {self.clip:g}"
-            return _no(DeclineReason.SECURE_TERMS, why)
+            return decline(DeclineReason.SECURE_TERMS, why)
         if self.min_threshold is ThresholdRule.TWO_THIRDS and not terms.strict:
             why = (
                 "keys are not signed, and half of a group may open it; the owner's limit is min_threshold = two_thirds"
             )
-            return _no(DeclineReason.SECURE_TERMS, why)
+            return decline(DeclineReason.SECURE_TERMS, why)
         return None
 
     def _impossible(self, request: WorkRequest, terms: SecureTerms) -> str:
@@ -111,14 +113,8 @@ class SecureLimits:
         return ""
 
 
-def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
-    return AdmissionDecision(False, why, reason=reason)
-
-
 DAMAGED = "damaged"
-UNKNOWN_FLOOR = AdmissionDecision(
-    False, "the device's record of what stayed private cannot be read", reason=DeclineReason.PRIVATE_POLICY
-)
+UNKNOWN_FLOOR = decline(DeclineReason.PRIVATE_POLICY, "the device's record of what stayed private cannot be read")
 """The answer to every request where it is not known what stayed private, until the owner decides."""
 
 
@@ -192,12 +188,12 @@ class OwnerLimits:
             _log.error("%s", error)
             return UNKNOWN_FLOOR
         except FedpatchError as error:
-            return _no(DeclineReason.UNSUPPORTED, f"private {request.private}: {error}")
+            return decline(DeclineReason.UNSUPPORTED, f"private {request.private}: {error}")
         if lacking:
             least = self._floor(model).words
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
-            return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
+            return decline(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
         if request.evaluates and not request.plan.finish:
             return None  # no step is taken
         count, limit = why_too_long(
@@ -210,7 +206,7 @@ class OwnerLimits:
             return None
         # Steps of a plan in epochs, and epochs of one in steps, would show the number of examples.
         _log.warning("a request is declined: %d %s", count, limit)
-        return _no(DeclineReason.PLAN_LIMIT, f"more {limit}")
+        return decline(DeclineReason.PLAN_LIMIT, f"more {limit}")
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
         """Find why an update must not leave the device; "" where it holds just the tensors that may.
