@@ -148,7 +148,7 @@ class _Status(_Optional):
 
 
 learn_types(_Status)
-_EMPTY = (("private", {}), ("privacy", {}))
+_MAY_BE_EMPTY = ("private", "privacy")
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _read_status(path: Path) -> Mapping[str, Any]:
     if status == {}:
         return {}  # a power cut took it: it is not flushed
     try:
-        known = {key: value for key, value in status.items() if (key, value) not in _EMPTY}
+        known = {key: value for key, value in status.items() if value != {} or key not in _MAY_BE_EMPTY}
         msgspec.convert(known, _Status)
     except (AttributeError, msgspec.ValidationError) as error:
         raise StateError(f"{path}: is not what an agent wrote ({error}); restart the agent") from None

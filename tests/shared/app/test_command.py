@@ -154,7 +154,8 @@ def test_other_values_may_be_empty_and_paths_may_be_left_out(shed, monkeypatch):
 
 def test_path_that_cannot_be_read_is_left_to_the_command(monkeypatch, capsys, tmp_path):
     """Its message has a remedy, unlike that of typer."""
-    app, given = make_app("lamp", "A lamp."), []
+    app = make_app("lamp", "A lamp.")
+    given: list[Path] = []
 
     @command(app, "on", example="lamp on")
     def on(file: Path, where: Annotated[Path, typer.Option("--where", metavar="PATH")] = Path()) -> None:
