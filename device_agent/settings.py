@@ -10,7 +10,7 @@ from typing import ClassVar
 from fedpatch.device_agent.policy.owner_limits import ALLOWED, MIN_GROUP, REQUIRED, SECURE_MODES
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.sensors.power import parse_ups
-from fedpatch.shared.config.fields import NAME, Pattern, setting
+from fedpatch.shared.config.fields import NAME_OR_EMPTY, Pattern, setting
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.masking.keys import is_available
 from fedpatch.shared.mqtt.broker_settings import CONNECTION, BrokerSettings
@@ -28,7 +28,6 @@ _connection, _work, _limits, _model = (partial(setting, group=group) for group i
 # Below, torch cannot even be imported; what a task takes comes on top.
 _LEAST_MEMORY_MIB = 256
 
-_NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
 _ADMISSION = Pattern("preferences|always|never|file:.+", "preferences, always, never or file:PATH")
 
 
@@ -44,7 +43,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     device_id: str = _connection(
         "",
-        pattern=_NAME_OR_EMPTY,
+        pattern=NAME_OR_EMPTY,
         default_means="the host's name, made to fit",
         help="Name of the device, unique in its fleet.",
     )

@@ -81,8 +81,8 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
     if not status or status.get("state") == STARTING:
         return ["the task is being loaded"]
     reasons = ["its owner has paused it"] if paused else []
-    declines = status.get("declines") or ()
-    reasons += [declines] if isinstance(declines, str) else [str(one) for one in declines]
+    if status.get("declines"):
+        reasons.append(status["declines"])
     if status.get("admission") == "never":
         reasons.append("its owner chose never")
     elif status.get("admission") == "preferences":

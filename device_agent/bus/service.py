@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpatch.device_agent.bus.device_state import read_state, set_paused
 from fedpatch.device_agent.bus.home_assistant import OFF, OFFLINE, ON, ONLINE, BusTopics, discovery
 from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, served
-from fedpatch.device_agent.state.status_file import host_as_device_id, read_standing
+from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
-from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError, UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
+from fedpatch.shared.mqtt.tls_context import tls_context
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.bus.predictions import Features
@@ -34,24 +36,28 @@ def run_bus(settings: BusSettings) -> int:
     Raises:
         UsageError: The password file or a file of TLS cannot be used.
     """
-    topics = topics_of(settings)
-    events: SimpleQueue[LinkEvent | int] = SimpleQueue()
-    link = MqttLink(
-        settings.broker,
-        client_id=f"fedpatch-bus.{topics.fleet}.{topics.device}",
-        events=events.put,
-        will=(topics.availability, OFFLINE.encode()),
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        profile=settings.profile,
-        clean_start=True,
-    )
-    if warning := exposure(link.broker):
+    broker, password = parse_broker_url(settings.broker), password_of(settings)
+    tls_context(broker, settings.tls_files)  # a wrong file is an error now, not once an agent has run
+    if warning := exposure(broker):
         _log.warning(warning)
-    bus = Bus(settings, topics, lambda topic, payload, retain: link.publish(topic, payload, retain=retain))
-    link.subscribe(*bus.filters)
+    events: SimpleQueue[LinkEvent | int] = SimpleQueue()
     with forward_signals(events.put):
+        topics = _wait_for_identity(settings, events)
+        if isinstance(topics, int):
+            return exit_code_of(topics)
+        link = MqttLink(
+            settings.broker,
+            client_id=f"fedpatch-bus.{topics.fleet}.{topics.device}",
+            events=events.put,
+            will=(topics.availability, OFFLINE.encode()),
+            username=settings.username,
+            password=password,
+            tls=settings.tls_files,
+            profile=settings.profile,
+            clean_start=True,
+        )
+        bus = Bus(settings, topics, lambda topic, payload, retain: link.publish(topic, payload, retain=retain))
+        link.subscribe(*bus.filters)
         link.start()
         try:
             return _loop(bus, events, settings.every_s)
@@ -60,14 +66,45 @@ def run_bus(settings: BusSettings) -> int:
             link.stop()
 
 
+def _wait_for_identity(settings: BusSettings, events: SimpleQueue[LinkEvent | int]) -> BusTopics | int:
+    """Return the topics once the device's identity is known, or the signal that came before.
+
+    A device that is announced under a wrong name would stay in Home Assistant, as its messages are retained.
+    """
+    told = ""
+    while True:
+        try:
+            return topics_of(settings)
+        except FedpatchError as error:
+            if str(error) != told:
+                told = str(error)
+                _log.warning("%s, or set device_id; waiting", told)
+        try:
+            event = events.get(timeout=settings.every_s)
+        except Empty:
+            continue
+        if isinstance(event, int):
+            return event
+
+
 def topics_of(settings: BusSettings) -> BusTopics:
-    """Return the topics of the agent's device, or of this host if no agent has run yet."""
+    """Return the topics: `device_id` and a `fleet` that is not the default come before the names in the agent's status.
+
+    Raises:
+        FedpatchError: The settings name no device, and the agent's status does not either.
+    """
+    directory = settings.state_dir.expanduser()
+    status: Mapping[str, Any] = {}
     try:
-        status = read_standing(settings.state_dir.expanduser()).status
+        status = read_standing(directory).status
     except FedpatchError:
-        status = {}
-    device = str(status.get("device_id") or host_as_device_id())
-    return BusTopics(settings.topic, str(status.get("fleet") or settings.fleet), device)
+        if not settings.device_id:
+            raise
+    device = settings.device_id or status.get("device_id")
+    if not device:
+        raise UsageError(f"the agent in {directory} has written no status yet; start it")
+    fleet = settings.fleet if settings.fleet != BusSettings.fleet else status.get("fleet", settings.fleet)
+    return BusTopics(settings.topic, fleet, device)
 
 
 def _loop(bus: Bus, events: SimpleQueue[LinkEvent | int], every_s: float) -> int:

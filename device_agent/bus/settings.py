@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from fedpatch.shared.config.fields import Pattern, setting
+from fedpatch.shared.config.fields import NAME_OR_EMPTY, Pattern, setting
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
@@ -27,6 +27,7 @@ class BusSettings(BrokerSettings):
     env_prefix: ClassVar[str] = "FEDPATCH_BUS_"
 
     state_dir: Path = setting(Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent.")
+    device_id: str = _bus("", pattern=NAME_OR_EMPTY, default_means="the agent's", help="Name of the device on the bus.")
     topic: str = _bus("fedpatch-bus", pattern=TOPIC, help="First level of the topics.")
     discovery: str = _bus(
         "device",

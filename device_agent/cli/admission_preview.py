@@ -11,8 +11,9 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
 from fedpatch.device_agent.policy.preferences import Objection, Preferences, unmet_preferences
+from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
 from fedpatch.device_agent.policy.usage import local_now, read_today
-from fedpatch.device_agent.runtime.startup import observer_of
+from fedpatch.device_agent.runtime.startup import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.storage_check import PATCHES
@@ -36,7 +37,7 @@ class AdmissionPreview:
         if self.verdict.accept:
             return []
         words = [one.words for one in self.objections]
-        return [self.verdict.why, *words] if self.verdict == UNKNOWN_FLOOR or not words else words
+        return [self.verdict.why, *words] if self.verdict in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT) or not words else words
 
 
 def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
@@ -48,5 +49,9 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
     task = "" if ":" in settings.task else settings.task
     objections = unmet_preferences(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
     private = least_without_model(settings.private, directory / PATCHES, task)
-    verdict = UNKNOWN_FLOOR if private["source"] == DAMAGED else decide(order, text_of(order), objections)
+    verdict = decide(order, text_of(order), objections)
+    if privacy_of(settings, directory).declines:
+        verdict = DAMAGED_ACCOUNT
+    if private["source"] == DAMAGED:
+        verdict = UNKNOWN_FLOOR
     return AdmissionPreview(facts, verdict, objections, private)

@@ -14,6 +14,8 @@ import os
 import ssl
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +72,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     With `replace` it then becomes the new one. DataError for a bundle whose parts do not belong together.
     """
     done = Enrolled(bundle.device, bundle.fleet, bundle.broker)
+    config = _behind_link(config)
     text, table = _settings(config)
     _check_broker(bundle, str(table.get("broker", "")))
     place = state_dir.absolute() / DIRECTORY
@@ -81,22 +84,47 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
         _check_not_another(bundle, table, place, config)
     with refusals_of(place):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place.mkdir(exist_ok=True, mode=0o700)
         owner = place.parent.stat()
-        if os.geteuid() == 0:
-            os.chown(place, owner.st_uid, owner.st_gid)
-        if bundle.ca:
-            _put(place / CA_NAME, bundle.ca.encode(), owner, done)
-        if own is not None:
-            _put(place / OWN_NAME, _together(bundle), owner, done)
-        if bundle.password:
-            _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), owner, done)
+        with _acting_as(owner):
+            place.mkdir(exist_ok=True, mode=0o700)
+            if bundle.ca:
+                _put(place / CA_NAME, bundle.ca.encode(), done)
+            if own is not None:
+                _put(place / OWN_NAME, _together(bundle), done)
+            if bundle.password:
+                _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), done)
         _put_settings(config, text, values, _contradicting(bundle, table, place), owner, done)
         # Of the identity before; last, for until now the settings named it.
-        for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
-            if not wanted:
-                (place / name).unlink(missing_ok=True)
+        with _acting_as(owner):
+            for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
+                if not wanted:
+                    (place / name).unlink(missing_ok=True)
     return done
+
+
+@contextmanager
+def _acting_as(owner: os.stat_result) -> Iterator[None]:
+    """Write as the owner of the state directory where root installs: it can put a link in the place of any file there."""
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        yield
+        return
+    group, groups = os.getegid(), os.getgroups()
+    try:
+        os.setgroups([])
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+        os.setgroups(groups)
+
+
+def _behind_link(config: Path) -> Path:
+    """Return the file to write: a link stays, unless root would follow one that another user made."""
+    if config.is_symlink() and config.lstat().st_uid not in (0, os.geteuid()):
+        raise UsageError(f"{config} is a link of another user; name the file itself with --config")
+    return config.resolve()
 
 
 def _settings(config: Path) -> tuple[str, dict[str, object]]:
@@ -228,12 +256,12 @@ def _together(bundle: Bundle) -> bytes:
     return bundle.certificate.rstrip().encode() + b"\n" + bundle.key.rstrip().encode() + b"\n"
 
 
-def _put(path: Path, data: bytes, owner: os.stat_result, done: Enrolled, mode: int = 0o600) -> None:
-    """Only where it is not so already; given to the owner of the state directory where root installs it."""
+def _put(path: Path, data: bytes, done: Enrolled, mode: int = 0o600, owner: os.stat_result | None = None) -> None:
+    """Write a file unless it is so already; where root writes, it belongs to `owner`."""
     if path.exists() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
         return
     with open_atomic(path, mode=mode) as file:
-        if os.geteuid() == 0:
+        if owner is not None and os.geteuid() == 0:
             os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
         file.write(data)
     done.written.append(str(path))
@@ -242,7 +270,7 @@ def _put(path: Path, data: bytes, owner: os.stat_result, done: Enrolled, mode: i
 def _put_settings(
     config: Path, text: str, values: dict[str, str], without: list[str], owner: os.stat_result, done: Enrolled
 ) -> None:
-    """A file that is there keeps its owner and its mode: nothing of what it gets is secret."""
+    """Write the settings; a file that is there keeps its owner and its mode, for nothing of what it gets is secret."""
     try:
         changed = with_values(text, values, without)
     except ValueError:
@@ -251,5 +279,5 @@ def _put_settings(
     if config.exists():
         owner = config.stat()
         mode = owner.st_mode & 0o777
-    config.absolute().parent.mkdir(parents=True, exist_ok=True)
-    _put(config.absolute(), changed.encode(), owner, done, mode)
+    config.parent.mkdir(parents=True, exist_ok=True)
+    _put(config, changed.encode(), done, mode, owner)

@@ -1,8 +1,8 @@
 """`fedpatch-agent doctor`: is everything here that an agent needs, and does the broker let it do its work?
 
-It asks what an agent asks, in the same way: the task and its data are loaded by the training process, so this process imports
-neither torch nor numpy. An agent that is at work is left alone: its task is not loaded a second time, and the doctor is
-another client to the broker.
+The task and its data are loaded by a training process, as for an agent, so this process imports neither torch nor numpy. An
+agent that is at work is left alone: its task is not loaded a second time, and the doctor's connections have client ids of
+their own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
+from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
+from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.diagnostics.broker_acl import AclParty
@@ -39,7 +41,7 @@ from fedpatch.shared.diagnostics.host import (
 )
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
 from fedpatch.shared.diagnostics.probe import Probe
-from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError, WireError
+from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
@@ -66,10 +68,11 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     check_versions("agent", checkup)
     check_clock(checkup, tls=broker.tls)
     check_own_certificate(settings, "device", identity.device, checkup)
+    _check_models_ca(settings, checkup)
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
-    _check_stored(directory, checkup)
+    _check_stored(directory, checkup, settings.private)
     _check_preferences(settings, checkup, root)
     running = _is_running(directory)
     if running:
@@ -84,27 +87,51 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         _check_task(settings, trainer, answers, checkup, directory / PATCHES)
 
 
-def _check_stored(directory: Path, checkup: Checkup) -> None:
-    """Return whether what the agent has stored is what it wrote; where nothing was stored yet there is no finding."""
-    if not directory.is_dir():
+def _check_models_ca(settings: AgentSettings, checkup: Checkup) -> None:
+    """Check the CA of the server of models; without the setting there is no finding."""
+    if settings.models_ca_file is None or not settings.models_by_url:
         return
     try:
-        found = list(stored_problems(directory))
-    except FedpatchError as error:
-        checkup.fail("stored", error_text(error), "ask as the user that the agent runs as")
+        ModelFetcher.of(settings, settings.models_ca_file, lambda _: None)
+    except UsageError as error:
+        _refused("models_ca_file", error, checkup)
+    else:
+        checkup.good("models_ca_file", f"{settings.models_ca_file} has CA certificates")
+
+
+def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
+    """Check that the agent's files are what it wrote; where nothing was stored yet there is no finding."""
+    found = False
+    try:
+        with refusals_of(directory):
+            for declines, text, remedy in stored_problems(directory, private):
+                found = True
+                (checkup.fail if declines else checkup.warn)("stored", text, remedy)
+            stored = any((directory / name).exists() for name in (PATCHES, SPOOL))
+    except StateError as error:
+        _refused("stored", error, checkup)
         return
-    for declines, text, remedy in found:
-        (checkup.fail if declines else checkup.warn)("stored", text, remedy)
-    if not found and any((directory / name).exists() for name in (PATCHES, SPOOL)):
+    if stored and not found:
         checkup.good(
             "stored",
-            "patches, residuals, models trained alone, held model, waiting update and personal models are what was written",
+            "patches, records, residuals, models trained alone, held model, waiting update and personal models are what was "
+            "written",
         )
+
+
+def _refused(name: str, error: FedpatchError, checkup: Checkup) -> None:
+    """Add the finding that files cannot be read, by a message that ends with the remedy."""
+    text, _, remedy = error_text(error).rpartition("; ")
+    checkup.fail(name, text, remedy)
 
 
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
     """A device that declines every round is in order, and yet its owner may wonder why nothing happens."""
-    why_not = look(settings, root).why_not
+    try:
+        why_not = look(settings, root).why_not
+    except StateError as error:
+        _refused("preferences", error, checkup)
+        return
     if not why_not:
         checkup.good("preferences", "work would be accepted now")
         return

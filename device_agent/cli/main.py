@@ -22,7 +22,8 @@ from fedpatch.device_agent.cli.models import DEFAULT_STATE_DIR, StateDir, add_mo
 from fedpatch.device_agent.cli.new_task.new_task import register as add_new_task
 from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
+from fedpatch.device_agent.state.patch_store import PatchEntry
+from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_patches, read_standing
 from fedpatch.shared.app.command import AsJson, command, make_app, run_app
 from fedpatch.shared.app.formatting import age, size
 from fedpatch.shared.app.signals import interruptible
@@ -96,7 +97,7 @@ add_conditions(app)
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Print the agent's status from its state directory; exit code 1 if no agent runs.
 
-    In the JSON, state is starting until the task is loaded, declines lists reasons to decline every request, and
+    In the JSON, state is starting until the task is loaded, declines is the reason to decline every request, and
     held_version is the digest of the held model.
     """
     standing = read_standing(state_dir.expanduser())
@@ -112,11 +113,11 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> 
 @command(app, "patches", example="fedpatch-agent patches --json")
 def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """List the private patches of this device: task, policy, size, round."""
-    standing = read_standing(state_dir.expanduser())
+    entries = read_patches(state_dir.expanduser())
     if as_json:
-        typer.echo(json.dumps(_plain(standing)["patches"]))
+        typer.echo(json.dumps([_plain_patch(entry) for entry in entries]))
     else:
-        for line in _patches_in_words(standing, time.time()) or [f"no patches yet in {state_dir.expanduser()}"]:
+        for line in _patches_in_words(entries, time.time()) or [f"no patches yet in {state_dir.expanduser()}"]:
             typer.echo(line)
 
 
@@ -132,10 +133,14 @@ add_unit(
 
 def _plain(standing: AgentStatus) -> dict[str, object]:
     """The standing for JSON; paths as text."""
-    entries = [{**asdict(entry), "path": str(entry.path)} for entry in standing.patches]
+    entries = [_plain_patch(entry) for entry in standing.patches]
     known = {"running": standing.running, **standing.status}
     held = standing.held_version or None
     return {**known, "update_waits": standing.update_waits, "held_version": held, "patches": entries}
+
+
+def _plain_patch(entry: PatchEntry) -> dict[str, object]:
+    return {**asdict(entry), "path": str(entry.path)}
 
 
 def _in_words(standing: AgentStatus, now: float) -> list[str]:
@@ -165,7 +170,7 @@ def _in_words(standing: AgentStatus, now: float) -> list[str]:
     waits = "waits to be taken by the coordinator" if standing.update_waits else "none waits"
     if standing.held_version:
         lines.append(f"global model: version {standing.held_version[:12]} is held, which the next steps may begin from")
-    return [*lines, f"update: {waits}", *(_patches_in_words(standing, now) or ["patches: none yet"])]
+    return [*lines, f"update: {waits}", *(_patches_in_words(standing.patches, now) or ["patches: none yet"])]
 
 
 def _answer_in_words(status: Mapping[str, Any]) -> list[str]:
@@ -195,9 +200,9 @@ def _patch_remedy(path: Path) -> str:
     return patch_remedy(path) if patch_problem(path) else "the next round uses the one before it"
 
 
-def _patches_in_words(standing: AgentStatus, now: float) -> list[str]:
+def _patches_in_words(entries: Sequence[PatchEntry], now: float) -> list[str]:
     lines = []
-    for entry in standing.patches:
+    for entry in entries:
         if entry.problem:
             lines.append(f"patch {entry.problem}; {_patch_remedy(entry.path)}")
             continue

@@ -12,6 +12,7 @@ import typer
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, ModelVersion
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command, say
+from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import DataError, UsageError
@@ -225,7 +226,12 @@ def _plain(task: str, version: ModelVersion) -> dict[str, Any]:
 
 
 def _store(state_dir: Path) -> ModelStore:
-    return ModelStore(state_dir.expanduser() / DIRECTORY)
+    """Return the models in a state directory. UsageError if there is no such directory."""
+    directory = state_dir.expanduser()
+    with refusals_of(directory):
+        if not directory.is_dir():
+            raise UsageError(f"no agent has run in {directory}; say where its state is with --state-dir")
+    return ModelStore(directory / DIRECTORY)
 
 
 def _opened(state_dir: Path, task: str, model: Path | None, int8: bool) -> PersonalModel:

@@ -35,6 +35,16 @@ class AdmissionDecision:
     reason: DeclineReason = DeclineReason.UNWILLING
 
 
+def decline(reason: DeclineReason, why: str) -> AdmissionDecision:
+    """Return a decline with a code of its own.
+
+    Args:
+        reason: The code.
+        why: The reason, in words.
+    """
+    return AdmissionDecision(False, why, reason=reason)
+
+
 # ---- from the coordinator
 
 

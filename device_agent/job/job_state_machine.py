@@ -318,7 +318,7 @@ class Job:
         reason = reason_to_decline(
             key.task, request, event.tasks, event.decision, self.max_blob_bytes, masked=self._masked_encodings
         )
-        if reason is not None or self._masking is None or request.secure is None:
+        if reason is not None or self._masking is None or request.secure is None or request.evaluates:
             return reason
         try:
             keys = self._masking.begin(_round_name(key), request)

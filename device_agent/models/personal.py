@@ -91,7 +91,7 @@ class PersonalModel:
 
         Args:
             state_dir: The agent's state directory.
-            task: Name of the task, or the task itself, whose `prepare` is then applied. None: the only task with models.
+            task: Name of the task, or the task itself, whose `prepare` is then applied. "": the only task with models.
             threads: Threads of onnxruntime.
             int8: Whether to use the int8 model where there is one.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.private_floor import (
@@ -24,7 +24,7 @@ from fedpatch.device_agent.policy.private_floor import (
     tasks_with_records,
     undercut,
 )
-from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.app.files import refusals_of, stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.masking.group_context import check_terms
 from fedpatch.shared.masking.keys import is_available
@@ -45,7 +45,7 @@ class SecureLimits:
     """The owner's terms for masked rounds.
 
     Attributes:
-        mode: One of SECURE_MODES. "required": no update leaves unmasked, even if a coordinator asks for it.
+        mode: One of SECURE_MODES. "required": no update or measurement leaves unmasked, even if a coordinator asks for it.
         min_group: Smallest group that the coordinator may form.
         clip: Longest L2 norm of a step that a request may allow; 0: any. A smaller clip lets less of this device through.
         min_threshold: Least rule for the number of members that must reveal; with two_thirds keys must be signed too.
@@ -69,29 +69,35 @@ class SecureLimits:
 
     @property
     def forbids_unmasked(self) -> bool:
-        """True if no update may leave unmasked."""
+        """True if no update or measurement may leave unmasked."""
         return self.mode == REQUIRED
 
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
         """Return why a request is below the owner's terms; None where it is not."""
         terms = request.secure
+        # A measurement travels as it is, with the number of examples, whatever the terms of its request say.
+        if self.forbids_unmasked and (terms is None or request.evaluates):
+            why = "the owner lets no update or measurement leave this device unmasked"
+            return decline(DeclineReason.INSECURE_REQUEST, why)
         if terms is None:
-            if not self.forbids_unmasked:
-                return None
-            return _no(DeclineReason.INSECURE_REQUEST, "the owner lets no update leave this device unmasked")
+            return None
+        if request.evaluates:
+            return decline(
+                DeclineReason.UNSUPPORTED, "a measurement is not masked, and the request has terms for masks"
+            )
         if why := self._impossible(request, terms):
-            return _no(DeclineReason.UNSUPPORTED, why)
+            return decline(DeclineReason.UNSUPPORTED, why)
         if terms.group_min < self.min_group:
             why = f"groups may have {terms.group_min} devices; the owner's limit is min_group = {self.min_group}"
-            return _no(DeclineReason.SECURE_TERMS, why)
+            return decline(DeclineReason.SECURE_TERMS, why)
         if self.clip and terms.clip > self.clip:
             why = f"a step may have a norm of {terms.clip:g}; the owner's limit is clip = {self.clip:g}"
-            return _no(DeclineReason.SECURE_TERMS, why)
+            return decline(DeclineReason.SECURE_TERMS, why)
         if self.min_threshold is ThresholdRule.TWO_THIRDS and not terms.strict:
             why = (
                 "keys are not signed, and half of a group may open it; the owner's limit is min_threshold = two_thirds"
             )
-            return _no(DeclineReason.SECURE_TERMS, why)
+            return decline(DeclineReason.SECURE_TERMS, why)
         return None
 
     def _impossible(self, request: WorkRequest, terms: SecureTerms) -> str:
@@ -107,14 +113,8 @@ class SecureLimits:
         return ""
 
 
-def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
-    return AdmissionDecision(False, why, reason=reason)
-
-
 DAMAGED = "damaged"
-UNKNOWN_FLOOR = AdmissionDecision(
-    False, "the device's record of what stayed private is damaged", reason=DeclineReason.PRIVATE_POLICY
-)
+UNKNOWN_FLOOR = decline(DeclineReason.PRIVATE_POLICY, "the device's record of what stayed private cannot be read")
 """The answer to every request where it is not known what stayed private, until the owner decides."""
 
 
@@ -168,7 +168,10 @@ class OwnerLimits:
         floor.check(schema)
         known, self._model = self._model, _Model(ready.task, schema, ready.num_examples, floor)
         if known is None:
-            _log.info("private: %s", self.status()["words"])
+            private = self.status()
+            _log.log(logging.ERROR if private["source"] == DAMAGED else logging.INFO, "private: %s", private["words"])
+            if self.privacy is not None and (problem := self.privacy.status()["problem"]):
+                _log.error("privacy: %s", problem)
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
         """Find why a request exceeds the limits; None where it does not, or is about another model than this device's."""
@@ -185,21 +188,25 @@ class OwnerLimits:
             _log.error("%s", error)
             return UNKNOWN_FLOOR
         except FedpatchError as error:
-            return _no(DeclineReason.UNSUPPORTED, f"private {request.private}: {error}")
+            return decline(DeclineReason.UNSUPPORTED, f"private {request.private}: {error}")
         if lacking:
             least = self._floor(model).words
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
-            return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
+            return decline(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
         if request.evaluates and not request.plan.finish:
             return None  # no step is taken
-        why = why_too_long(
+        count, limit = why_too_long(
             request.plan,
             model.num_examples,
             max_steps=self._max_steps,
             max_epochs=self._max_epochs,
         )
-        return _no(DeclineReason.PLAN_LIMIT, why) if why else None
+        if not limit:
+            return None
+        # Steps of a plan in epochs, and epochs of one in steps, would show the number of examples.
+        _log.warning("a request is declined: %d %s", count, limit)
+        return decline(DeclineReason.PLAN_LIMIT, f"more {limit}")
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
         """Find why an update must not leave the device; "" where it holds just the tensors that may.
@@ -226,6 +233,14 @@ class OwnerLimits:
         if manifest.schema != allowed.digest:
             return "the update does not hold just the tensors that may leave this device"
         return ""
+
+    @property
+    def declines(self) -> str:
+        """The damage of a record for which every request is declined; "" for none."""
+        private = self.status()
+        if private.get("source") == DAMAGED:
+            return str(private["words"])
+        return "" if self.privacy is None else self.privacy.declines
 
     def status(self) -> dict[str, Any]:
         """The floor for status.json; empty until the model is known."""
@@ -271,14 +286,19 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
 
     Returns:
         The same keys as `status_of`; `tensors` are those that stayed private in earlier rounds.
+
+    Raises:
+        StateError: The directory cannot be read.
     """
     if setting:
         return _status(
             setting, "setting", f"at least {setting} ({SOURCES['setting']})", below=setting in ("none", "stats")
         )
     kept = FloorRecord()
+    with refusals_of(patch_dir):
+        known = tasks_with_records(patch_dir)
     try:
-        for one in [task] if task else tasks_with_records(patch_dir):
+        for one in [task] if task else known:
             kept = kept.or_also(PrivateFloor(patch_dir, one).kept())
     except StateError as error:
         return _damaged(error)
@@ -312,8 +332,10 @@ SOURCES = {
 }
 
 
-def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False) -> str:
-    """Name the limit of the owner that a plan exceeds; "" where it exceeds none.
+def why_too_long(
+    plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False
+) -> tuple[int, str]:
+    """Name the limit of the owner that a plan exceeds.
 
     Args:
         plan: The plan of one work request.
@@ -321,6 +343,10 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         max_steps: Most minibatches that one request may ask for, in any unit of its plan.
         max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.
         measured: Whether learning alone is measured too, which takes as many steps again.
+
+    Returns:
+        The steps or epochs that are asked for, and the words after this number, which do not depend on `num_examples`; 0 and
+        "" where no limit is exceeded.
     """
     ditto = bool(plan.personal and plan.personal.kind == DITTO)
     asked = {
@@ -337,7 +363,7 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
     passes = -(-steps * size // max(1, num_examples))
     epochs = passes if in_steps else sum(part.epochs for part in parts)
     found = [
-        f"{count} {unit} are asked for{also}; the owner's limit is {name} = {most}"
+        (count, f"{unit} are asked for{also}; the owner's limit is {name} = {most}")
         for count, unit, name, most in (
             (epochs, "epochs", "max_epochs", max_epochs),
             (steps, "training steps", "max_steps", max_steps),
@@ -345,4 +371,4 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         if count > most
     ]
     # In the unit of the plan, where both are exceeded.
-    return found[-1 if in_steps else 0] if found else ""
+    return found[-1 if in_steps else 0] if found else (0, "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger, RunAccount
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
@@ -20,6 +20,10 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
 _TOLD_RUNS = 20
+
+
+DAMAGED_ACCOUNT = decline(DeclineReason.PRIVACY_SPENT, "the device's account of privacy cannot be read")
+"""The answer to requests with differential privacy, until the owner restores the account or moves it away."""
 
 
 class PrivacyBudget:
@@ -60,23 +64,33 @@ class PrivacyBudget:
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
         """Return the decision to decline a request that the owner's limit does not allow; None if it does."""
         terms = request.privacy
+        # No noise covers a measurement, and no account counts it, whatever the terms of its request say.
+        if self._required and (terms is None or request.evaluates):
+            return decline(DeclineReason.PRIVACY_REQUIRED, "the owner takes part with differential privacy only")
         if terms is None:
-            if not self._required:
-                return None
-            return _no(DeclineReason.PRIVACY_REQUIRED, "the owner takes part with differential privacy only")
+            return None
+        if request.evaluates:
+            return decline(
+                DeclineReason.UNSUPPORTED, "no noise covers a measurement, and the request has terms for noise"
+            )
         if why := _impossible(request, terms):
-            return _no(DeclineReason.UNSUPPORTED, why)
+            return decline(DeclineReason.UNSUPPORTED, why)
         ledger = self._open()
         if ledger is None:
             _log.error("%s", self._damage)
-            return _no(DeclineReason.PRIVACY_SPENT, "the device's account of privacy is damaged")
+            return DAMAGED_ACCOUNT
         after = epsilon_of_releases(Counter(ledger.releases()) + Counter([_release(terms)]), self._delta)
         if self._max_epsilon is None or after <= self._max_epsilon:
             return None
         _log.warning(
             "privacy: a further round would bring epsilon to %.4g; max_epsilon is %g", after, self._max_epsilon
         )
-        return _no(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
+        return decline(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
+
+    @property
+    def declines(self) -> str:
+        """The damage of the account for which every request is declined; "" for none, or where privacy is not required."""
+        return self._damage if self._required and self._open() is None else ""
 
     def count(self, key: JobKey, request: WorkRequest | None, manifest: Manifest) -> None:
         """Count the round of an update before it is offered; the same update counts once.
@@ -163,7 +177,3 @@ def _impossible(request: WorkRequest, terms: PrivacyTerms) -> str:
 
 def _release(terms: PrivacyTerms) -> Release:
     return Release(terms.noise_multiplier, terms.steps)
-
-
-def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
-    return AdmissionDecision(False, why, reason=reason)

@@ -18,16 +18,14 @@ from pathlib import Path
 
 import msgpack
 
-from fedpatch.device_agent.state.patch_store import kept_in_patches
+from fedpatch.device_agent.state.patch_store import RECORD_LINE, RECORD_SUFFIX, kept_in_patches
 from fedpatch.shared.app.files import read_header, refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tensors.patch_policy import ROLES_OF, PatchPolicy, parse_policy
 from fedpatch.shared.tensors.schema import Schema, base_name, listing
 
-SUFFIX = ".private"
 LEAST = PatchPolicy("affine")
 """The floor of an owner who has set none, and of a device that has taken part in no round."""
-_MAGIC = b"fedpatch private 1\n"
 _FIELDS = {"task": str, "roles": list, "names": list}
 
 
@@ -73,7 +71,7 @@ class PrivateFloor:
     """Floor of one task, with patches and record in `directory`. `setting` is the owner's: a policy's text, or ""."""
 
     def __init__(self, directory: Path, task: str, setting: str = "") -> None:
-        self.path = directory / f"{task}{SUFFIX}"
+        self.path = directory / f"{task}{RECORD_SUFFIX}"
         self._directory = directory
         self._task = task
         self._policy = parse_policy(setting) if setting else None
@@ -95,7 +93,7 @@ class PrivateFloor:
         return Floor(names, _in_words(names, schema), "earlier rounds" if earlier - least else "default")
 
     def kept(self) -> FloorRecord:
-        """Read the record of earlier rounds. StateError where it is damaged.
+        """Read the record of earlier rounds. StateError where it is damaged, or cannot be read.
 
         A device with patches and no record worked before there were records: its patches stand for the record.
         """
@@ -103,14 +101,16 @@ class PrivateFloor:
         try:
             with refusals_of(self.path):
                 data = self.path.read_bytes() if self.path.exists() else None
-            if data is None:
-                remedy = "move the patch away"
-                return self._of_patches()
+                if data is None:
+                    remedy = "move the patch away"
+                    return self._of_patches()
             return _decode(self.path, data, self._task)
         except StateError as error:
+            # A file that the system withholds may be whole: then nothing is to be deleted.
+            also = "" if isinstance(error.__cause__, OSError) else f", or {remedy}"
             raise StateError(
                 f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
-                f" what is to stay at least, or {remedy}"
+                f" what is to stay at least{also}"
             ) from error
 
     def note(self, names: Iterable[str], schema: Schema) -> None:
@@ -129,7 +129,7 @@ class PrivateFloor:
             return
         header = {"task": self._task, "roles": sorted(now.roles), "names": sorted(now.names)}
         with refusals_of(self.path):
-            write_atomic(self.path, seal(_MAGIC, msgpack.packb(header)))
+            write_atomic(self.path, seal(RECORD_LINE, msgpack.packb(header)))
 
     def _of_patches(self) -> FloorRecord:
         kept = FloorRecord()
@@ -167,10 +167,10 @@ def public_schema(floor: Floor, private: str, schema: Schema, moments: tuple[str
 
 
 def tasks_with_records(directory: Path) -> list[str]:
-    """Tasks that have a record or a patch in `directory`."""
+    """Tasks that have a record or a patch in `directory`. OSError where it cannot be read."""
     if not directory.is_dir():
         return []
-    records = {path.name.removesuffix(SUFFIX) for path in directory.glob(f"*{SUFFIX}")}
+    records = {path.name.removesuffix(RECORD_SUFFIX) for path in directory.glob(f"*{RECORD_SUFFIX}")}
     patches = (re.fullmatch(r"(.+)-[0-9a-f]{16}\.patch(\.previous)?", path.name) for path in directory.iterdir())
     return sorted(records | {found[1] for found in patches if found})
 
@@ -181,7 +181,7 @@ def _in_words(names: frozenset[str], schema: Schema) -> str:
 
 
 def _decode(path: Path, data: bytes, task: str) -> FloorRecord:
-    content = unseal(path, _MAGIC, data, "a record of what stayed private")
+    content = unseal(path, RECORD_LINE, data, "a record of what stayed private")
     header, _ = read_header(path, content, _FIELDS)
     if header["task"] != task or not all(isinstance(one, str) for one in (*header["roles"], *header["names"])):
         raise StateError(f"{path}: is not the record of task {task!r}")

@@ -41,7 +41,7 @@ from fedpatch.device_agent.job.training_messages import (
     TrainFailed,
     TrainProgress,
 )
-from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
@@ -423,8 +423,7 @@ class Agent:
         )
 
     def _write_status(self, state: str) -> None:
-        job, private = self._job.status(), self._limits.status()
-        damaged = private["words"] if private.get("source") == DAMAGED else ""
+        job = self._job.status()
         stopped = state == "stopped"
         self._status.write(
             {
@@ -435,8 +434,8 @@ class Agent:
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
-                "declines": damaged or self._storage_problem,
-                "private": private,
+                "declines": self._limits.declines or self._storage_problem,
+                "private": self._limits.status(),
                 "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),
                 "last_outcome": self._runner.last_outcome,
                 "problem": "" if stopped else "; ".join(filter(None, (self._presence.problem, self._storage_problem))),

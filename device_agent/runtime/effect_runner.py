@@ -57,8 +57,7 @@ from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
-from fedpatch.device_agent.state.update_spool import Spooled
-from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.app.logging import fields

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from fedpatch.shared import __version__
 from fedpatch.shared.config.listen_address import is_loopback
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.url import is_place, parse_broker_url, split_url
 from fedpatch.shared.wire.chunked_transfer import Chunk
@@ -124,8 +125,11 @@ class ModelFetcher:
             own_ca: PEM file of the only CA that is trusted; None for the CAs of the system and of the broker.
             events: Takes the events of the fetches, in their threads.
             prefix: Before the names of settings in messages: `up_` of a relay.
+
+        Raises:
+            UsageError: `own_ca` is not a file of CA certificates that can be read.
         """
-        return cls(
+        fetcher = cls(
             events,
             ca_files=[path for path in (own_ca or settings.ca_file,) if path is not None],
             system_cas=own_ca is None,
@@ -134,6 +138,12 @@ class ModelFetcher:
             plain=settings.insecure,
             ca_setting=f"{prefix}models_ca_file",
         )
+        if own_ca is not None:
+            try:
+                fetcher._context()
+            except _Refused as error:
+                raise UsageError(f"{prefix}models_ca_file: {error}; name a PEM file that this user may read") from None
+        return fetcher
 
     def begin(self, blobs: Sequence[Manifest], have: Mapping[str, Collection[int]]) -> ModelFetch | None:
         """Begin to fetch the missing chunks of blobs; None if a blob has no URL or one that must not be used.

@@ -159,13 +159,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         private=settings.private,
         max_steps=settings.max_steps,
         max_epochs=settings.max_epochs,
-        privacy=PrivacyBudget(
-            directory,
-            fleet=identity.fleet,
-            max_epsilon=settings.max_epsilon,
-            required=settings.dp_required,
-            delta=settings.dp_delta,
-        ),
+        privacy=privacy_of(settings, directory),
         secure=secure,
     )
     runner = EffectRunner(
@@ -258,6 +252,22 @@ def _make_owner(
         own_memory_mib=trainer.resident_mib,
         own_load=OwnLoadAverage(settings.threads, os.cpu_count() or 1),
         look_anyway=settings.share_vitals or settings.tells_metrics,
+    )
+
+
+def privacy_of(settings: AgentSettings, directory: Path) -> PrivacyBudget:
+    """Return the owner's limit of privacy loss.
+
+    Args:
+        settings: Checked settings.
+        directory: State directory of the device, with the account.
+    """
+    return PrivacyBudget(
+        directory,
+        fleet=settings.fleet,
+        max_epsilon=settings.max_epsilon,
+        required=settings.dp_required,
+        delta=settings.dp_delta,
     )
 
 

@@ -28,19 +28,37 @@ class MaskingFile:
         self._written = b""
 
     def load(self) -> MaskingRound | None:
-        """Return the state; None without a file. A damaged file is deleted: the device is then lost to that round."""
+        """Return the state; None without a file.
+
+        A damaged file is deleted, for its secrets are of use to nobody: the device is then lost to that round.
+
+        Raises:
+            StateError: The file is there and cannot be read; it may be whole, and stays.
+        """
+        with refusals_of(self.path):
+            if not self.path.exists():
+                return None
+            data = self.path.read_bytes()
         try:
-            with refusals_of(self.path):
-                if not self.path.exists():
-                    return None
-                data = self.path.read_bytes()
-            state = from_bytes(bytes(unseal(self.path, _LINE, data, "the state of a masked round")), MaskingRound)
+            state = self._decode(data)
         except (StateError, WireError) as error:
-            log.warning("%s: the state of the last masked round cannot be read, and is dropped (%s)", self.path, error)
-            self.path.unlink(missing_ok=True)
+            log.error("%s: the state of the last masked round is damaged, and is deleted (%s)", self.path, error)
+            self.delete()
             return None
         self._written = data
         return state
+
+    def problem(self) -> str:
+        """Return the damage of the file; "" for none. Nothing is changed. OSError where it cannot be read."""
+        try:
+            if self.path.exists():
+                self._decode(self.path.read_bytes())
+        except (StateError, WireError) as error:
+            return str(error)
+        return ""
+
+    def _decode(self, data: bytes) -> MaskingRound:
+        return from_bytes(bytes(unseal(self.path, _LINE, data, "the state of a masked round")), MaskingRound)
 
     def save(self, state: MaskingRound) -> None:
         """Write the state unless it is on the disk already. Raises StateError: then nothing may be sent."""

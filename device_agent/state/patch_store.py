@@ -53,6 +53,8 @@ MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
 """Suffix and first line of the residuals beside the patches (device_agent.state.residual_store), for readers without numpy."""
+RECORD_SUFFIX, RECORD_LINE = ".private", b"fedpatch private 1\n"
+"""Suffix and first line of the records of what stayed private (device_agent.policy.private_floor)."""
 _HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}
 
 log = logging.getLogger("fedpatch.patches")
@@ -266,12 +268,11 @@ def list_patches(directory: Path) -> list[PatchEntry]:
     """Return every patch in `directory`, by task. It only reads, so an agent may be at work. Needs no numpy."""
     entries = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
-        try:
-            status, data = path.stat(), path.read_bytes()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise StateError(f"{path}: {error.strerror}; ask as the user that the agent runs as") from error
+        with refusals_of(path):
+            try:
+                status, data = path.stat(), path.read_bytes()
+            except FileNotFoundError:
+                continue
         try:
             header, _ = _header(path, data)
         except StateError as error:
@@ -285,7 +286,8 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
     """Return the policy's text and the private names of every patch of a task, for any schema. Needs no numpy.
 
     Raises:
-        StateError: Neither version of a patch can be read, so its policy is unknown.
+        StateError: Neither version of a patch is whole, so its policy is unknown.
+        OSError: A patch cannot be read.
     """
     found = []
     pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(SUFFIX))
@@ -305,8 +307,7 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
 
 
 def _policy_and_names(path: Path) -> tuple[str, frozenset[str]]:
-    with refusals_of(path):
-        data = path.read_bytes()
+    data = path.read_bytes()
     header, rest = _header(path, data)
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(rest)

@@ -1,4 +1,4 @@
-"""All files of an agent's state directory."""
+"""The files that an agent writes into its state directory; `identity/` is of `fedpatch-agent enrol`, `pause` of the owner."""
 
 from __future__ import annotations
 

@@ -7,10 +7,13 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchEntry, list_patches
@@ -25,6 +28,7 @@ from fedpatch.shared.app.files import (
 )
 from fedpatch.shared.app.locks import FileLock, is_held
 from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.typed_values import learn_types
 
 LOCK_NAME = "agent.lock"
 STATUS_NAME = "status.json"
@@ -91,7 +95,60 @@ class StatusFile:
             self._last = {}
 
 
-_IDENTITY = ("device_id", "fleet")
+class _Task(TypedDict):
+    task: str
+    num_examples: int
+
+
+class _Private(TypedDict):
+    words: str
+    source: str
+    below_default: bool
+
+
+class _Run(TypedDict):
+    run: str
+    rounds: int
+
+
+class _Privacy(TypedDict):
+    max_epsilon: float | None
+    required: bool
+    delta: float
+    epsilon: float | None
+    rounds: int | None
+    runs: list[_Run]
+    problem: str
+
+
+class _Optional(TypedDict, total=False):
+    pid: int
+    broker: str
+    state: str
+    connected: bool
+    run: str | None
+    round: int | None
+    since: Annotated[float, Meta(ge=0.0, le=1e12)]
+    paused: bool
+    admission: str
+    declines: str
+    unwilling: list[str]
+    problem: str
+    last_outcome: str | None
+    tasks: list[_Task]
+    private: _Private
+    privacy: _Privacy
+
+
+class _Status(_Optional):
+    """The keys of status.json that are read. `private` and `privacy` may also be {}."""
+
+    device_id: str
+    fleet: str
+
+
+learn_types(_Status)
+_MAY_BE_EMPTY = ("private", "privacy")
 
 
 @dataclass(frozen=True)
@@ -114,23 +171,30 @@ class AgentStatus:
 
 def read_standing(state_dir: Path) -> AgentStatus:
     """Read the status. UsageError if no agent ever ran, StateError if its files cannot be read."""
+    running = _is_running(state_dir)
+    with refusals_of(state_dir):
+        return AgentStatus(
+            running=running,
+            status=_read_status(state_dir / STATUS_NAME),
+            update_waits=(state_dir / SPOOL / NOTE).exists(),
+            patches=tuple(list_patches(state_dir / PATCHES)),
+            held_version=ModelCache(state_dir / DIRECTORY).version(),
+        )
+
+
+def read_patches(state_dir: Path) -> Sequence[PatchEntry]:
+    """Read the patches alone, also beside a damaged status.json. Errors as of `read_standing`."""
+    _is_running(state_dir)
+    return list_patches(state_dir / PATCHES)
+
+
+def _is_running(state_dir: Path) -> bool:
     lock = state_dir / LOCK_NAME
-    try:
-        running = is_held(lock)
-        status = _read_status(state_dir / STATUS_NAME)
-    except FileNotFoundError:
-        raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir") from None
-    except OSError as error:
-        raise StateError(
-            f"{error.filename or lock}: {error.strerror}; ask as the user that the agent runs as"
-        ) from error
-    return AgentStatus(
-        running=running,
-        status=status,
-        update_waits=(state_dir / SPOOL / NOTE).exists(),
-        patches=tuple(list_patches(state_dir / PATCHES)),
-        held_version=ModelCache(state_dir / DIRECTORY).version(),
-    )
+    with refusals_of(lock):
+        try:
+            return is_held(lock)
+        except FileNotFoundError:
+            raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir") from None
 
 
 def _read_status(path: Path) -> Mapping[str, Any]:
@@ -143,6 +207,9 @@ def _read_status(path: Path) -> Mapping[str, Any]:
         raise StateError(f"{path}: is damaged ({error}); restart the agent") from error
     if status == {}:
         return {}  # a power cut took it: it is not flushed
-    if not isinstance(status, dict) or not all(key in status for key in _IDENTITY):
-        raise StateError(f"{path}: is not what an agent wrote; restart the agent")
-    return status
+    try:
+        known = {key: value for key, value in status.items() if value != {} or key not in _MAY_BE_EMPTY}
+        msgspec.convert(known, _Status)
+    except (AttributeError, msgspec.ValidationError) as error:
+        raise StateError(f"{path}: is not what an agent wrote ({error}); restart the agent") from None
+    return dict(status)

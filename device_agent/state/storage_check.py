@@ -14,12 +14,15 @@ from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import (
     CONTROLS,
     INDEPENDENT,
     PERSONAL,
+    RECORD_LINE,
+    RECORD_SUFFIX,
     RESIDUAL_LINE,
     RESIDUAL_SUFFIX,
     PatchKey,
@@ -27,6 +30,7 @@ from fedpatch.device_agent.state.patch_store import (
     patch_remedy,
 )
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
+from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of, unseal
 from fedpatch.shared.errors import StateError
@@ -104,11 +108,21 @@ def _alone_remedy(path: Path) -> str:
     return f"delete {path} and {previous_of(path).name}: learning alone is measured from its beginning again"
 
 
-def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
+def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, str, str]]:
     """Return every damaged file of the agent's state: whether rounds are declined for it, the problem, the remedy.
 
-    All files are read to their end, and nothing is changed. StateError if a directory cannot be read.
+    All files are read to their end, and nothing is changed.
+
+    Args:
+        directory: State directory of the agent.
+        private: The owner's setting `private`, with which no round is declined for a damaged record of what stayed private.
+
+    Raises:
+        OSError: A directory, or a file without which rounds are declined, cannot be read.
+        StateError: As OSError.
     """
+    _names(directory)  # raises OSError once, not for each file
+    yield from _record_problems(directory, private)
     yield from _patch_problems(directory / PATCHES)
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
     yield from _patch_problems(directory / PATCHES / PERSONAL)
@@ -133,8 +147,34 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
         yield False, problem, remedy if current else "delete it: it is not in use"
 
 
+def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str, str]]:
+    try:
+        PrivacyLedger(directory)
+    except StateError as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        yield True, problem, remedy
+    if problem := MaskingFile(directory).problem():
+        yield False, problem, "nothing: the agent deletes it when it starts, and the device is lost to its last group"
+    for name in _names(directory / PATCHES):
+        if name.endswith(RECORD_SUFFIX):
+            path = directory / PATCHES / name
+            try:
+                unseal(path, RECORD_LINE, path.read_bytes(), "a record of what stayed private")
+            except StateError as error:
+                remedy = "set `private` to what is to stay at least, or delete it: it is made anew from the patches"
+                yield not private, str(error), remedy
+
+
+def _names(directory: Path) -> list[str]:
+    """Names in a directory, none where it is absent. OSError where it cannot be read, unlike Path.glob."""
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
 def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
-    names = {path.name.removesuffix(".previous") for path in directory.glob(f"*{PATCH_SUFFIX}*")}
+    names = {name.removesuffix(".previous") for name in _names(directory) if PATCH_SUFFIX in name}
     for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
         if problem := patch_problem(path):
             harmless = {

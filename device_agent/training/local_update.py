@@ -307,7 +307,8 @@ class LocalUpdate:
     def _too_long(self, plan: TrainPlan, *, measured: bool) -> str:
         max_steps, max_epochs = self._most
         examples = self._trainer.num_examples
-        return why_too_long(plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
+        count, limit = why_too_long(plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
+        return f"{count} {limit}" if limit else ""
 
     def flush(self) -> None:
         """Write the states that are kept in memory between rounds; called when the process ends. Raises StateError."""

@@ -52,11 +52,17 @@ class _StrictPaths:
             raise ConfigError(problems)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters of the command and --help. Flags have no metavar, which typer would show as `--json <bool>`."""
+        """Return the parameters of the command and --help.
+
+        Flags have no metavar, which typer would show as `--json <bool>`. Paths are not looked at by typer: the command's own
+        message about an unreadable one has a remedy.
+        """
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            if getattr(param.type, "readable", False):
+                param.type.readable = False
         return params
 
 

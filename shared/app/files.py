@@ -45,7 +45,14 @@ _FULL_BYTES = 64 * 1024
 _REMEDIES = {
     errno.ENOSPC: "free some space on this disk",
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
+    errno.EIO: "the disk cannot read or write it: see the system's log, and replace the disk or card",
     errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write",
+}
+_NO_DIRECTORY = "a file is where a directory is expected; move it away, or name another directory"
+_WRONG_KINDS = {
+    errno.EEXIST: _NO_DIRECTORY,
+    errno.ENOTDIR: _NO_DIRECTORY,
+    errno.EISDIR: "a directory is where a file is expected; move it away, or name another file",
 }
 
 
@@ -155,8 +162,20 @@ def refusals_of(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = remedy_for(error, "make it writable, free some space or choose another state directory")
-        raise StateError(f"{error.filename or place}: {error.strerror or error}; {remedy}") from error
+        path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else place
+        raise StateError(
+            f"{path}: {error.strerror or error}; {remedy_for(error, _remedy_of_place(error, path))}"
+        ) from error
+
+
+def _remedy_of_place(error: OSError, path: Path) -> str:
+    """Return the remedy for a path of the wrong kind, or of another user: the owner of the nearest path that can be seen."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        found = next((stamp for one in (path, *path.parents) if (stamp := stamp_of(one))), ())
+        if found and found[-1] != os.geteuid():
+            owner = _user_name(found[-1])
+            return f"run as the user that owns it (sudo -u {owner})"
+    return _WRONG_KINDS.get(error.errno or 0, "make it writable, free some space or choose another state directory")
 
 
 def remedy_for(error: OSError, otherwise: str) -> str:

@@ -41,6 +41,7 @@ class Pattern:
 
 
 NAME = Pattern("[a-z0-9][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit")
+NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
 Name = Annotated[str, msgspec.Meta(pattern=rf"^{NAME.regex}\Z")]
 
 

@@ -106,6 +106,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self.wrong: set[str] = set()
+        self.unread = False  # whether the file, and so what it sets, is unknown
 
     def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
         one = self.known.get(key)
@@ -121,6 +122,7 @@ class _Reader:
             self.wrong.add(key)
 
     def read_file(self, file: Path) -> None:
+        self.unread = True
         try:
             text = _text_of(file)
             table = parse_toml(text)
@@ -134,6 +136,7 @@ class _Reader:
         except ConfigError as error:
             self.problems.extend(error.problems)
             return
+        self.unread = False
         lines = key_lines(text)
         for key, value in sorted(table.items(), key=lambda item: lines.get(item[0], 0)):
             self.take(key, Origin(f"{file}:{lines.get(key, 1)}", tells_key=False), value, from_value)
@@ -158,8 +161,9 @@ class _Reader:
         values = {}
         for key, one in self.known.items():
             if one.required and key not in self.origins and key not in self.wrong:
-                self.problems.append(f"{key}: not set; {_remedy(one)}")
                 self.wrong.add(key)
+                if not self.unread:
+                    self.problems.append(f"{key}: not set; {_remedy(one)}")
             # What is wrong or missing is stood in for, so that a check of other fields can still speak.
             stand_in = from_text(one, one.rules.example) if one.required else one.default
             values[key] = stand_in if key in self.wrong else self.values.get(key, one.default)

@@ -137,6 +137,6 @@ def test_a_request_for_training_without_end_is_declined(scene, tmp_path):
     summary, lines, recorder = recorded(scene, tmp_path / "endless", "affine", steps=100_000_000, wait_s=15.0)
     assert_declined(summary, lines, recorder, "plan_limit")
     assert (
-        "ann declined: plan_limit 100000000 training steps are asked for; the owner's limit is max_steps = 100000"
+        "ann declined: plan_limit more training steps are asked for; the owner's limit is max_steps = 100000"
         in lines.text
     )

@@ -85,7 +85,9 @@ def write_skeleton(name: str, kind: str, parent: Path) -> tuple[Path, ...]:
             with (folder / file).open("x", encoding="utf-8") as out:
                 out.write(text)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"{error.filename or folder} is there already, and no folder; choose another --dir") from error
+        blocking = next(one for one in (folder, *folder.parents) if one.exists())
+        another = "name" if blocking == folder else "--dir"
+        raise UsageError(f"{blocking} is a file, and not a folder; choose another {another}") from error
     except OSError as error:
         remedy = remedy_for(error, "make it writable, or choose another --dir")
         raise StateError(f"{error.filename or folder}: {error.strerror or error}; {remedy}") from error

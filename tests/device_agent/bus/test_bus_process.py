@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,24 @@ def test_device_is_discovered_switched_and_missed(state_dir):
             available(home, b"online")
             process.send_signal(signal.SIGTERM)
             available(home, b"offline")
+            assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_device_is_announced_once_its_agent_has_written_its_name(state_dir):
+    status = (state_dir / "status.json").read_bytes()
+    (state_dir / "status.json").unlink()
+    with Mosquitto() as broker, client(broker.url, "home", "fedpatch-bus/#", "homeassistant/#") as home:
+        with bus(broker, state_dir) as process:
+            time.sleep(2.0)
+            assert process.poll() is None
+            (state_dir / "status.json").write_bytes(status)
+            first = home.wait(Received, lambda one: True)
+            assert "pi-7" in first.topic
+        (state_dir / "status.json").unlink()
+        with bus(broker, state_dir) as process:
+            time.sleep(2.0)
+            process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fedpatch.device_agent.bus.service import topics_of
 from fedpatch.device_agent.bus.settings import BusSettings, served
+from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError, UsageError
 
@@ -36,3 +38,28 @@ def test_line_that_is_no_mapping_is_refused(line):
 def test_wrong_line_of_the_settings_is_named():
     with pytest.raises(ConfigError, match="--serve"):
         load(BusSettings, file=None, environ={}, flags={"serve": "a -> a"})
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "device"),
+    [
+        ({}, {"device_id": "pi-7", "fleet": "kitchen"}, ("kitchen", "pi-7")),
+        ({"device_id": "lamp", "fleet": "attic"}, {"device_id": "pi-7", "fleet": "kitchen"}, ("attic", "lamp")),
+        ({"device_id": "lamp"}, {"device_id": "pi-7", "fleet": "kitchen"}, ("kitchen", "lamp")),
+        ({"device_id": "lamp"}, None, ("default", "lamp")),
+    ],
+)
+def test_device_has_the_name_of_the_settings_or_else_that_of_the_agent(tmp_path, given, status, device):
+    if status is not None:
+        lock_state_dir(tmp_path).release()
+        StatusFile(tmp_path, status).write({"state": "idle"})
+    topics = topics_of(BusSettings(state_dir=tmp_path, **given))
+    assert (topics.fleet, topics.device) == device
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_device_without_a_name_in_settings_and_status_is_unknown(tmp_path, started):
+    if started:
+        lock_state_dir(tmp_path).release()
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        topics_of(BusSettings(state_dir=tmp_path, fleet="kitchen"))

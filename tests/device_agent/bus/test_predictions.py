@@ -92,7 +92,7 @@ def test_personal_model_of_a_device_answers_and_is_replaced_by_a_newer_one(tmp_p
     """The real ONNX model, through the events of the bus."""
     store, onnx = ModelStore(tmp_path / DIRECTORY, 1), onnx_of(TOY, (12,))
     publish(store, 1, onnx, class_names=("a", "b", "c"))
-    settings = BusSettings(state_dir=tmp_path, serve=("in -> out",), switch=False)
+    settings = BusSettings(state_dir=tmp_path, device_id="pi", serve=("in -> out",), switch=False)
     sent: list[tuple[str, dict[str, Any]]] = []
     bus = Bus(settings, topics_of(settings), lambda topic, payload, retain: sent.append((topic, json.loads(payload))))
     bus.look(0.0)

@@ -57,3 +57,11 @@ def test_conditions_json_holds_the_same_facts(agent):
     assert list(printed["facts"]) == [one.name for one in fields(Facts)]
     assert printed["facts"]["battery_percent"]["value"] == 71.0
     assert printed["facts"]["temperature_c"] | {"source": ""} == {"value": None, "source": "", "confidence": "unknown"}
+
+
+@pytest.mark.parametrize(("options", "accepts"), [(["--dp-required"], False), ([], True)])
+def test_conditions_names_a_damaged_account_of_privacy_where_privacy_is_required(agent, tmp_path, options, accepts):
+    (tmp_path / "var/lib/agent/privacy-ledger").write_bytes(b"?")
+    printed = json.loads(agent("--json", "--no-charging", *options).out)
+    assert printed["would_accept"] is accepts
+    assert ("account of privacy" in printed["why"]) is not accepts

@@ -146,6 +146,13 @@ def test_an_agent_at_work_is_left_alone(settings):
     assert "an agent is at work here: digits with 144 training examples" in found["task"].detail
 
 
+def test_doctor_fails_for_a_models_ca_file_that_cannot_be_used(settings, tmp_path):
+    found = find(replace(settings, models_ca_file=tmp_path / "misspelt.crt"))["models_ca_file"]
+    assert found.verdict == "fail"
+    assert "misspelt.crt" in found.detail
+    assert "models_ca_file" not in find(settings)
+
+
 @pytest.mark.broker
 def test_a_name_that_another_agent_has(settings, mosquitto):
     online = encode(Envelope(DeviceState(online=True, boot="x")))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from fedpatch.device_agent.cli.bundle_installation import install, open_to_other
 from fedpatch.device_agent.cli.main import main
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle
-from fedpatch.shared.errors import ConfigError, DataError, UsageError
+from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageError
 from fedpatch.shared.mqtt.broker_settings import read_password
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.other_users import NOBODY, open_directory
 from tests.support.programs import Program
 
 OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
@@ -83,6 +85,54 @@ def test_a_bundle_makes_a_device_who_it_is(tmp_path: Path, device: Device):
     assert device.state_dir.stat().st_mode & 0o077 == 0
     files = TlsFiles(place / "ca.crt", place / "client.pem", place / "client.pem")
     assert tls_context(parse_broker_url("mqtts://broker.lan"), files) is not None
+
+
+PLAIN = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret")
+
+
+@pytest.fixture
+def served() -> Iterator[Device]:
+    """A device whose state directory belongs to a service user; its parents are open to that user, unlike tmp_path."""
+    with open_directory() as directory:
+        device = Device(directory)
+        device.state_dir.mkdir()
+        os.chown(device.state_dir, NOBODY, NOBODY)
+        yield device
+
+
+def test_bundle_that_root_installs_belongs_to_the_owner_of_the_state_directory(tmp_path: Path, served: Device):
+    groups, place = os.getgroups(), served.state_dir / "identity"
+    served.install(bundle_of(tmp_path))
+    served.install(PLAIN)
+    assert {one.stat().st_uid for one in (place, *place.iterdir())} == {NOBODY}
+    assert served.config.stat().st_uid == 0
+    assert (os.geteuid(), os.getgroups()) == (0, groups)
+
+
+def test_root_follows_no_link_of_the_service_user_out_of_the_state_directory(served: Device):
+    victim = served.config.parent / "victim"
+    victim.mkdir()
+    (served.state_dir / "identity").symlink_to(victim)
+    with pytest.raises(StateError, match="Permission denied"):
+        served.install(PLAIN)
+    assert (victim.stat().st_uid, list(victim.iterdir())) == (0, [])
+
+
+def test_root_follows_no_link_of_another_user_to_a_settings_file(served: Device):
+    link = served.state_dir / "agent.toml"
+    link.symlink_to(served.config)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(UsageError, match="link of another user"):
+        install(PLAIN, config=link, state_dir=served.state_dir, replace=False)
+
+
+def test_link_to_the_settings_file_stays_a_link(tmp_path: Path, device: Device):
+    link = tmp_path / "link.toml"
+    link.symlink_to(device.config)
+    done = install(PLAIN, config=link, state_dir=device.state_dir, replace=False)
+    assert link.is_symlink()
+    assert device.settings["device_id"] == "pi-1"
+    assert str(device.config) in done.written
 
 
 def test_the_same_bundle_again_changes_nothing(tmp_path: Path, device: Device):

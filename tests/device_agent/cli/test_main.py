@@ -9,10 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fedpatch.device_agent.bus.device_state import read_state as bus_state
+from fedpatch.device_agent.cli.main import _in_words as status_in_words
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
+from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir, read_standing
+from fedpatch.shared.errors import StateError
+from tests.support.examples import examples
 from tests.support.programs import Ended
 
 TRAINING = {
@@ -27,6 +33,15 @@ TRAINING = {
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
+    return _filled(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _filled(tmp_path_factory.mktemp("state"))
+
+
+def _filled(tmp_path: Path) -> Path:
     lock_state_dir(tmp_path).release()
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
     StatusFile(tmp_path, fixed).write(TRAINING)
@@ -147,6 +162,33 @@ def test_damaged_status_file_is_an_error(agent, state_dir):
     ended = agent("status", "--state-dir", state_dir)
     assert ended.code == 1
     assert "status.json: is damaged" in ended.err
+
+
+WRONG = st.one_of(st.none(), st.just("x"), st.just(-1), st.just([None]), st.just({"task": 1}), st.just(float("nan")))
+
+
+@examples(60)
+@given(key=st.sampled_from(sorted({*TRAINING, "since", "private", "privacy", "device_id", "unwilling"})), value=WRONG)
+def test_status_with_a_value_of_a_wrong_type_is_read_or_an_error_that_names_the_file(whole, key, value):
+    path = whole / "status.json"
+    sound = path.read_bytes()
+    path.write_text(json.dumps({**json.loads(sound), key: value}))
+    try:
+        with lock_state_dir(whole):
+            try:
+                status_in_words(read_standing(whole), 1.0)
+                bus_state(whole)
+            except StateError as error:
+                assert str(error).startswith(f"{path}: is not what an agent wrote")
+    finally:
+        path.write_bytes(sound)
+
+
+def test_patches_are_listed_beside_a_damaged_status_file(agent, state_dir):
+    sound = agent("patches", "--state-dir", state_dir, "--json")
+    (state_dir / "status.json").write_bytes(b"{")
+    assert agent("patches", "--state-dir", state_dir, "--json") == sound
+    assert len(json.loads(sound.out)) == 1
 
 
 def test_the_state_directory_may_come_from_the_environment(agent, state_dir, monkeypatch):

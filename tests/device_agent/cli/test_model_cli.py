@@ -15,6 +15,7 @@ from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE
 from tests.device_agent.exported_models import RUN, onnx_of, publish
+from tests.support.other_users import acting_as_nobody, open_directory
 from tests.support.programs import Ended, agent_leaves
 
 DATA = "shard:0/10"
@@ -199,6 +200,25 @@ def test_models_gives_the_reason_for_a_missing_validation_figure(agent, tmp_path
 def test_models_reports_a_device_without_models(agent, tmp_path):
     assert agent("models", "--state-dir", tmp_path).out == f"no personal models yet in {tmp_path}\n"
     assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
+
+
+@pytest.mark.parametrize("command", ["models", "rollback"])
+def test_state_directory_that_is_absent_is_an_error_as_for_status(agent, tmp_path, command):
+    done = agent(command, "--state-dir", tmp_path / "nope")
+    assert (done.code, done.out, done.err) == (2, "", agent("status", "--state-dir", tmp_path / "nope").err)
+    assert "nope" in done.err
+
+
+@pytest.mark.parametrize("command", ["models", "status", "patches"])
+def test_state_directory_of_another_user_is_an_error_that_names_the_user(agent, command):
+    with open_directory() as directory:
+        state_dir = directory / "state"
+        state_dir.mkdir(mode=0o700)
+        with acting_as_nobody():
+            done = agent(command, "--state-dir", state_dir)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"fedpatch-agent: {state_dir}/")
+    assert done.err.endswith(": Permission denied; run as the user that owns it (sudo -u root)\n")
 
 
 def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):

@@ -73,9 +73,12 @@ def test_nothing_is_overwritten(agent, tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(agent, tmp_path):
     (tmp_path / "room").write_text("mine")
-    for where in (tmp_path, tmp_path / "room"):
+    for where, remedy in ((tmp_path, "choose another name"), (tmp_path / "room", "choose another --dir")):
         ended = agent("new-task", "room", "--dir", where)
-        assert ended.code == 2 and "no folder" in ended.err and "Traceback" not in ended.err
+        assert (ended.code, ended.err) == (
+            2,
+            f"fedpatch-agent: {tmp_path}/room is a file, and not a folder; {remedy}\n",
+        )
     assert (tmp_path / "room").read_text() == "mine"
 
 

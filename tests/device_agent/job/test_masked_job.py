@@ -257,6 +257,15 @@ def test_unmasked_round_forgets_the_secrets_of_the_masked_one():
     assert Accept(10) in bodies(effects)
 
 
+def test_evaluate_request_with_masking_terms_keeps_the_secrets_of_the_last_masked_round():
+    """The group of that round may still ask for shares."""
+    job, keys = training()
+    group = in_group(job, keys)
+    ask_masked(job, replace(MASKED, evaluate=True), round_number=2)
+    [reveal] = receive(job, Unmask(group.context, b"\x07"))
+    assert isinstance(reveal, SendAfterSave)
+
+
 @pytest.mark.parametrize(
     ("job", "request_", "reason"),
     [

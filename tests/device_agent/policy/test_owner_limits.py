@@ -11,6 +11,8 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model, why_too_long
+from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
+from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
@@ -36,12 +38,12 @@ KEEPS = "the request keeps {} private, the owner of this device at least affine;
         (
             {"plan": replace(REQUEST.plan, steps=100_000_000)},
             DeclineReason.PLAN_LIMIT,
-            "100000000 training steps are asked for; the owner's limit is max_steps = 1000",
+            "more training steps are asked for; the owner's limit is max_steps = 1000",
         ),
         (
             {"plan": replace(REQUEST.plan, steps=1, finish=parse_phases("all:1000s")), "evaluate": True},
             DeclineReason.PLAN_LIMIT,
-            "1001 training steps are asked for, those of finish among them; the owner's limit is max_steps = 1000",
+            "more training steps are asked for, those of finish among them; the owner's limit is max_steps = 1000",
         ),
     ],
     ids=["none", "names", "plan", "finish"],
@@ -95,6 +97,26 @@ def test_a_damaged_record_declines_every_request(tmp_path):
     assert limits_of(tmp_path, private="affine").refusal(TASK, REQUEST) is None
 
 
+@pytest.mark.parametrize(("required", "declines"), [(True, True), (False, False)])
+def test_damaged_account_of_privacy_is_logged_at_the_start_and_declines_where_privacy_is_required(
+    tmp_path, caplog, required, declines
+):
+    (tmp_path / LEDGER_NAME).write_bytes(b"?")
+    budget = PrivacyBudget(tmp_path, fleet="lab", required=required)
+    limits = OwnerLimits(tmp_path / "patches", max_steps=1, max_epochs=1, privacy=budget)
+    limits.take(READY)
+    assert [LEDGER_NAME in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert bool(limits.declines) is declines
+
+
+def test_damaged_record_of_what_stayed_private_is_logged_as_an_error_at_the_start(tmp_path, caplog):
+    (tmp_path / "patches").mkdir()
+    (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
+    limits = limits_of(tmp_path)
+    assert [f"{TASK}.private" in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert f"{TASK}.private" in limits.declines
+
+
 class TestUpdate:
     def test_one_that_holds_just_what_may_leave_is_sent(self, tmp_path):
         assert limits_of(tmp_path).why_not_send(REQUEST, update()) == ""
@@ -131,8 +153,22 @@ class TestUpdate:
     ],
 )
 def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, limit):
-    assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
-    assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100))
+    count, words = why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
+    assert limit in words
+    assert bool(limit) == bool(words) == bool(count)
+
+
+@pytest.mark.parametrize("plan", [replace(PLAN, steps=1000, batch_size=1000), replace(PLAN, batch_size=1, epochs=100)])
+def test_decline_of_a_plan_does_not_depend_on_the_number_of_examples_which_the_log_has(tmp_path, plan, caplog):
+    """A device with `secure = "required"` tells nobody how many it has."""
+    request, answers = replace(REQUEST, plan=plan, features=COORDINATOR_FEATURES), set()
+    for number in (1430, 6000):
+        limits = limits_of(tmp_path)
+        limits.take(replace(READY, num_examples=number))
+        answers.add(limits.refusal(TASK, request))
+    assert len(answers) == 1
+    assert None not in answers
+    assert len({line for line in caplog.messages if "are asked for" in line}) == 2
 
 
 @pytest.mark.parametrize(
@@ -145,9 +181,10 @@ def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, li
     ],
 )
 def test_a_plan_counts_twice_where_learning_alone_is_measured_too(tmp_path, plan, limit):
-    assert why_too_long(plan, 6000, max_steps=100_000, max_epochs=100) == ""
-    assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True)
-    assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True))
+    assert why_too_long(plan, 6000, max_steps=100_000, max_epochs=100) == (0, "")
+    count, words = why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True)
+    assert limit in words
+    assert bool(limit) == bool(words) == bool(count)
 
 
 def test_request_within_the_limits_is_accepted_although_a_measure_would_exceed_them(tmp_path):

@@ -64,6 +64,30 @@ def test_request_that_exceeds_max_epsilon_is_declined_and_counts_nothing(tmp_pat
     assert reason(budget_of(tmp_path, max_epsilon=1.0).refusal(noisy())) is DeclineReason.PRIVACY_SPENT
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, DeclineReason.UNSUPPORTED),
+        ({"required": True}, DeclineReason.PRIVACY_REQUIRED),
+        ({"max_epsilon": 8.0}, DeclineReason.PRIVACY_REQUIRED),
+    ],
+)
+def test_evaluate_request_with_terms_is_declined_because_no_noise_covers_a_measurement(tmp_path, limits, expected):
+    assert reason(budget_of(tmp_path, **limits).refusal(replace(noisy(), evaluate=True))) is expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, None),
+        ({"required": True}, DeclineReason.PRIVACY_REQUIRED),
+        ({"max_epsilon": 8.0}, DeclineReason.PRIVACY_REQUIRED),
+    ],
+)
+def test_plain_evaluate_request_is_declined_only_where_the_owner_requires_privacy(tmp_path, limits, expected):
+    assert reason(budget_of(tmp_path, **limits).refusal(replace(REQUEST, evaluate=True))) is expected
+
+
 def test_limit_holds_over_all_runs(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
     budget.count(KEY, noisy(), manifest(1))

@@ -126,6 +126,15 @@ class TestRecord:
         owned.note(private_of("affine"), MODEL)
         assert floor.path.read_bytes() == damage
 
+    @pytest.mark.parametrize("name", ["toy.private", f"toy-{'0' * 16}.patch"], ids=["record", "patch"])
+    def test_record_or_patch_that_the_system_withholds_is_not_to_be_deleted(self, tmp_path, name):
+        """It may be whole."""
+        (tmp_path / name).mkdir()
+        with pytest.raises(StateError, match=r"a directory is where a file is expected.*Set `private`") as error:
+            floor_in(tmp_path).of(MODEL)
+        assert "delete" not in str(error.value)
+        assert "damaged" not in str(error.value)
+
     def test_every_flipped_byte_is_found(self, tmp_path):
         floor = floor_in(tmp_path)
         floor.note(private_of("all"), MODEL)

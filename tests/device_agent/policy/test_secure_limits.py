@@ -17,6 +17,7 @@ from tests.device_agent.jobs import REQUEST, requested
 from tests.device_agent.owners import READY
 from tests.support.specs import TASK, TASKS, envelope_of, update
 
+MEASURE = replace(REQUEST, evaluate=True)
 MASKED_UPDATE = replace(update(), encoding="masked-u8")
 
 
@@ -27,7 +28,15 @@ def secure(**changes):
 @pytest.mark.parametrize(
     ("limits", "request_", "reason", "words"),
     [
-        (SecureLimits(REQUIRED), REQUEST, DeclineReason.INSECURE_REQUEST, "no update leave this device unmasked"),
+        (SecureLimits(REQUIRED), REQUEST, DeclineReason.INSECURE_REQUEST, "leave this device unmasked"),
+        (SecureLimits(REQUIRED), MEASURE, DeclineReason.INSECURE_REQUEST, "leave this device unmasked"),
+        (
+            SecureLimits(REQUIRED, min_group=2),
+            replace(MASKED, evaluate=True),
+            DeclineReason.INSECURE_REQUEST,
+            "leave this device unmasked",
+        ),
+        (SecureLimits(min_group=2), replace(MASKED, evaluate=True), DeclineReason.UNSUPPORTED, "not masked"),
         (SecureLimits(min_group=8), secure(group_min=7, group_max=10), DeclineReason.SECURE_TERMS, "min_group = 8"),
         (SecureLimits(min_group=2, clip=0.5), secure(clip=0.6), DeclineReason.SECURE_TERMS, "clip = 0.5"),
         (SecureLimits(min_group=2), secure(keep=3), DeclineReason.UNSUPPORTED, "keep is 3"),
@@ -71,6 +80,7 @@ def test_request_below_the_terms_is_declined_with_its_word(limits, request_, rea
     [
         (SecureLimits(ALLOWED), REQUEST),
         (SecureLimits(OFF), REQUEST),
+        (SecureLimits(ALLOWED), MEASURE),
         (SecureLimits(REQUIRED, min_group=2), MASKED),
         (SecureLimits(min_group=8), secure(group_min=8, group_max=10)),
         (SecureLimits(min_group=2, clip=0.5), secure(clip=0.5)),

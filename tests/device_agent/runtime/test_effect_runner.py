@@ -34,8 +34,7 @@ from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
-from fedpatch.device_agent.state.update_spool import Spooled
-from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from fedpatch.shared.wire import topics

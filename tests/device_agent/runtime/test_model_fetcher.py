@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
 from fedpatch.device_agent.runtime import model_fetcher
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent, ModelFetcher, shown
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import Manifest
 from tests.support.brokers import HOST, PATIENCE_S
@@ -159,6 +161,17 @@ def test_slow_server_is_given_up(monkeypatch):
         chunks, end = fetch(url)
     assert not chunks and "no chunk within 0.3 s" in end.problem
     assert 0 < end.wasted_bytes < CHUNK_BYTES
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("no certificate", "not a file of CA")])
+@pytest.mark.parametrize("prefix", ["", "up_"])
+def test_ca_file_that_cannot_be_used_is_an_error_at_the_start(tmp_path, content, words, prefix):
+    path = tmp_path / "ca.crt"
+    if content is not None:
+        path.write_text(content)
+    connection = BrokerSettings(broker=f"mqtt://{HOST}")
+    with pytest.raises(UsageError, match=f"^{prefix}models_ca_file: {path}: .*{words}"):
+        ModelFetcher.of(connection, path, lambda _: None, prefix=prefix)
 
 
 def test_certificate_of_an_unknown_ca_is_refused(served):

@@ -57,7 +57,7 @@ def test_downloads_without_wanted_blobs_hold_no_file(tmp_path):
 def test_a_directory_that_refuses_is_named(tmp_path):
     place = tmp_path / "downloads"
     place.write_text("a file where a directory should be")
-    with pytest.raises(StateError, match=r"downloads.*state directory"):
+    with pytest.raises(StateError, match=r"downloads.*a file is where a directory is expected"):
         Downloads(place, STEPS)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from fedpatch.device_agent.job.job_effects import ForgetMasking, SendAfterSave
 from fedpatch.device_agent.job.job_events import EffectFailed
 from fedpatch.device_agent.job.job_state_machine import run_effects
 from fedpatch.device_agent.state.masking_file import FILE, MaskingFile
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
@@ -42,13 +46,28 @@ def test_state_is_read_back_and_only_the_owner_may_read_it(tmp_path, state):
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda data: b"", lambda data: data[:40] + b"\x00" + data[41:]]
 )
-def test_damaged_state_is_dropped_with_a_warning(tmp_path, caplog, damage):
+def test_damaged_state_is_deleted_with_an_error_in_the_log(tmp_path, caplog, damage):
     file = MaskingFile(tmp_path)
     file.save(states()[2])
     file.path.write_bytes(damage(file.path.read_bytes()))
     assert MaskingFile(tmp_path).load() is None
-    assert "cannot be read" in caplog.text
+    assert "is damaged, and is deleted" in caplog.text
     assert not file.path.exists()
+
+
+def test_state_that_the_system_withholds_is_kept_and_ends_the_start(tmp_path, monkeypatch):
+    """It may be whole: without it the device is lost to its group."""
+    file = MaskingFile(tmp_path)
+    file.save(states()[2])
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StateError, match=f"{FILE}: Permission denied; "):
+            MaskingFile(tmp_path).load()
+    assert MaskingFile(tmp_path).load() == states()[2]
 
 
 def test_without_a_file_there_is_no_state(tmp_path):

@@ -217,7 +217,7 @@ def test_a_patch_under_anothers_name_is_refused(directory, path):
 
 def test_unusable_patch_directory_raises(tmp_path):
     (tmp_path / "state").touch()
-    with pytest.raises(StateError, match=r"state/patches: Not a directory; .*another state directory"):
+    with pytest.raises(StateError, match=r"state/patches: Not a directory; .*name another directory"):
         PatchStore(tmp_path / "state" / "patches")
 
 

@@ -19,13 +19,17 @@ from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.policy.private_floor import PrivateFloor
+from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.patch_store import CONTROLS, INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.state.storage_check import RETRY_S, Storage, stored_problems
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.files import previous_of
 from fedpatch.shared.errors import StateError
+from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
@@ -34,7 +38,9 @@ from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import SmallDisk, small_disk
 from tests.support.examples import examples
-from tests.support.specs import RUN, TASK, TASKS, envelope_of, update
+from tests.support.masked_group import PlayedGroup
+from tests.support.other_users import acting_as_nobody, open_directory
+from tests.support.specs import MODEL_SCHEMA, RUN, TASK, TASKS, envelope_of, update
 
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
 ALONE = PatchKey(TASK, REQUEST.schema, "independent")
@@ -206,6 +212,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         alone.save(PatchRecord(ALONE, RUN, number, PatchState(), after))
         of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
         residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
+    PrivateFloor(store.directory, TASK).note({"bn.weight"}, MODEL_SCHEMA)
+    PrivacyLedger(state).count("lab", RUN, TASK, "ab" * 32, Release(2.0, 0))
+    masking = PlayedGroup.of(3).devices[0].rounds.state
+    assert masking is not None
+    MaskingFile(state).save(masking)
     ModelCache(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
     spool = UpdateSpool(state / "spool")
     spool.update_path.write_bytes(b"update")
@@ -235,7 +246,7 @@ def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path:
 
 
 @examples(200)
-@given(which=st.integers(0, 30), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@given(which=st.integers(0, 40), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, at: float, bit: int):
     files = sorted(one for one in whole.rglob("*") if one.is_file() and one.stat().st_size)
     path = files[which % len(files)]
@@ -246,6 +257,39 @@ def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, a
         assert any(verdict in ("warn", "fail") for verdict, *_ in findings(whole)), (path, place)
     finally:
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("file", "private", "verdict", "remedy"),
+    [
+        ("privacy-ledger", "", "fail", "move it away to count from zero"),
+        (f"patches/{TASK}.private", "", "fail", "set `private`"),
+        (f"patches/{TASK}.private", "affine", "warn", "delete it"),
+        ("masking.bin", "", "warn", "nothing: the agent deletes it"),
+    ],
+)
+def test_damaged_record_is_a_finding_that_fails_where_rounds_are_declined_for_it(
+    whole: Path, tmp_path: Path, file: str, private: str, verdict: str, remedy: str
+):
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    spoil(state_dir / file)
+    checkup = quiet_checkup()
+    _check_stored(state_dir, checkup, private)
+    [one] = checkup.findings
+    assert (one.verdict, remedy in one.remedy, str(state_dir / file) in one.detail) == (verdict, True, True)
+
+
+@pytest.mark.parametrize("closed", ["", "patches", "patches/personal"])
+def test_directory_of_another_user_is_a_finding_that_names_the_user(closed: str):
+    with open_directory() as directory:
+        (directory / "patches" / "personal").mkdir(parents=True)
+        (directory / closed).chmod(0o700)
+        with acting_as_nobody():
+            [(verdict, detail, remedy)] = findings(directory)
+        (directory / closed).chmod(0o755)
+    assert verdict == "fail"
+    assert f"{directory / closed}: Permission denied" in detail
+    assert "sudo -u root" in remedy
 
 
 def test_doctor_fails_for_a_patch_that_rounds_are_declined_for(whole: Path, tmp_path: Path):

@@ -81,7 +81,7 @@ def test_bus_serves_the_int8_model_where_it_is_asked_to(tmp_path, digits):
     model = Device(tmp_path, DIGITS, digits).play()
     sent: list[Any] = []
     for int8 in (False, True):
-        settings = BusSettings(state_dir=tmp_path, serve=("in -> out",), switch=False, int8=int8)
+        settings = BusSettings(state_dir=tmp_path, device_id="pi", serve=("in -> out",), switch=False, int8=int8)
         bus = Bus(settings, topics_of(settings), lambda topic, payload, retain: sent.append(payload))
         bus.look(0.0)
         bus.take(Received("in", json.dumps({"values": digits.test_x[0].ravel().tolist()}).encode(), False))

@@ -150,3 +150,18 @@ def test_other_values_may_be_empty_and_paths_may_be_left_out(shed, monkeypatch):
     assert shed("fill", "rake", "--label", "") == Ended(0, "['rake'] . None ''\n", "")
     assert shed("fill", ".", "--into", ".", "--list", "a b") == Ended(0, "['.'] . a b 'old'\n", "")
     assert "Put things into it." in shed("fill", "rake", "--into", "", "--help").out
+
+
+def test_path_that_cannot_be_read_is_left_to_the_command(monkeypatch, capsys, tmp_path):
+    """Its message has a remedy, unlike that of typer."""
+    app = make_app("lamp", "A lamp.")
+    given: list[Path] = []
+
+    @command(app, "on", example="lamp on")
+    def on(file: Path, where: Annotated[Path, typer.Option("--where", metavar="PATH")] = Path()) -> None:
+        """Switch it on."""
+        given.extend((file, where))
+
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    done = Program(lambda: run_app(app, "lamp"), monkeypatch, capsys)("on", tmp_path, "--where", tmp_path)
+    assert (done.code, given) == (0, [tmp_path, tmp_path])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -11,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.shared.app.files import check_state_directory, remedy_at, remedy_for, remove_unfinished, write_atomic
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.app.files import (
+    check_state_directory,
+    refusals_of,
+    remedy_at,
+    remedy_for,
+    remove_unfinished,
+    write_atomic,
+)
+from fedpatch.shared.errors import StateError, UsageError
 from tests.support.disks import small_disk
 from tests.support.paths import ROOT
 
@@ -109,6 +117,29 @@ def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
         disk.make_readonly()
         assert remedy_at(disk.path, "say please").startswith(readonly)
     assert remedy_at(tmp_path / "absent", "say please") == "say please"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EEXIST, "a file is where a directory is expected"),
+        (errno.ENOTDIR, "a file is where a directory is expected"),
+        (errno.EISDIR, "a directory is where a file is expected"),
+        (errno.ENOSPC, "free some space on this disk"),
+        (errno.EACCES, "make it writable"),
+    ],
+)
+def test_refusal_names_the_file_and_the_remedy_of_its_cause(tmp_path, number, remedy):
+    with pytest.raises(StateError, match=f"{tmp_path}/file: .*; {remedy}"), refusals_of(tmp_path):
+        raise OSError(number, os.strerror(number), str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_refusal_for_want_of_rights_names_the_user_that_owns_the_nearest_path(tmp_path, monkeypatch, number):
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StateError, match=f"sudo -u {owner}"), refusals_of(tmp_path / "closed" / "file"):
+        raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])

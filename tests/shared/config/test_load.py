@@ -211,6 +211,12 @@ def test_unreadable_settings_file_is_reported(file):
     assert problems(file=Path.cwd()) == [f"{Path.cwd()}: is a directory; give a configuration file"]
 
 
+def test_setting_that_an_unreadable_file_may_set_is_not_reported_as_missing(file):
+    with pytest.raises(ConfigError) as error:
+        load(Guest, file=file, environ={}, flags={"chairs": "0"})
+    assert list(error.value.problems) == ["oven.toml: no such file", "--chairs: 0 is below 1"]
+
+
 def test_a_file_from_windows_is_read(file):
     file.write_bytes(b"\xef\xbb\xbftrays = 2\r\n# x\r\nshare = 3\r\n")
     assert problems(file=file) == ["oven.toml:3: share: 3 is above 1"]
