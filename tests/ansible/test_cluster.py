@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.hosts.plays import HERE, by_ansible, played, stub, tasks_of
 
 EJABBERDCTL = """
@@ -13,6 +15,7 @@ esac
 """
 
 
+@pytest.mark.slow
 @by_ansible
 def test_node_joins_the_first_one_unless_it_knows_it_already_by_its_whole_name(tmp_path):
     """192.168.1.10 is not 192.168.1.1."""
