@@ -119,25 +119,6 @@ def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
 
 @pytest.mark.slow
 @by_ansible
-def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
-    """Capitals, and the name of another device, as a `device_agent_id` in group_vars gives it to all."""
-    hosts = {
-        "pi-1": {},
-        "Pi-2": {},
-        "pi-3": {"device_agent_id": "one"},
-        "pi-4": {"device_agent_id": "one"},
-        "Pi-5": {"device_agent_id": "pi-5"},
-    }
-    variables: dict[str, Any] = {"device_agent_settings": {"data": "here"}, "fleet_program_dir": str(tmp_path / "none")}
-    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
-    done = played(tmp_path, fleet_of(hosts, **variables), play, "--check")
-    refusals = refused(done)
-    assert set(refusals) == {"Pi-2", "pi-3", "pi-4"}, done.stdout + done.stderr
-    assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
-
-
-@pytest.mark.slow
-@by_ansible
 def test_a_backup_is_not_restored_over_runs_in_a_file_or_a_database(tmp_path):
     """`registry.url` names the database of a coordinator whose registry is in PostgreSQL."""
     (tmp_path / "backup.tar.gz").touch()

@@ -125,16 +125,3 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
     begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
     assert begun == ["other"], done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@by_ansible
-def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
-    """`device_agent_id` where a host has one, else what the inventory calls it."""
-    devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
-    groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
-    files = [str(ROLES / role / kind / "main.yml") for role in ("fleet", "broker") for kind in ("defaults", "vars")]
-    tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
-    play = {"hosts": "broker", "vars_files": files, "tasks": tasks}
-    done = played(tmp_path, {"children": groups}, play)
-    assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr
