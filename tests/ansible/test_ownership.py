@@ -94,8 +94,9 @@ def test_device_is_enrolled_by_the_user_of_its_state_directory_and_its_settings_
         (place / name / "agent").mkdir()
         shutil.chown(place / name / "agent", user)
     files = [str(ROLES / role / "vars" / "main.yml") for role in ("fleet", "device_agent")]
-    template = {"src": str(ROLES / "device_agent/templates/agent.toml.j2"), "dest": "{{ device_agent_config }}"}
+    template = {"src": str(ROLES / "fleet/templates/settings.toml.j2"), "dest": "{{ device_agent_config }}"}
     write = {"ansible.builtin.template": {**template, "mode": "0640", "group": "{{ fleet_user }}"}}
+    write["vars"] = {"fleet_settings": "{{ device_agent_all_settings }}"}
     same = {**write, "register": "again", "failed_when": "again is changed"}
     play = {"hosts": "devices", "vars_files": files, "tasks": [write, tasks_of("device_agent", "enrol.yml"), same]}
     made = {"hosts": "broker[0]", "roles": ["authority"]}
