@@ -51,24 +51,25 @@ def _inventory(place: Path, hosts: dict[str, dict[str, Any]], **given: Any) -> d
 
 
 def test_link_in_the_coordinators_state_directory_gives_its_user_nothing(place):
-    """The record of revoked devices goes there; a coordinator without such a link gets it, once."""
+    """The record of revoked devices goes there; a coordinator and a relay without such a link get it, once."""
     for name in ("ca.crt", "coordinator/client.key", "coordinator/client.crt", "index.json"):
         (place / "ca" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "ca" / name).write_text('{"entries": []}\n')
     (place / "kept").mkdir()
     inventory = _inventory(place, {"honest": {}, "linked": {}})
     for name in ("honest", "linked"):
-        (place / name / "coordinator").mkdir()
-        shutil.chown(place / name / "coordinator", USER)
+        for service in ("coordinator", "relay"):
+            (place / name / service).mkdir()
+            shutil.chown(place / name / service, USER)
     (place / "linked" / "coordinator" / "ca").symlink_to(place / "kept")
-    play = {"hosts": "coordinator", "tasks": [tasks_of("coordinator", "identity.yml")]}
+    play = {"hosts": "coordinator", "tasks": [tasks_of("coordinator", "identity.yml"), tasks_of("relay", "record.yml")]}
     plays = [played(place, inventory, play) for _ in range(2)]
     assert ((place / "kept").owner(), list((place / "kept").iterdir())) == ("root", [])
-    record = place / "honest" / "coordinator" / "ca" / "index.json"
-    assert (record.read_bytes(), record.owner()) == ((place / "ca" / "index.json").read_bytes(), USER)
-    assert record.stat().st_mode & 0o777 == 0o600
+    for record in (place / "honest" / name / "index.json" for name in ("coordinator/ca", "relay/site/ca")):
+        assert (record.read_bytes(), record.owner()) == ((place / "ca" / "index.json").read_bytes(), USER)
+        assert record.stat().st_mode & 0o777 == 0o600
     changed = [re.findall(r"^honest .* changed=(\d+)", done.stdout, re.M) for done in plays]
-    assert changed == [["4"], ["0"]], plays[0].stdout + plays[0].stderr
+    assert changed == [["5"], ["0"]], plays[0].stdout + plays[0].stderr
     identity = place / "honest" / "etc" / "coordinator"
     assert (identity.owner(), (identity / "client.key").owner()) == ("root", USER)
 
