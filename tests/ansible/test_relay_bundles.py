@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.plays import by_ansible, fleet_of, played, tasks_of
+from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
 
 
 @pytest.mark.slow
 @by_ansible
-def test_relay_gets_a_bundle_with_another_certificate_before_its_own_ends_and_the_former_one_stays_good(tmp_path):
-    """An interrupted renewal is made again; the site has the old certificate until it gets the bundle."""
+def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoked(tmp_path):
+    """An interrupted renewal is made again; the former certificate stays good until the site has the bundle."""
     ca = tmp_path / "ca"
-    given = {
-        "fleet_ca_dir": str(ca),
-        "fleet_control_command": str(Path(sysconfig.get_path("scripts"), "fedpatch")),
-        "fleet_relays": ["site-7"],
-    }
+    program = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
+    given = {"fleet_ca_dir": str(ca), "fleet_control_command": program, "fleet_relays": ["site-7"]}
     play = {"hosts": "broker", "roles": ["authority"], "tasks": [tasks_of("authority", "scale_out.yml")]}
     bundle = ca / "relays" / "site-7.bundle"
     changed, certificates = [], []
@@ -39,3 +37,6 @@ def test_relay_gets_a_bundle_with_another_certificate_before_its_own_ends_and_th
     assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
     entries = json.loads((ca / "index.json").read_text())["entries"]
     assert [one["revoked_at"] for one in entries if one["name"] == "site-7"] == [0, 0]
+    subprocess.run([program, "device", "revoke", "site-7", "--ca-dir", ca], check=True)
+    done = played(tmp_path, fleet_of({"hub": {}}, **given), play)
+    assert refused(done)["hub"].startswith("site-7 was revoked: take it out of fleet_relays"), done.stdout
