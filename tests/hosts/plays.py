@@ -54,3 +54,17 @@ def refused(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def tasks_of(role: str, file: str, **given: Any) -> dict[str, Any]:
     """A task that plays a file of a role's tasks; `given` counts more than the role's own variables."""
     return {"ansible.builtin.include_role": {"name": role, "tasks_from": file}, "vars": given}
+
+
+def fleet_of(hosts: dict[str, dict[str, Any]], **variables: Any) -> dict[str, Any]:
+    """An inventory whose hosts are devices, and the first of them is the rest."""
+    rest: dict[str, Any] = {"hosts": {next(iter(hosts)): {}}}
+    groups: dict[str, Any] = {"broker": rest, "coordinator": rest, "monitoring": rest, "devices": {"hosts": hosts}}
+    return {"vars": HERE | variables, "children": groups}
+
+
+def stub(path: Path, text: str) -> None:
+    """Write a shell script that takes the place of a program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import struct
-import subprocess
-import sys
-import tempfile
 from typing import Any
 
 import pytest
 import yaml
 
-from fedpatch.coordinator.pki.mosquitto_passwd import password_line
 from fedpatch.coordinator.pki.x509 import Period, make_ca, new_key
 from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, tasks_of
 
@@ -130,44 +125,3 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
     begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
     assert begun == ["other"], done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@by_ansible
-def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
-    """`device_agent_id` where a host has one, else what the inventory calls it."""
-    devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
-    groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
-    files = [str(ROLES / role / kind / "main.yml") for role in ("fleet", "broker") for kind in ("defaults", "vars")]
-    tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
-    play = {"hosts": "broker", "vars_files": files, "tasks": tasks}
-    done = played(tmp_path, {"children": groups}, play)
-    assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr
-
-
-def test_brokers_check_admits_the_passwords_of_the_file_alone():
-    """Questions of ejabberd, answered by the program that the role broker_node installs; a password may have colons."""
-    words = ["pi-1's word", "a:b:c"]
-    lines = [password_line(name, word) for name, word in zip(("pi-1", "pi-2"), words, strict=True)]
-    asked = [
-        "isuser:pi-1:kitchen",
-        "isuser:pi-3:kitchen",
-        f"auth:pi-1:kitchen:{words[0]}",
-        f"auth:pi-2:kitchen:{words[1]}",
-    ]
-    asked += [
-        f"auth:pi-2:kitchen:{words[0]}",
-        "auth:pi-1:kitchen:",
-        f"auth:pi-3:kitchen:{words[0]}",
-        "setpass:pi-1:kitchen:new",
-    ]
-    program = ROLES / "broker_node" / "files" / "check_password.py"
-    sent = b"".join(struct.pack(">H", len(one)) + one.encode() for one in asked)
-    with tempfile.NamedTemporaryFile("w") as file:
-        file.write("\n".join(lines))
-        file.flush()
-        done = subprocess.run(
-            [sys.executable, program, file.name], input=sent, capture_output=True, check=True, timeout=60
-        )
-    answers = [struct.unpack(">HH", done.stdout[at : at + 4]) for at in range(0, len(done.stdout), 4)]
-    assert answers == [(2, right) for right in (1, 0, 1, 1, 0, 0, 0, 0)]

@@ -14,16 +14,20 @@ import struct
 import sys
 from pathlib import Path
 
+# A client may send any bytes as its name and password.
+_TEXT = ("utf-8", "surrogateescape")
+
 
 def answer(question: str, lines: list[str]) -> bool:
     """Return whether a question is answered with yes.
 
     Args:
-        question: The question without its length.
+        question: The question without its length; bytes that are not UTF-8 as `surrogateescape` decodes them.
         lines: Lines of the password file.
 
     Returns:
-        For `isuser` whether the user has a password, for `auth` whether it is this one; False for other questions.
+        For `isuser` whether the user has a password, for `auth` whether it is this one; False for other questions, and for
+        `auth` where the user's line is damaged.
 
     Example:
         >>> answer("isuser:pi-1:kitchen", ["pi-1:$7$101$AAAA$AAAA"])
@@ -35,16 +39,19 @@ def answer(question: str, lines: list[str]) -> bool:
         return False
     if verb != "auth":
         return verb == "isuser"
-    _, kind, iterations, salt, wanted = known.split("$")
-    derived = hashlib.pbkdf2_hmac("sha512", password.encode(), base64.b64decode(salt), int(iterations))
-    return kind == "7" and hmac.compare_digest(derived, base64.b64decode(wanted))
+    try:
+        _, kind, iterations, salt, wanted = known.split("$")
+        derived = hashlib.pbkdf2_hmac("sha512", password.encode(*_TEXT), base64.b64decode(salt), int(iterations))
+        return kind == "7" and hmac.compare_digest(derived, base64.b64decode(wanted))
+    except (ValueError, OverflowError):
+        return False
 
 
 def main() -> None:
     """Answer questions until the end of stdin."""
     while head := sys.stdin.buffer.read(2):
-        question = sys.stdin.buffer.read(struct.unpack(">H", head)[0]).decode()
-        right = answer(question, Path(sys.argv[1]).read_text().splitlines())
+        question = sys.stdin.buffer.read(struct.unpack(">H", head)[0]).decode(*_TEXT)
+        right = answer(question, Path(sys.argv[1]).read_text(*_TEXT).splitlines())
         sys.stdout.buffer.write(struct.pack(">HH", 2, right))
         sys.stdout.buffer.flush()
 

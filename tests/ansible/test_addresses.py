@@ -1,0 +1,32 @@
+"""Hosts by address or by name, where a role treats the two differently."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, tasks_of
+
+# Both are hexadecimal digits alone.
+NAMES = ["c1", "cafe.abc"]
+
+
+@by_ansible
+def test_postgresql_admits_addresses_with_their_length_and_networks_and_names_as_they_are(tmp_path):
+    [block] = [task for task in yaml.safe_load((ROLES / "database/tasks/main.yml").read_text()) if "block" in task]
+    [rules] = [task["ansible.builtin.blockinfile"]["block"] for task in block["block"] if "Admit" in task["name"]]
+    clients = ["10.0.0.1", "FD00::1", "10.0.0.0/8", "fd00::/8", *NAMES]
+    shown = {"ansible.builtin.debug": {"msg": rules}, "vars": {"database_clients": clients}}
+    done = played(tmp_path, fleet_of({"hub": {}}), {"hosts": "broker", "tasks": [shown]})
+    wanted = ["10.0.0.1/32", "FD00::1/128", "10.0.0.0/8", "fd00::/8", *NAMES]
+    assert re.findall(r"hostssl fedpatch fedpatch (\S+) scram", done.stdout) == wanted, done.stdout + done.stderr
+
+
+@by_ansible
+def test_firewall_refuses_a_name_that_is_hexadecimal_digits_alone(tmp_path):
+    admitted = [{"port": 8883, "by": "firewall_clients", "from": ["10.0.0.0/8", "fd00::1", NAMES[0]]}]
+    task = tasks_of("firewall", "close.yml", firewall_admitted=admitted)
+    done = played(tmp_path, fleet_of({"hub": {}}), {"hosts": "broker", "tasks": [task]}, "--check")
+    assert re.findall(r"failed: \[hub\] \(item=(\S+)\)", done.stdout) == [NAMES[0]], done.stdout + done.stderr
+    assert "neither an address nor a network" in done.stdout

@@ -1,0 +1,45 @@
+"""Names of devices: each of one device of the fleet, and the same for the broker, which admits devices by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, refused, tasks_of
+
+
+@pytest.mark.slow
+@by_ansible
+def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
+    """Capitals; the name of another device, which has it by its settings or by the inventory alone; that of a relay."""
+    hosts = {
+        "pi-1": {},
+        "Pi-2": {},
+        "pi-3": {"device_agent_id": "one"},
+        "pi-4": {"device_agent_id": "one"},
+        "Pi-5": {"device_agent_id": "pi-5"},
+        "pi-6": {"device_agent_id": "pi-7"},
+        "pi-7": {},
+        "site-1": {},
+    }
+    variables: dict[str, Any] = {"device_agent_settings": {"data": "here"}, "fleet_program_dir": str(tmp_path / "none")}
+    variables["fleet_relays"] = ["site-1"]
+    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
+    done = played(tmp_path, fleet_of(hosts, **variables), play, "--check")
+    refusals = refused(done)
+    assert set(refusals) == {"Pi-2", "pi-3", "pi-4", "pi-6", "pi-7", "site-1"}, done.stdout + done.stderr
+    assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
+
+
+@pytest.mark.slow
+@by_ansible
+def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
+    """`device_agent_id` where a host has one, else what the inventory calls it."""
+    devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
+    groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
+    files = [str(ROLES / name / "main.yml") for name in ("fleet/defaults", "fleet/vars", "broker/defaults")]
+    tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
+    play = {"hosts": "broker", "vars_files": files, "tasks": tasks}
+    done = played(tmp_path, {"children": groups}, play)
+    assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr

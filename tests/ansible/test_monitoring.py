@@ -1,0 +1,38 @@
+"""The role of the monitoring host, as files."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from tests.hosts.plays import HERE, ROLES, by_ansible, played
+
+MONITORING = ROLES / "monitoring"
+
+
+def test_grafana_reads_the_dashboards_where_they_are_installed_and_keeps_its_own_directory():
+    """/var/lib/grafana belongs to Grafana's user, who writes its database there."""
+    tasks = yaml.safe_load((MONITORING / "tasks" / "grafana.yml").read_text())
+    folders = next(task["loop"] for task in tasks if task["name"] == "Make the folders")
+    installed = next(task["ansible.builtin.copy"]["dest"] for task in tasks if task["name"] == "Install the dashboards")
+    provider = yaml.safe_load((MONITORING / "templates" / "grafana-dashboards.yaml.j2").read_text())["providers"][0]
+    assert not [folder for folder in folders if folder.startswith("/var/lib")]
+    assert installed.rstrip("/") == provider["options"]["path"] == folders[-1]
+
+
+@by_ansible
+def test_node_exporter_answers_private_networks_and_the_monitoring_host_and_is_closed_to_the_internet(tmp_path):
+    """Of monitoring hosts, addresses alone: systemd knows no names there."""
+    addresses = {"watch-4": "203.0.113.7", "watch-6": "2001:db8::7", "named": "watch.example"}
+    hosts = {name: {"ansible_host": address} for name, address in addresses.items()}
+    groups = {group: {"hosts": hosts} for group in ("monitoring", "broker", "coordinator")}
+    files = [str(ROLES / name / "main.yml") for name in ("fleet/vars", "monitoring/defaults")]
+    template = MONITORING / "templates" / "node-exporter.conf.j2"
+    shown = {"ansible.builtin.debug": {"msg": f"{{{{ lookup('ansible.builtin.template', '{template}') }}}}"}}
+    play = {"hosts": "watch-4", "vars_files": files, "tasks": [shown]}
+    done = played(tmp_path, {"vars": HERE | {"ansible_managed": ""}, "children": groups}, play)
+    lines = re.findall(r"IPAddress(Deny|Allow)=([^\\]+)", done.stdout)
+    assert lines[:2] == [("Deny", "any"), ("Allow", "localhost")], done.stdout + done.stderr
+    assert lines[-2:] == [("Allow", "203.0.113.7"), ("Allow", "2001:db8::7")]
+    assert {"192.168.0.0/16", "fc00::/7"} < {address for _, address in lines[2:-2]}

@@ -1,0 +1,110 @@
+"""Directories that a service's user owns: a link there gives that user nothing of the host, since root does not write there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.plays import HERE, ROLES, by_ansible, played, stub, tasks_of
+
+pytestmark = [
+    by_ansible,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the roles give files to root"),
+]
+
+USER = "daemon"
+FEDPATCH = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can enter."""
+    folder = Path(tempfile.mkdtemp(prefix="fedpatch-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _inventory(place: Path, hosts: dict[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
+    """Hosts with folders of their own, as coordinators and devices."""
+    for name in hosts:
+        (place / name / "etc").mkdir(parents=True)
+    values = {
+        "fleet_ca_dir": str(place / "ca"),
+        "fleet_user": USER,
+        "fleet_config_dir": f"{place}/{{{{ inventory_hostname }}}}/etc",
+        "fleet_state_dir": f"{place}/{{{{ inventory_hostname }}}}",
+        "fleet_program_dir": f"{place}/{{{{ inventory_hostname }}}}/opt",
+    }
+    groups = {group: {"hosts": hosts} for group in ("broker", "coordinator", "devices")}
+    return {"vars": HERE | values | given, "children": groups}
+
+
+def test_link_in_the_coordinators_state_directory_gives_its_user_nothing(place):
+    """The record of revoked devices goes there; a coordinator and a relay without such a link get it, once."""
+    for name in ("ca.crt", "coordinator/client.key", "coordinator/client.crt", "index.json"):
+        (place / "ca" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "ca" / name).write_text('{"entries": []}\n')
+    (place / "kept").mkdir()
+    inventory = _inventory(place, {"honest": {}, "linked": {}})
+    for name in ("honest", "linked"):
+        for service in ("coordinator", "relay"):
+            (place / name / service).mkdir()
+            shutil.chown(place / name / service, USER)
+    (place / "linked" / "coordinator" / "ca").symlink_to(place / "kept")
+    play = {"hosts": "coordinator", "tasks": [tasks_of("coordinator", "identity.yml"), tasks_of("relay", "record.yml")]}
+    plays = [played(place, inventory, play) for _ in range(2)]
+    assert ((place / "kept").owner(), list((place / "kept").iterdir())) == ("root", [])
+    for record in (place / "honest" / name / "index.json" for name in ("coordinator/ca", "relay/site/ca")):
+        assert (record.read_bytes(), record.owner()) == ((place / "ca" / "index.json").read_bytes(), USER)
+        assert record.stat().st_mode & 0o777 == 0o600
+    changed = [re.findall(r"^honest .* changed=(\d+)", done.stdout, re.M) for done in plays]
+    assert changed == [["5"], ["0"]], plays[0].stdout + plays[0].stderr
+    identity = place / "honest" / "etc" / "coordinator"
+    assert (identity.owner(), (identity / "client.key").owner()) == ("root", USER)
+
+
+def test_device_is_enrolled_by_the_user_of_its_state_directory_and_its_settings_stay(place):
+    """A broker that a device's settings name is that of its bundle."""
+    broker = "mqtts://hub.example:8883"
+    settings = {"task": "digits", "data": "here", "broker": broker}
+    hosts = {"pi-1": {"device_agent_id": "pi-1"}, "pi-2": {"device_agent_id": "pi-2", "fleet_user": "root"}}
+    record: dict[str, Any] = {
+        "device_agent_known": {},
+        "device_agent_is_known": False,
+        "device_agent_settings": settings,
+        "fleet_broker_url": "mqtts://elsewhere.example",
+    }
+    inventory = _inventory(place, hosts, fleet_control_command=FEDPATCH, **record)
+    program = "opt/current/bin/fedpatch-agent"
+    stub(place / "pi-1" / program, 'id -un >"$(dirname "$0")/../user"; cat "$2" >"${4#*=}/identity"')
+    (place / "pi-1" / "opt/current").chmod(0o777)
+    (place / "pi-2" / program).parent.mkdir(parents=True)
+    (place / "pi-2" / program).symlink_to(Path(FEDPATCH).with_name("fedpatch-agent"))
+    for name, user in (("pi-1", USER), ("pi-2", "root")):
+        (place / name / "agent").mkdir()
+        shutil.chown(place / name / "agent", user)
+    files = [str(ROLES / role / "vars" / "main.yml") for role in ("fleet", "device_agent")]
+    template = {"src": str(ROLES / "fleet/templates/settings.toml.j2"), "dest": "{{ device_agent_config }}"}
+    write = {"ansible.builtin.template": {**template, "mode": "0640", "group": "{{ fleet_user }}"}}
+    write["vars"] = {"fleet_settings": "{{ device_agent_all_settings }}"}
+    same = {**write, "register": "again", "failed_when": "again is changed"}
+    play = {"hosts": "devices", "vars_files": files, "tasks": [write, tasks_of("device_agent", "enrol.yml"), same]}
+    made = {"hosts": "broker[0]", "roles": ["authority"]}
+    assert played(place, inventory, made).returncode == 0
+    done = played(place, inventory, play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (place / "pi-1/opt/current/user").read_text().strip() == USER
+    assert json.loads((place / "pi-1/agent/identity").read_text())["broker"] == broker
+    assert (place / "pi-2/agent/identity/client.pem").exists()
+    assert [path.name for path in (place / "pi-1/etc").iterdir()] == ["agent.toml"]

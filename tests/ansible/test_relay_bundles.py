@@ -1,0 +1,42 @@
+"""Bundles of relays, which the CA's folder holds for their sites."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
+
+
+@pytest.mark.slow
+@by_ansible
+def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoked(tmp_path):
+    """An interrupted renewal is made again; the former certificate stays good until the site has the bundle."""
+    ca = tmp_path / "ca"
+    program = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
+    given = {"fleet_ca_dir": str(ca), "fleet_control_command": program, "fleet_relays": ["site-7"]}
+    play = {"hosts": "broker", "roles": ["authority"], "tasks": [tasks_of("authority", "scale_out.yml")]}
+    bundle = ca / "relays" / "site-7.bundle"
+    changed, certificates = [], []
+    for renew_days in (30, 30, 400):
+        if renew_days > 30:
+            bundle.with_suffix(".bundle.new").write_text("torn")
+            play = {"hosts": "broker", "tasks": play["tasks"]}
+        done = played(tmp_path, fleet_of({"hub": {}}, **given), play, "-e", f"authority_renew_days={renew_days}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        changed += re.findall(r"changed=(\d+)", done.stdout)
+        certificates.append(json.loads(bundle.read_text())["certificate"])
+    assert changed == ["3", "0", "1"]
+    assert certificates[0] == certificates[1] != certificates[2]
+    assert bundle.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
+    entries = json.loads((ca / "index.json").read_text())["entries"]
+    assert [one["revoked_at"] for one in entries if one["name"] == "site-7"] == [0, 0]
+    subprocess.run([program, "device", "revoke", "site-7", "--ca-dir", ca], check=True)
+    done = played(tmp_path, fleet_of({"hub": {}}, **given), play)
+    assert refused(done)["hub"].startswith("site-7 was revoked: take it out of fleet_relays"), done.stdout

@@ -1,0 +1,39 @@
+"""Settings and secrets of a service, as the roles write them."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.plays import by_ansible, fleet_of, played, tasks_of
+
+SECRET = 'a"b\\c $d ü'
+
+
+@pytest.mark.slow
+@by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+def test_changed_settings_restart_the_service_once_and_its_secrets_are_in_a_file_of_root_alone(tmp_path):
+    """What is null is not written; values keep their types."""
+    settings = {"task": "digits", "rounds": 3, "seed": None, "charging": True, "patterns": ["a", "ü"]}
+    given: dict[str, Any] = {
+        "fleet_settings_file": str(tmp_path / "agent.toml"),
+        "fleet_settings": settings,
+        "fleet_environment": {"TOKEN": SECRET},
+        "fleet_restart": "Restart it",
+        "fleet_user": "root",
+    }
+    handlers = [{"name": "Restart it", "ansible.builtin.debug": {"msg": "restarted"}}]
+    play = {"hosts": "devices", "tasks": [tasks_of("fleet", "settings.yml", **given)], "handlers": handlers}
+    plays = [played(tmp_path, fleet_of({"pi-1": {}}), play, "--diff") for _ in range(2)]
+    assert [done.stdout.count('"msg": "restarted"') for done in plays] == [1, 0], plays[0].stdout + plays[0].stderr
+    written = tomllib.loads(Path(given["fleet_settings_file"]).read_text("utf-8"))
+    assert written == {name: value for name, value in settings.items() if value is not None}
+    secrets = tmp_path / "agent.env"
+    assert secrets.read_text("utf-8").splitlines()[-1] == 'TOKEN="a\\"b\\\\c $d ü"'
+    assert secrets.stat().st_mode & 0o777 == 0o600
+    assert "$d" not in plays[0].stdout
