@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -72,27 +72,43 @@ def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Stu
         known["batch_size"] = task.batch_size
     metric = task.metric_terms
     study = Study(task_ref, strategy=strategy, learning_rate=0.0, metric=metric.name, metric_goal=metric.goal, **known)
+    study = replace(study, private=_policy(study.private, task))
+    check_study(study, task, [*_misplaced(study, rates), *_noise_problems(study.data, noisy_fraction)])
+    if study.attack:
+        study = replace(study, attack=str(parse_attack(study.attack)))
+    numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
+    return replace(study, data=_data(study, task, noisy_fraction), **numbers)
+
+
+def check_study(study: Study, task: Task, known: Sequence[str] = ()) -> None:
+    """Check that the terms of a study fit together.
+
+    Args:
+        study: The study; its rates and its data are not looked at.
+        task: Its task.
+        known: Problems that are known already.
+
+    Raises:
+        UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
+    """
     parse_norm_bound(study.norm_bound)
     parse_examples_cap(study.max_num_examples)
     rule = parse_aggregate_rule(study.aggregate)
-    if strategy not in BASELINES and (why := refusal_of_rule(rule, find_strategy(strategy))):
+    if study.strategy not in BASELINES and (why := refusal_of_rule(rule, find_strategy(study.strategy))):
         raise UsageError(f"--aggregate {study.aggregate}: {why}")
     if study.encoding not in ENCODINGS:
         raise unknown_name("encoding", study.encoding, ENCODINGS)
     make_terms(study.prox, study.phases, study.personal, study.finish)
-    attack = str(parse_attack(study.attack)) if study.attack else ""
-    study = replace(study, private=_policy(study.private, task), attack=attack)
+    if study.attack:
+        parse_attack(study.attack)
     if problems := [
-        *_problems(study, metric),
+        *_problems(study, task.metric_terms),
         *_mask_problems(study),
         *_term_problems(study),
         *_privacy_problems(study),
-        *_misplaced(study, rates),
-        *_noise_problems(study.data, noisy_fraction),
+        *known,
     ]:
         raise ConfigError(problems)
-    numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
-    return replace(study, data=_data(study, task, noisy_fraction), **numbers)
 
 
 def _policy(private: str, task: Task) -> str:

@@ -20,6 +20,7 @@ from fedpatch.simulator.experiment.robustness import (
     play_cell,
     summarise,
 )
+from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.spec.study import Point
 from tests.simulator.studies import study_of
@@ -66,6 +67,23 @@ def test_cell_without_attack_counts_all_clients_and_with_one_the_honest():
     assert 0 <= attacked.found <= 1
     assert 0 <= attacked.p10 <= attacked.user_accuracy <= 1
     assert play(("centred", "sign:4", 0.3, 0)) == attacked
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rules", "attacks", "complaint"),
+    [
+        ("scaffold", "mean", "sign:4", "--attack: scaffold keeps control variates"),
+        ("scaffold", "mean,mean/auto:2", NO_ATTACK, "mean/auto:2 with .*--norm-bound: scaffold keeps control variates"),
+        ("independent", "mean", "sign:4", "--attack: no rule protects independent"),
+    ],
+)
+def test_cells_that_a_study_of_its_own_refuses_are_refused_before_any_is_simulated(
+    strategy, rules, attacks, complaint, tmp_path
+):
+    out = tmp_path / "table.json"
+    with pytest.raises(UsageError, match=complaint):
+        robustness(strategy=strategy, rules=rules, attacks=attacks, private="none", rounds=1, workers=1, out=out)
+    assert not out.exists()
 
 
 def test_interrupted_cell_gives_nothing():
