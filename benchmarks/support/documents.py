@@ -41,9 +41,9 @@ def read_document(path: Path, benchmark: str) -> Document:
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read ({error}); give the file of --out") from error
     if not isinstance(found, dict) or found.get("benchmark") != benchmark:
-        raise UsageError(f"{path}: is no document of benchmarks.{benchmark}")
+        raise UsageError(f"{path} is no document of benchmarks.{benchmark}; give a file that its --out wrote")
     return found
 
 

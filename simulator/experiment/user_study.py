@@ -114,7 +114,8 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
             raise
         except Exception as error:  # model, loss and metric are the user's, and may raise anything
             raise FedpatchError(
-                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug, or __cause__ in "
+                "Python, shows where"
             ) from error
         for folder in opened:
             folder.write(outcome)
