@@ -22,6 +22,7 @@ from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problems
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
+from fedpatch.simulator.spec.data_template import data_specs
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
 from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN, UNBOUNDED, Study
 
@@ -340,24 +341,14 @@ def _data(study: Study, task: Task, noisy_fraction: float) -> str:
     if noisy_fraction:
         template = f"{template},noisy-fraction={noisy_fraction}"
         try:
-            parse_data_spec(_spec(template, study, 0))
+            parse_data_spec(data_specs(template, study.clients, study.seed, most=1)[0])
         except UsageError as error:
             raise UsageError(
                 f"--noisy-fraction: the data specs of task {task.name!r} are not those of the bundled tasks; give it --data "
                 "that says what is noisy"
             ) from error
-    if study.clients > 1 and _spec(template, study, 0) == _spec(template, study, 1):
-        raise UsageError(f"--data: {template!r} is the same for every client; write {{index}} where its number belongs")
+    data_specs(template, study.clients, study.seed, most=1)
     return template
-
-
-def _spec(template: str, study: Study, index: int) -> str:
-    try:
-        return template.format(index=index, count=study.clients, seed=study.seed)
-    except (AttributeError, IndexError, KeyError, ValueError) as error:
-        raise UsageError(
-            f"--data: {template!r} cannot be filled in ({error!r}); it may have the fields {{index}}, {{count}} and {{seed}}"
-        ) from error
 
 
 def _option(name: str) -> str:

@@ -155,10 +155,12 @@ def test_invalid_terms_are_reported_together():
     [
         ({"strategy": "fedavg_adam"}, "did you mean 'fedavg-adam'"),
         ({"private": "afine"}, "did you mean 'affine'"),
-        ({"data": "shard:0/200"}, "is the same for every client"),
-        ({"data": "shard:{client}/{count}"}, "{index}, {count} and {seed}"),
-        ({"data": "shard:{}/{count}"}, "{index}, {count} and {seed}"),
-        ({"data": "shard:{index/{count}"}, "{index}, {count} and {seed}"),
+        ({"data": "shard:0/200"}, "lacks {index}, so that every client would have the same data"),
+        ({"data": "shard:{index[0]}/{count}"}, "there is no field {index[0]}"),
+        ({"data": "shard:{index:{index[0]}}/{count}"}, "cannot be filled in"),
+        ({"data": "shard:{client}/{count}"}, "{index}, {count}, {seed}"),
+        ({"data": "shard:{}/{count}"}, "{index}, {count}, {seed}"),
+        ({"data": "shard:{index/{count}"}, "{index}, {count}, {seed}"),
     ],
 )
 def test_invalid_name_or_template_is_reported_with_a_remedy(terms, words):
