@@ -59,7 +59,13 @@ from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, u
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
-from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
+from fedpatch.simulator.learners.norm_bounded_learner import (
+    ChangeRound,
+    SpooledRound,
+    fold_spooled,
+    read_spooled,
+    remove_spooled,
+)
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.reference_learner import control_schema, copy_schema
@@ -375,7 +381,7 @@ class Simulation:
         folder, base, plan = Path(self._spool.name), self._wire.read(self.server), self._plan
         clients, counts = [one.client for one in members], self.population.num_examples
         self._change_spool(folder, clients, base)
-        return self._wire.masked.mean(
+        mean = self._wire.masked.mean(
             self.server.round + 1,
             clients,
             base=base,
@@ -386,6 +392,8 @@ class Simulation:
             },
             seeds={one.client: update_seed(plan.seed, client_id(one.client), one.first_batch) for one in members},
         )
+        remove_spooled(folder, clients)
+        return mean
 
     def _change_spool(self, folder: Path, clients: list[int], base: Mapping[str, Array]) -> None:
         """Let an attack, if there is one, change the updates of a round."""
