@@ -89,8 +89,7 @@ class FleetLearning:
         self._simulation = Simulation(study, task, population, self._make_cohort)
         self._versions: dict[int, int] = {}
         self._bases: dict[int, dict[str, Array]] = {}
-        self._updates: dict[tuple[int, int], dict[str, Array]] = {}
-        self._reports: dict[tuple[int, int], UpdateReport] = {}
+        self._trained: dict[tuple[int, int], tuple[dict[str, Array], UpdateReport]] = {}
         self._batches = [0] * study.clients
         self._speeds = SpeedClasses()
         self._train_s = [draw_traits(terms, number).train_s for number in range(1, terms.devices + 1)]
@@ -137,14 +136,13 @@ class FleetLearning:
         steps = self._plan.steps_for(examples)
         self._batches[client] += steps
         schema = self._simulation.strategy.travelling(self._simulation.public)
-        self._updates[number, round_number] = {
-            spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in schema.specs
-        }
-        self._reports[number, round_number] = UpdateReport("00" * 32, examples, steps, loss, before, None, 0.0, train_s)
+        update = {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in schema.specs}
+        report = UpdateReport("00" * 32, examples, steps, loss, before, None, 0.0, train_s)
+        self._trained[number, round_number] = update, report
 
     def report(self, number: int, round_number: int) -> UpdateReport:
         """Return the report of a trained update."""
-        return self._reports[number, round_number]
+        return self._trained[number, round_number][1]
 
     def fold(self, round_number: int, devices: Sequence[int], carried: Mapping[int, CarriedWork]) -> None:
         """Make the next model.
@@ -161,7 +159,7 @@ class FleetLearning:
             assert carry is not None
             age = self.version - work.version
             stale[_name(number)] = Staleness(age, carry.factor(age), self._bases[work.version])
-        updates = {_name(number): self._updates.pop((number, of)) for number, of in rounds.items()}
+        updates = {_name(number): self._trained.pop((number, of))[0] for number, of in rounds.items()}
         counts = {_name(number): simulation.population.num_examples[number - 1] for number in devices}
         simulation.server = self.next_state(simulation.server, counts, updates, stale)
         ages = {name: stale[name].versions if name in stale else 0 for name in counts}
@@ -202,9 +200,9 @@ class FleetLearning:
     def _forget(self) -> None:
         """Forget updates that no version can take any more."""
         oldest = self.version - self._terms.max_staleness - 2
-        old = [key for key in self._updates if self._versions[key[1]] < oldest]
+        old = [key for key in self._trained if self._versions[key[1]] < oldest]
         for key in old:
-            del self._updates[key], self._reports[key]
+            del self._trained[key]
 
     def measure(self, now: float) -> LearnedRound:
         """Measure the present model on all devices; `now` is the virtual time, in seconds."""
@@ -234,7 +232,7 @@ class FleetLearning:
         return self._study.reached(learned.user_accuracy)
 
     def close(self) -> None:
-        """Free the memory and the processes of the training."""
+        """Close the simulation that measures the models; all of it is in this process."""
         self._simulation.close()
 
 
