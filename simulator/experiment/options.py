@@ -18,11 +18,13 @@ from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.patch_policy import SHORTHANDS, check_private
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problems
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.data_template import data_specs
+from fedpatch.simulator.spec.plain_values import from_plain
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
 from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN, UNBOUNDED, Study
 
@@ -49,6 +51,9 @@ class Rates:
     proximity: float | None = None
 
 
+learn_types(Rates)
+
+
 def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Study:
     """Check the terms that are given and fill in the others.
 
@@ -63,16 +68,21 @@ def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Stu
             noise on their training data (paper, Table 3).
 
     Raises:
-        UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
+        UsageError: A term is of another type, or terms do not fit; with all problems at once where they are numbers out of
+            their ranges.
     """
-    check_strategy(strategy)
-    known = {"private": "none", **DEFAULTS, **given}
-    rates = Rates(**{one.name: known.pop(one.name, None) for one in fields(Rates)})
+    plain = {
+        name: value.item() if hasattr(value, "item") else value for name, value in given.items()
+    }  # numpy's scalars
+    known = {"private": "none", **DEFAULTS, **plain}
+    rates = from_plain(Rates, {one.name: known.pop(one.name, None) for one in fields(Rates)}, "the simulation")
     noisy_fraction = known.pop("noisy_fraction")
     if known["batch_size"] is None:
         known["batch_size"] = task.batch_size
     metric = task.metric_terms
-    study = Study(task_ref, strategy=strategy, learning_rate=0.0, metric=metric.name, metric_goal=metric.goal, **known)
+    known |= {"task": task_ref, "strategy": strategy, "metric": metric.name, "metric_goal": metric.goal}
+    study = Study.from_dict(known | {"learning_rate": 0.0})
+    check_strategy(strategy)
     study = replace(study, private=_policy(study.private, task))
     check_study(study, task, [*_misplaced(study, rates), *_noise_problems(study.data, noisy_fraction)])
     if study.attack:
@@ -243,8 +253,8 @@ def _misplaced(study: Study, rates: Rates) -> Iterator[str]:
             yield f"{_option(one.name)}: {value} is not a number above 0"
 
 
-def _noise_problems(data: str, noisy_fraction: float) -> Iterator[str]:
-    if not 0 <= noisy_fraction <= 1:
+def _noise_problems(data: str, noisy_fraction: object) -> Iterator[str]:
+    if not isinstance(noisy_fraction, int | float) or not 0 <= noisy_fraction <= 1:
         yield f"--noisy-fraction: {noisy_fraction} is not a fraction from 0 to 1"
     elif noisy_fraction and data:
         yield "--noisy-fraction: it adds to the task's own data spec; with --data, write it there"

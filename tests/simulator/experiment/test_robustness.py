@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -111,13 +111,27 @@ def test_file_goes_on_with_its_cells(tmp_path):
     assert len(json.loads(path.read_text())["cells"]) == 2
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"terms": {}, "cells": [{"rule": 1}]}'])
+CELL_OF_WORDS = json.dumps({**asdict(cell()), "user_accuracy": "high"})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"terms": {}, "cells": [{"rule": 1}]}', '{"terms": [1], "cells": []}']
+    + [f'{{"terms": {{}}, "cells": [{one}]}}' for one in (CELL_OF_WORDS, "1")],
+)
 def test_file_that_is_no_table_is_refused_and_kept(content, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(content)
     with pytest.raises(UsageError, match="choose another --out"):
         RobustnessFile(path, study_of())
     assert path.read_text() == content
+
+
+def test_damaged_cell_is_named_with_its_place(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(f'{{"terms": {{}}, "cells": [{json.dumps(asdict(cell()))}, {CELL_OF_WORDS}]}}')
+    with pytest.raises(UsageError, match=r"table.json.*cell 2.*user_accuracy"):
+        RobustnessFile(path, study_of())
 
 
 def test_file_of_other_terms_is_refused_with_their_names(tmp_path):
