@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_norm_bound
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tasks.task import Task
@@ -167,8 +165,7 @@ def play_cell(
     if not outcome.complete:
         return None
     values = list(measured.values())
-    p10 = float(np.quantile(values, 0.1 if study.metric_goal == "max" else 0.9))
-    cell = RobustnessCell(*key, statistics.fmean(values), p10)
+    cell = RobustnessCell(*key, statistics.fmean(values), study.metric_terms.p10(values))
     if outcome.attack is None:
         return cell
     return replace(cell, backdoor_success=outcome.attack.backdoor_success, found=outcome.attack.found)

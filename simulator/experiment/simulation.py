@@ -258,7 +258,7 @@ class Simulation:
         started = time.perf_counter()
         trained = self._selected()
         loss = self._train(trained) if self.points else None
-        self._cohort.begin(_as_torch(self._wire.read(self.server)))
+        self._cohort.begin(as_torch(self._wire.read(self.server)))
         # Where every client of a small cohort is noisy, all who count in UA stand in for them.
         counts = self.population.counts_in_ua
         counting = [one for one in self._selected() if counts[one]] or [
@@ -270,7 +270,7 @@ class Simulation:
         point = Point(
             round=self.server.round,
             user_accuracy=float(accuracies.mean()),
-            p10=float(np.quantile(accuracies, 0.1 if less_is_worse else 0.9)),
+            p10=self.metric.p10(accuracies.tolist()),
             lowest=float(accuracies.min() if less_is_worse else accuracies.max()),
             counted=len(counting),
             train_loss=loss,
@@ -295,7 +295,7 @@ class Simulation:
         """
         context = replace(self._context, population=population, features=None, uplink=None, spool=None)
         learner = make_learner(self._task, context)
-        learner.begin(_as_torch(self._wire.read(self.server)))
+        learner.begin(as_torch(self._wire.read(self.server)))
         return [learner.measure(client) for client in clients]
 
     def state(self) -> states.Saved:
@@ -310,7 +310,7 @@ class Simulation:
         self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
         for name, block in self.patches.values.items():
             block.copy_(torch.from_numpy(before.patches[name]))
-        self._cohort.begin(_as_torch(self._wire.read(self.server)))
+        self._cohort.begin(as_torch(self._wire.read(self.server)))
 
     def _check_model(self, before: states.Saved) -> None:
         try:
@@ -347,9 +347,9 @@ class Simulation:
         masked = self._masked_mean(members, losses)
         folded = self._folded(selected) if masked is None else None
         if masked is not None:
-            mean = _as_torch(masked)
+            mean = as_torch(masked)
         elif folded is not None:
-            mean = _as_torch(folded.mean)
+            mean = as_torch(folded.mean)
         if not all(bool(value.isfinite().all()) for value in mean.values()):
             raise UpdateRefused(
                 "not_finite", f"values became infinite in round {self.server.round + 1}; try a smaller learning rate"
@@ -510,5 +510,6 @@ def _private_names(study: Study, schema: Schema) -> frozenset[str]:
     return parse_policy(study.private).private_names(schema)
 
 
-def _as_torch(tensors: Mapping[str, Array]) -> dict[str, Tensor]:
+def as_torch(tensors: Mapping[str, Array]) -> dict[str, Tensor]:
+    """Return copies of arrays as tensors."""
     return {name: torch.from_numpy(np.array(array, order="C")) for name, array in tensors.items()}

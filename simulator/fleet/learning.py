@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
@@ -26,7 +24,7 @@ from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.messages import TrainPlan, UpdateReport
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
-from fedpatch.simulator.experiment.simulation import Simulation, limits_of, one_thread
+from fedpatch.simulator.experiment.simulation import Simulation, as_torch, limits_of, one_thread
 from fedpatch.simulator.fleet.random_traits import draw_traits
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
@@ -128,7 +126,7 @@ class FleetLearning:
         client = number - 1
         examples = self._simulation.population.num_examples[client]
         with one_thread():
-            self._learner.begin(_as_torch(base))
+            self._learner.begin(as_torch(base))
             before = self._learner.measure(client)
             self._learner.expect([(client, self._batches[client])])
             loss = self._learner.train(client, self._batches[client], 1.0)
@@ -207,20 +205,19 @@ class FleetLearning:
     def measure(self, now: float) -> LearnedRound:
         """Measure the present model on all devices; `now` is the virtual time, in seconds."""
         with one_thread():
-            self._learner.begin(_as_torch(self._simulation.server.tensors))
+            self._learner.begin(as_torch(self._simulation.server.tensors))
             accuracies = self._simulation.user_accuracies()
         values = np.array([accuracies[client] for client in sorted(accuracies)])
         ordered = sorted(accuracies, key=lambda client: self._train_s[client])
         slowest = [accuracies[client] for client in ordered[-max(1, len(ordered) // 5) :]]
         examples = self._simulation.population.num_examples
         shares = self._speeds.shares({_name(client + 1): float(count) for client, count in enumerate(examples)})
-        low = 0.1 if self._simulation.metric.goal == "max" else 0.9
         histogram, weights = self._folded
         return LearnedRound(
             now,
             self.version,
             float(values.mean()),
-            float(np.quantile(values, low)),
+            self._simulation.metric.p10(values.tolist()),
             float(np.mean(slowest)),
             histogram,
             weights,
@@ -238,7 +235,3 @@ class FleetLearning:
 
 def _name(number: int) -> str:
     return f"device-{number}"
-
-
-def _as_torch(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in tensors.items()}

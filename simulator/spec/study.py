@@ -120,14 +120,19 @@ class Study:
     bad: float = 0.0
 
     @property
+    def metric_terms(self) -> MetricTerms:
+        """Name and goal of the metric; its range is the task's."""
+        return MetricTerms(self.metric, self.metric_goal)
+
+    @property
     def label(self) -> str:
         """Name of its user accuracies in a heading or a line."""
-        return MetricTerms(self.metric).label
+        return self.metric_terms.label
 
     @property
     def measure_words(self) -> str:
         """The same in full."""
-        return MetricTerms(self.metric).words
+        return self.metric_terms.words
 
     @property
     def participants(self) -> int:
@@ -136,8 +141,7 @@ class Study:
 
     def reached(self, user_accuracy: float) -> bool:
         """Return whether there is a target, and this is as good or better."""
-        terms = MetricTerms(self.metric, self.metric_goal)
-        return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
+        return self.target_ua is not None and self.metric_terms.reached(user_accuracy, self.target_ua)
 
     def differences(self, other: Study) -> str:
         """Return the differences of `other`, in words."""

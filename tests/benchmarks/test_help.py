@@ -28,3 +28,11 @@ def test_an_option_that_leaves_nothing_to_report_is_refused(name, options, monke
     ended = Program(lambda: run_app(module.app, name), monkeypatch, capsys)(*options)
     assert ended.code == 2
     assert options[0] in ended.err
+
+
+@pytest.mark.parametrize("name", ["models_by_url", "registries", "blob_stores", "coordination"])
+def test_devices_that_are_no_numbers_are_refused_before_anything_is_started(name, monkeypatch, capsys):
+    module = import_module(f"benchmarks.network.{name}")
+    ended = Program(lambda: run_app(module.app, name), monkeypatch, capsys)("--devices", "10,many")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--devices: '10,many' is not a list of numbers from 1" in ended.err
