@@ -29,7 +29,7 @@ VECTOR_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FusedLearner:
-    """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.protocols.Learner."""
 
     def __init__(self, task: Task, model: nn.Module, layers: list[Layer], ground: LearnerContext) -> None:
         self._task, self._plan = task, ground.plan
@@ -105,7 +105,7 @@ class FusedLearner:
         return float(self._task.metric(outputs, self._population.of(client).test_y))
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """See simulator.learners.cohort_training.Learner."""
+        """See simulator.learners.protocols.Learner."""
         self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:

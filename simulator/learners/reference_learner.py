@@ -60,7 +60,7 @@ def copy_in(patch: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class OneByOneLearner:
-    """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.protocols.Learner."""
 
     def __init__(self, task: Task, ground: LearnerContext) -> None:
         self._task = task

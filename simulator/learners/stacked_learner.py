@@ -243,7 +243,7 @@ MEASURED_PER_TRAINED = 4
 
 
 class StackedCohort:
-    """A cohort trained in groups of `group` clients at once; see simulator.learners.cohort_training.Cohort.
+    """A cohort trained in groups of `group` clients at once; see simulator.learners.protocols.Cohort.
 
     Without `group`, it is CPU_GROUP on a CPU, and on a GPU as many as fit. Raises UsageError for a device that torch
     does not have, and for a strategy that has a LocalUpdate of its own.
