@@ -240,9 +240,9 @@ class Simulation:
         self.pulls = dict.fromkeys(range(study.clients), 0.0)
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
-        ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
-        self._task, self._context = task, ground
-        self._cohort = make_cohort(task, ground)
+        context = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
+        self._task, self._context = task, context
+        self._cohort = make_cohort(task, context)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
     @property
@@ -485,23 +485,23 @@ def versions() -> dict[str, str]:
     }
 
 
-def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:
+def _cohort(task: Task, context: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:
     if ranks.count > 1:
         if device != "cpu":
             raise UsageError(f"--device {device}: the ranks of torchrun compute on the CPU; use --device cpu")
-        return RankedCohort(make_learner(task, ground), ground, ranks)
+        return RankedCohort(make_learner(task, context), context, ranks)
     if device != "cpu":
-        if ground.plan.has_controls:
-            raise UsageError(f"--strategy {ground.study.strategy}: computed on the CPU only; use --device cpu")
-        if ground.plan.terms:
-            raise UsageError(f"--{' and --'.join(ground.plan.terms)}: computed on the CPU only; use --device cpu")
-        if ground.spool is not None:
+        if context.plan.has_controls:
+            raise UsageError(f"--strategy {context.study.strategy}: computed on the CPU only; use --device cpu")
+        if context.plan.terms:
+            raise UsageError(f"--{' and --'.join(context.plan.terms)}: computed on the CPU only; use --device cpu")
+        if context.spool is not None:
             named = "--norm-bound, --aggregate, --attack, --dp and --secure"
             raise UsageError(f"{named} are computed on the CPU only; use --device cpu")
-        if ground.uplink is not None:
-            raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
-        return StackedCohort(task, ground, device)
-    return InProcess(make_learner(task, ground)) if workers <= 1 else Workers(ground.study.task, ground, workers)
+        if context.uplink is not None:
+            raise UsageError(f"--encoding {context.study.encoding} is computed on the CPU only; use --device cpu")
+        return StackedCohort(task, context, device)
+    return InProcess(make_learner(task, context)) if workers <= 1 else Workers(context.study.task, context, workers)
 
 
 def _private_names(study: Study, schema: Schema) -> frozenset[str]:

@@ -95,9 +95,9 @@ class FleetLearning:
             self._speeds.note(_name(number), train_s)
         self._folded: tuple[dict[str, int], tuple[float, ...]] = ({}, ())
 
-    def _make_cohort(self, task: Task, ground: LearnerContext) -> Cohort:
-        self._learner: Learner = make_learner(task, replace(ground, features=None))
-        self._plan: TrainPlan = ground.plan
+    def _make_cohort(self, task: Task, context: LearnerContext) -> Cohort:
+        self._learner: Learner = make_learner(task, replace(context, features=None))
+        self._plan: TrainPlan = context.plan
         return InProcess(self._learner)
 
     @property

@@ -51,7 +51,7 @@ def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
     return DeviceProfile(train_s * (terms.slow_factor if slow else 1.0), down_mbit_s * 1e6, up_mbit_s * 1e6, outdated)
 
 
-def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
+def draw_outcome(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
     """Draw the outcome of one device in one round; `train_s` is its time in an average one."""
     rng = random.Random(f"{terms.seed}:{device}:{round_number}")
     # Everything is drawn, also what is then not used: other probabilities must not shift the other draws.

@@ -199,8 +199,8 @@ def _watched(
     population = load_population(task, study.data, study.clients, study.seed, data_root())
     learners: list[WatchedLearner] = []
 
-    def cohort(task: Task, ground: LearnerContext) -> InProcess:
-        learners.append(WatchedLearner(task, ground, at_step=at_step, sample=SAMPLE))
+    def cohort(task: Task, context: LearnerContext) -> InProcess:
+        learners.append(WatchedLearner(task, context, at_step=at_step, sample=SAMPLE))
         return InProcess(learners[0])
 
     return Simulation(study, task, population, cohort), learners[0]

@@ -9,7 +9,7 @@ import pytest
 
 from fedpatch.coordinator.settings import RoundSettings
 from fedpatch.shared.errors import ConfigError, UsageError
-from fedpatch.simulator.fleet.random_traits import draw_fate, draw_traits
+from fedpatch.simulator.fleet.random_traits import draw_outcome, draw_traits
 from fedpatch.simulator.fleet.report import quantile
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.sweep import SweepAxis, SweepRow, combine, compare_policies, parse_axis
@@ -49,7 +49,7 @@ def test_other_probabilities_leave_the_other_draws_alone():
     for device in range(1, 20):
         traits = draw_traits(calm, device)
         assert draw_traits(wild, device).train_s == traits.train_s
-        one, other = (draw_fate(terms, device, traits.train_s, 3) for terms in (calm, wild))
+        one, other = (draw_outcome(terms, device, traits.train_s, 3) for terms in (calm, wild))
         assert (one.train_s, one.away_s, one.off_upload) == (other.train_s, other.away_s, other.off_upload)
         assert not other.willing
         assert other.off_training is not None

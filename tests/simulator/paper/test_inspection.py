@@ -41,8 +41,8 @@ def watched(study: Study, seen: Seen | None = None, sample: int = 50) -> tuple[S
         assert seen is not None
         seen[client, done] = train, test
 
-    def cohort(task, ground):
-        learners.append(WatchedLearner(task, ground, at_step=None if seen is None else at_step, sample=sample))
+    def cohort(task, context):
+        learners.append(WatchedLearner(task, context, at_step=None if seen is None else at_step, sample=sample))
         return InProcess(learners[0])
 
     return Simulation(study, UNEVEN, population_of(study, UNEVEN), cohort), learners[0]
@@ -125,7 +125,7 @@ def test_a_model_that_is_no_plain_sequence_cannot_be_watched():
             study,
             task,
             population_of(study, task),
-            lambda task, ground: InProcess(WatchedLearner(task, ground, at_step=None, sample=1)),
+            lambda task, context: InProcess(WatchedLearner(task, context, at_step=None, sample=1)),
         )
 
 
