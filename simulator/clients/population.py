@@ -84,15 +84,27 @@ def load_population(
     root: Path,
     try_out: Callable[[DeviceData], None] = lambda data: None,
 ) -> Population:
-    """Load the data of `clients` clients; client i has the spec `template` with its {index}, {count} and {seed} filled in.
+    """Load the data of all clients.
 
-    `root` is the folder for data files. As on a device, a validation part is split off the training examples where the task
-    makes none (shared.tasks.validation_split); a simulation leaves it unused. The bundled tasks have none unless the template
-    asks for it. `try_out` gets the first client's data before that, with the rows as the task numbers them. At most twice the
-    memory of the blocks is held on the way, beside what the task itself needs to read its files.
+    As on a device, a validation part is split off the training examples where the task makes none
+    (shared.tasks.validation_split); a simulation leaves it unused. The bundled tasks have none unless the template asks for
+    it. At most twice the memory of the blocks is held on the way, beside the memory in which the task reads its files.
 
-    Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or
-    do not fit into shared memory; and any exception of the task where the data are absent, damaged or too few.
+    Args:
+        task: The task.
+        template: Data spec of each client, with {index}, {count} and {seed} (simulator.spec.data_template).
+        clients: Number of clients.
+        seed: The seed.
+        root: Folder for data files.
+        try_out: Gets the first client's data before the split, with the rows as the task numbers them.
+
+    Returns:
+        The data, in shared memory.
+
+    Raises:
+        UsageError: The template is none, or there are no clients.
+        DataError: Data are absent, damaged or too few, differ between clients in shape or dtype, or do not fit into shared
+            memory.
     """
     if clients < 1:
         raise UsageError(f"a population of {clients} clients is none; take at least 1")

@@ -106,16 +106,30 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     task: Task | None = None,
     ranks: Ranks = ONE_RANK,
 ) -> Outcome:
-    """Simulate `study` over `workers` processes or `ranks`; the result does not depend on how many.
+    """Simulate a study over processes or ranks; the result does not depend on their number.
 
-    `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
-    the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
-    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder. `root` is the folder
-    for data files (None: `data_root()`). `on_end` gets the user accuracy of every client that counts, after the last round.
-    `task` is the study's task where its name does not find it; it is for one worker. Simulations in threads of one process
-    take turns, a round each.
+    Simulations in threads of one process take turns, a round each.
 
-    Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
+    Args:
+        study: The study.
+        workers: Number of processes.
+        device: "cpu" or "cuda".
+        on_point: Gets each point of the curve as soon as it is known; those of an earlier call come first.
+        stopped: Asked between rounds; True ends the simulation, with an outcome that is not complete.
+        saved: Folder of the state, also of the last one; the same call goes on from there. The caller deletes it when it has
+            stored the outcome. None: nothing is kept.
+        root: Folder for data files; None: `data_root()`.
+        on_end: Gets the user accuracy of every client that counts, by its number, after the last round.
+        task: The study's task if its name does not find it; for one worker only.
+        ranks: The group of processes that torchrun or another launcher started.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        DataError: The data cannot be used.
+        UsageError: The terms, or the state in `saved`, cannot be used.
+        UpdateRefused: Training diverges.
     """
     task = task or find_task(study.task)
     if root is not None and task.frozen_file is not None:
