@@ -100,7 +100,7 @@ def copy_checkout(tree: Path, room: str) -> None:
         source = ROOT / name
         if source.is_file() and not source.is_symlink():
             top, *_ = Path(name).parts
-            # src/fedpatch holds links to the four folders of packages; mutmut needs real files there.
+            # src/fedpatch holds links to the five folders of packages; mutmut needs real files there.
             inside = (ROOT / "src" / "fedpatch" / top).is_symlink()
             wanted[Path("src", "fedpatch", name) if inside else Path(name)] = source.read_bytes()
     tests = [f"tests/{folder}" for folder in TESTS.get(room, (room,))]
@@ -122,13 +122,13 @@ def copy_checkout(tree: Path, room: str) -> None:
         shutil.rmtree(tree / "mutants" / name, ignore_errors=True)
 
 
-def run_mutmut(tree: Path, *names: str, jobs: int) -> int:
-    """Run mutmut on the named mutants, `jobs` at a time, and return its exit code; its output goes to mutmut.log in `tree`."""
+def run_mutmut(tree: Path, *names: str, jobs: int) -> None:
+    """Run mutmut on the named mutants, `jobs` at a time; its output goes to mutmut.log in `tree`."""
     # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, which threads do not survive.
     environment = {**os.environ, "CI": "true", "FEDPATCH_EXAMPLES": "100", "OMP_NUM_THREADS": "1"}
     with (tree / "mutmut.log").open("wb") as log:
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
-        return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+        subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False)
 
 
 def mark_wrong_types(tree: Path, room: str) -> None:

@@ -63,7 +63,7 @@ def _look(capture: list[str], ended: Path, patience_s: float) -> list[Screen]:
         if over:
             return screens
         time.sleep(_LOOK_S)
-    raise TimeoutError(f"it still runs after {patience_s:g} s")
+    raise TimeoutError(f"the recorded command still runs after {patience_s:g} s; record one that ends, or wait longer")
 
 
 def draw(screens: Sequence[Screen], title: str) -> str:

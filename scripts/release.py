@@ -30,7 +30,7 @@ def check_changelog(text: str, version: str) -> str:
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", found[1] or ""):
         raise NotReady(f"CHANGELOG.md: `## [{version}]` lacks its date, as in `## [{version}] - 2026-11-22`")
     if not found[2].strip():
-        raise NotReady(f"CHANGELOG.md says nothing of {version}")
+        raise NotReady(f"CHANGELOG.md: the section of {version} is empty; write the changes that users notice")
     return found[2].strip()
 
 
@@ -47,9 +47,9 @@ def check_tree(root: Path, version: str) -> None:
     """Raise NotReady where something is not committed, or the version is tagged already."""
     left = _git(root, "status", "--porcelain")
     if left:
-        raise NotReady(f"not everything is committed:\n{left}")
+        raise NotReady(f"not everything is committed; commit or remove:\n{left}")
     if _git(root, "tag", "--list", f"v{version}"):
-        raise NotReady(f"the tag v{version} exists; a version is released once")
+        raise NotReady(f"the tag v{version} exists; take the next version, for a version is released once")
 
 
 def build(root: Path, out: Path) -> list[Path]:
@@ -60,7 +60,9 @@ def build(root: Path, out: Path) -> list[Path]:
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(clone)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NotReady(f"it cannot be built:\n{done.stdout}{done.stderr}")
+        raise NotReady(
+            f"`python -m build` failed; correct and commit what its output names:\n{done.stdout}{done.stderr}"
+        )
     return sorted(out.glob("fedpatch-*"))
 
 
@@ -70,10 +72,12 @@ def release(root: Path, version: str, *, tests: list[str]) -> list[Path]:
     changes = check_changelog((root / "CHANGELOG.md").read_text("utf-8"), version)
     check_tree(root, version)
     if tests and subprocess.run(tests, cwd=root, check=False).returncode:
-        raise NotReady(f"`{' '.join(tests)}` failed")
-    built = [path for path in build(root, root / "dist") if f"-{version}" in path.name]
-    if len(built) != 2:
-        raise NotReady(f"dist/ should hold a wheel and a source distribution of {version}, and holds {built}")
+        raise NotReady(f"`{' '.join(tests)}` failed; correct and commit what its output names")
+    names = {f"fedpatch-{version}-py3-none-any.whl", f"fedpatch-{version}.tar.gz"}
+    built = [path for path in build(root, root / "dist") if path.name in names]
+    if len(built) != len(names):
+        lacking = ", ".join(sorted(names - {path.name for path in built}))
+        raise NotReady(f"dist/ lacks {lacking} after the build; write the version as Python does (PEP 440)")
     check_tree(root, version)  # which the tests may have changed
     _git(
         root, "tag", "--annotate", f"v{version}", "--cleanup=verbatim", "--message", f"fedpatch {version}\n\n{changes}"

@@ -60,6 +60,9 @@ def test_a_release_is_built_from_what_is_committed_and_tagged(clone: Path):
     """Wheel and source distribution in dist/, an annotated tag with the changelog's words, and a tree as clean as before."""
     (clone / "build" / "lib" / "shared").mkdir(parents=True)
     (clone / "build" / "lib" / "shared" / "stale.py").write_text("left by an earlier build, and ignored by git\n")
+    (clone / "dist").mkdir()
+    for candidate in ("fedpatch-0.9.0rc1-py3-none-any.whl", "fedpatch-0.9.0rc1.tar.gz"):
+        (clone / "dist" / candidate).write_text("of the release candidate before")
     built = release(clone, "0.9.0", tests=["true"])
     assert [path.name for path in built] == ["fedpatch-0.9.0-py3-none-any.whl", "fedpatch-0.9.0.tar.gz"]
     assert b"stale.py" not in built[0].read_bytes()
@@ -73,7 +76,7 @@ def test_a_release_is_built_from_what_is_committed_and_tagged(clone: Path):
 @pytest.mark.parametrize(
     ("spoil", "tests", "words"),
     [
-        (lambda clone: (clone / "new.txt").write_text("x"), ["true"], "not everything is committed:\n.* new.txt"),
+        (lambda clone: (clone / "new.txt").write_text("x"), ["true"], "not everything is committed; .*:\n.* new.txt"),
         (lambda clone: None, ["false"], "`false` failed"),
     ],
     ids=["something is not committed", "the tests fail"],
@@ -89,7 +92,7 @@ def test_unready_release_is_not_tagged(clone: Path, spoil, tests, words):
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [("0.7.0", "has no section"), ("0.8.1", "lacks its date"), ("0.8.2", "says nothing of 0.8.2")],
+    [("0.7.0", "has no section"), ("0.8.1", "lacks its date"), ("0.8.2", "section of 0.8.2 is empty")],
 )
 def test_a_version_without_words_for_users_is_not_released(version, words):
     """With a section, its date, and something in it."""

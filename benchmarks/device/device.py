@@ -46,7 +46,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 )
 def device(
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 15,
-    idle_s: Annotated[float, typer.Option(min=0.0, metavar="S", help="How long to watch an idle agent.")] = 60.0,
+    idle_s: Annotated[float, typer.Option(min=0.1, metavar="S", help="How long to watch an idle agent.")] = 60.0,
     starts: Annotated[
         int, typer.Option(min=0, metavar="N", help="Starts of an agent; 0: training steps only.")
     ] = STARTS,

@@ -21,7 +21,7 @@ import typer
 from benchmarks.device.idle_agent import status_of, wait_until
 from benchmarks.network.shipped_broker import shipped_broker
 from benchmarks.support.documents import Out, Toy, deliver, table
-from benchmarks.support.programs import running
+from benchmarks.support.programs import end_of, running
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.files import UNFINISHED
 from fedpatch.shared.app.signals import interruptible
@@ -83,13 +83,13 @@ def _measure(
         options = ["--broker", url, "--task", task, "--data", data, "--state-dir", str(state), *agent_options]
         line = [*tracer, sys.executable, "-m", "fedpatch.device_agent", "run", *options]
         with running(folder / "agent.log", line) as agent:
-            wait_until(agent, lambda: status_of(state).get("tasks"), "is ready")
+            wait_until(agent, folder / "agent.log", lambda: status_of(state).get("tasks"), "is ready")
             run = ["--broker", url, "--task", task, "--devices", "1", "--rounds", str(rounds), "--strategy", strategy]
             run += run_options
             run = [sys.executable, "-m", "fedpatch", "run", *run, "--state-dir", str(folder / "coordinator")]
             with running(folder / "run.log", run) as coordinator:
                 if coordinator.wait():
-                    raise FedpatchError(f"the run failed: {(folder / 'run.log').read_text()[-2000:]}")
+                    raise FedpatchError(f"the run failed: {end_of(folder / 'run.log')}")
         return bytes_by_file(trace.read_text(errors="replace").splitlines(), state)
 
 

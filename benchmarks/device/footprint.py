@@ -23,7 +23,7 @@ from benchmarks.device.idle_agent import RELEASE_S, status_of, wait_until
 from benchmarks.device.process_memory import Memory, bytes_written, memory_of
 from benchmarks.network.shipped_broker import shipped_broker
 from benchmarks.support.documents import Out, Toy, deliver
-from benchmarks.support.programs import running
+from benchmarks.support.programs import end_of, running
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.errors import FedpatchError
@@ -64,12 +64,13 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
         agent = stack.enter_context(
             _process(folder, "fedpatch.device_agent", *options, "--idle-release-s", str(RELEASE_S))
         )
+        log = _log(folder, "fedpatch.device_agent")
         states: list[dict[str, Any]] = []
 
         def note(state: str, found: dict[str, Memory]) -> None:
             states.append({"state": state, **{who: asdict(memory) for who, memory in found.items()}})
 
-        wait_until(agent, lambda: status_of(folder / "agent").get("tasks"), "is ready")
+        wait_until(agent, log, lambda: status_of(folder / "agent").get("tasks"), "is ready")
         note("ready, nothing trained yet", _both(agent.pid))
         run = ["--broker", url, "--task", task, "--devices", "1", "--rounds", str(rounds), "--json"]
         with _process(folder, "fedpatch", *run, "--state-dir", str(folder / "coordinator")) as coordinator:
@@ -79,10 +80,10 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
                     most[who] = memory.most(most.get(who, memory))
                 time.sleep(_POLL_S)
             if coordinator.returncode:
-                raise FedpatchError(f"the run failed: {(folder / 'coordinator.log').read_text()[-2000:]}")
+                raise FedpatchError(f"the run failed: {end_of(_log(folder, 'fedpatch'))}")
         note("while rounds are played (the most)", most)
         note("after the last round", _both(agent.pid))
-        wait_until(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
+        wait_until(agent, log, lambda: not children_of(agent.pid), "gives the memory of training back")
         note("idle, training released", _both(agent.pid))
         before = bytes_written(agent.pid), cpu_s([agent.pid])
         time.sleep(quiet_s)
@@ -102,9 +103,13 @@ def _both(agent: int) -> dict[str, Memory]:
     return {who: memory for who, memory in found.items() if memory is not None}
 
 
+def _log(folder: Path, package: str) -> Path:
+    return folder / f"{package}.log"
+
+
 def _process(folder: Path, package: str, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """`run` of a command of ours; its output goes to a file."""
-    return running(folder / f"{package}.log", [sys.executable, "-m", package, "run", *options])
+    return running(_log(folder, package), [sys.executable, "-m", package, "run", *options])
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:

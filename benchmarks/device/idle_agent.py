@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.device.clocks import children_of, cpu_s
 from benchmarks.network.shipped_broker import Broker
-from benchmarks.support.programs import running
+from benchmarks.support.programs import end_of, running
 from fedpatch.shared.errors import FedpatchError
 
 PATIENCE_S = 300.0
@@ -41,15 +41,15 @@ def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) 
         data,
     ]
     line += ["--state-dir", str(folder), "--idle-release-s", str(idle_s + RELEASE_S)]
-    began = time.perf_counter()
-    with running(folder / "log", line) as agent:
-        wait_until(agent, lambda: status_of(folder).get("connected"), "is connected")
+    began, log = time.perf_counter(), folder / "log"
+    with running(log, line) as agent:
+        wait_until(agent, log, lambda: status_of(folder).get("connected"), "is connected")
         connected_s = time.perf_counter() - began
-        wait_until(agent, lambda: status_of(folder).get("tasks"), "is ready")
+        wait_until(agent, log, lambda: status_of(folder).get("tasks"), "is ready")
         found = {"connected_s": connected_s, "ready_s": time.perf_counter() - began}
         if idle_s:
             found["warm_share"] = _share([agent.pid, *children_of(agent.pid)], idle_s)
-            wait_until(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
+            wait_until(agent, log, lambda: not children_of(agent.pid), "gives the memory of training back")
             found["idle_share"] = _share([agent.pid], idle_s)
     return found
 
@@ -67,12 +67,24 @@ def status_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
 
-def wait_until(process: subprocess.Popen[bytes], fits: Callable[[], object], what: str) -> None:
-    """Return once that is so. FedpatchError where the agent has ended before, or takes more than PATIENCE_S seconds."""
+def wait_until(process: subprocess.Popen[bytes], log: Path, fits: Callable[[], object], what: str) -> None:
+    """Wait for a state of an agent.
+
+    Args:
+        process: The agent.
+        log: File of its output, whose end is in the message of an error.
+        fits: Returns whether the agent is in this state.
+        what: The state in words, such as "is ready".
+
+    Raises:
+        FedpatchError: The agent ended before, or PATIENCE_S seconds have passed.
+    """
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():
-        if process.poll() is not None or time.monotonic() > give_up_at:
-            raise FedpatchError(f"the agent never {what}")
+        if process.poll() is not None:
+            raise FedpatchError(f"the agent ended with exit code {process.returncode} before it {what}: {end_of(log)}")
+        if time.monotonic() > give_up_at:
+            raise FedpatchError(f"{PATIENCE_S:g} s have passed before the agent {what}: {end_of(log)}")
         time.sleep(_POLL_S)
 
 

@@ -91,7 +91,7 @@ class LightDevices:
         """Return once all devices are connected and the broker has their presence. FedpatchError if they never are."""
         give_up_at = time.monotonic() + PATIENCE_S
         for done in range(len(self._jobs)):
-            _, line = self._next(give_up_at)
+            _, line = self._next(give_up_at, "connected")
             if line != "ready":
                 raise FedpatchError(f"{done} of {len(self._jobs)} processes of light devices are ready, and one ended")
 
@@ -115,18 +115,20 @@ class LightDevices:
     def _gather(self, give_up_at: float) -> None:
         missing = set(range(len(self._jobs)))
         while missing:
-            number, line = self._next(give_up_at)
+            number, line = self._next(give_up_at, "reported")
             if line.startswith("{"):
                 self.report.add(json.loads(line))
                 missing.discard(number)
             elif not line and number in missing:
                 raise FedpatchError("a process of light devices ended without its report")
 
-    def _next(self, give_up_at: float) -> tuple[int, str]:
+    def _next(self, give_up_at: float, what: str) -> tuple[int, str]:
         try:
             return self._lines.get(timeout=max(0.1, give_up_at - time.monotonic()))
         except Empty:
-            raise FedpatchError("the light devices say nothing") from None
+            raise FedpatchError(
+                f"the light devices have not {what} in time; take fewer devices, or leave the processors to them"
+            ) from None
 
     def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

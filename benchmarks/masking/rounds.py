@@ -16,6 +16,7 @@ from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
@@ -78,7 +79,7 @@ def rounds(
     if show is not None:
         deliver(read_document(show, BENCHMARK), tables, None, as_json)
         return
-    document = _begun(out, seeds)
+    document = _begun(out, seeds, toy=toy)
     with interruptible():
         for participation, seed, variant in _cases(seeds, toy=toy):
             if any(_is(run, participation, seed, variant) for run in document["runs"]):
@@ -92,10 +93,13 @@ def rounds(
     deliver(document, tables, out, as_json)
 
 
-def _begun(out: Path | None, seeds: int) -> Document:
-    if out is not None and out.exists():
-        return read_document(out, BENCHMARK)
-    return begun(BENCHMARK, seeds) | {"runs": []}
+def _begun(out: Path | None, seeds: int, *, toy: bool) -> Document:
+    if out is None or not out.exists():
+        return begun(BENCHMARK, seeds) | ({"toy": True} if toy else {}) | {"runs": []}
+    document = read_document(out, BENCHMARK)
+    if document.get("toy", False) != toy:
+        raise UsageError(f"{out} has runs {'without' if toy else 'of'} --toy; choose another --out")
+    return document
 
 
 def _cases(seeds: int, *, toy: bool) -> Iterator[tuple[float, int, str]]:

@@ -14,7 +14,17 @@ import typer
 
 from benchmarks.network.fleets import compare_settings
 from benchmarks.support.contests import ratios, spread
-from benchmarks.support.documents import Document, Out, Toy, deliver, machine_line, table, within
+from benchmarks.support.documents import (
+    DeviceCounts,
+    Document,
+    Out,
+    Toy,
+    deliver,
+    machine_line,
+    parse_counts,
+    table,
+    within,
+)
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
@@ -32,7 +42,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @command(app, BENCHMARK, example="python -m benchmarks.network.blob_stores --out results/benchmarks/blob-stores.json")
 def blob_stores(
     task: Annotated[str, typer.Option(metavar="TASK", help="Whose model travels.")] = "mnist",
-    devices: Annotated[str, typer.Option(metavar="N,M", help="Numbers of devices.")] = "10,50,200",
+    devices: DeviceCounts = "10,50,200",
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each store.")] = 7,
     toy: Toy = False,
     out: Out = None,
@@ -41,10 +51,11 @@ def blob_stores(
     """Time rounds without training with files and with an S3 server."""
     if toy:
         task, devices, turns = "benchmarks.support.synthetic_task:TASK", "2", 1
+    counts = parse_counts(devices)
     document: Document = begun(BENCHMARK, turns)
     with interruptible(), S3Server() as server:
         os.environ.update(server.environment)
-        document["measured"] = [_compare(task, int(count), turns) for count in devices.split(",")]
+        document["measured"] = [_compare(task, count, turns) for count in counts]
     deliver(document, tables, out, as_json)
 
 

@@ -63,7 +63,7 @@ def count(
     if out is not None:
         for strategy in strategies.split(","):
             figure = draw([run for run in runs if run.strategy == strategy or run.name == REFERENCE], setting.target_ua)
-            save(figure, out / (strategy if cell == DEFAULT_CELL else f"{cell.replace('/', '-')}-{strategy}"))
+            save(figure, out / f"{_prefix(setting)}{strategy}")
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
@@ -84,8 +84,7 @@ def _cases(
 def _kept(setting: Setting, strategy: str, private: str, encoding: str, seed: int, out: Path | None) -> Run:
     if out is None:
         return play(setting, strategy, private, encoding, seed)
-    cell = "" if setting.cell == DEFAULT_CELL else f"{setting.cell.replace('/', '-')}-"
-    file = out / f"{cell}{strategy}-{private}-{encoding.replace('+', '-')}-seed{seed}.json"
+    file = out / f"{_prefix(setting)}{strategy}-{private}-{encoding.replace('+', '-')}-seed{seed}.json"
     if file.exists():
         return Run(**json.loads(file.read_text("utf-8")))
     saved = file.with_suffix(".saved")
@@ -95,6 +94,12 @@ def _kept(setting: Setting, strategy: str, private: str, encoding: str, seed: in
     write_atomic(file, f"{text}\n".encode(), mode=0o644)
     shutil.rmtree(saved, ignore_errors=True)
     return run
+
+
+def _prefix(setting: Setting) -> str:
+    """Return the beginning of the names of files, which tells other cells and the toy size from the default cell."""
+    cell = "" if setting.cell == DEFAULT_CELL else f"{setting.cell.replace('/', '-')}-"
+    return f"toy-{cell}" if setting.toy else cell
 
 
 def _times_fewer(run: Run, runs: Sequence[Run]) -> float | None:

@@ -19,13 +19,12 @@ import typer
 from benchmarks.network.coordination_tables import draw, tables
 from benchmarks.network.fleets import BareFleet, FedpatchFleet, FlowerFleet, FlowerSimulation, model_shapes
 from benchmarks.support.contests import Contest, Measured, play_in_turn, ratios, spread
-from benchmarks.support.documents import Document, Out, Show, Toy, deliver, read_document
+from benchmarks.support.documents import DeviceCounts, Document, Out, Show, Toy, deliver, parse_counts, read_document
 from benchmarks.support.report import begun
 from benchmarks.training.peer_rounds import HOW_TO_GET, PEERS_PYTHON, version
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
-from fedpatch.shared.errors import UsageError
 
 BENCHMARK = "coordination"
 ENCODINGS = ("fp32", "delta-int8")
@@ -50,7 +49,7 @@ def coordination(  # noqa: PLR0913 - one keyword per choice of the user
     tasks: Annotated[
         str, typer.Option(metavar="A,B", help="Whose models travel: mnist is the 2NN, cifar10 the CNN.")
     ] = TASKS,
-    devices: Annotated[str, typer.Option(metavar="N,M", help="Numbers of devices.")] = SIZES,
+    devices: DeviceCounts = SIZES,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 5,
     toy: Toy = False,
     peers_python: Annotated[
@@ -69,17 +68,10 @@ def coordination(  # noqa: PLR0913 - one keyword per choice of the user
             tasks, devices, turns = "benchmarks.support.synthetic_task:TASK", "2", 1
             peers_python = PEERS_PYTHON.with_name("none")  # with Flower it would take minutes
         with interruptible():
-            document = _measure(tasks.split(","), _numbers(devices), turns, peers_python)
+            document = _measure(tasks.split(","), parse_counts(devices), turns, peers_python)
     if plots is not None:
         draw(document, plots)
     deliver(document, tables, out, as_json)
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",") if part.isdecimal() and int(part)]
-    if not numbers or len(numbers) != len(text.split(",")):
-        raise UsageError(f"devices is {text!r}; write numbers from 1, such as {SIZES}")
-    return numbers
 
 
 def _measure(tasks: Sequence[str], sizes: Sequence[int], turns: int, peers_python: Path) -> Document:

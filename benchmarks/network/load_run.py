@@ -71,8 +71,6 @@ def play(scale: Scale, options: Mapping[str, str], limits: Mapping[str, str], fo
             fleet.wait_ready()
             watched = {"broker": Watched(broker.pid)}
             document = _run(scale, broker.url, options, folder, watched)
-    if scale.devices != fleet.report.connects or fleet.report.disconnects:
-        document["reconnects"] = fleet.report.connects - scale.devices
     return {**_figures(scale, document, fleet.report, watched), "options": dict(options), "limits": dict(limits)}
 
 

@@ -25,7 +25,17 @@ from benchmarks.device.light_devices import LightDevices
 from benchmarks.device.process_memory import memory_of
 from benchmarks.network.shipped_broker import shipped_broker
 from benchmarks.support.contests import ratios, spread
-from benchmarks.support.documents import Document, Out, Toy, deliver, machine_line, table, within
+from benchmarks.support.documents import (
+    DeviceCounts,
+    Document,
+    Out,
+    Toy,
+    deliver,
+    machine_line,
+    parse_counts,
+    table,
+    within,
+)
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
@@ -55,7 +65,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 )
 def models_by_url(
     task: Annotated[str, typer.Option(metavar="TASK", help="Whose model travels.")] = MODEL,
-    devices: Annotated[str, typer.Option(metavar="N,M", help="Numbers of devices.")] = "10,50",
+    devices: DeviceCounts = "10,50",
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each way.")] = 3,
     toy: Toy = False,
     out: Out = None,
@@ -64,9 +74,10 @@ def models_by_url(
     """Compare downloads of a model through mosquitto and from nginx: seconds, processor time, memory, bytes."""
     if toy:
         task, devices, turns = "benchmarks.support.synthetic_task:TASK", "2", 1
+    counts = parse_counts(devices)
     document: Document = begun(BENCHMARK, turns)
     with interruptible():
-        document["measured"] = [_compare(task, int(count), turns) for count in devices.split(",")]
+        document["measured"] = [_compare(task, count, turns) for count in counts]
         document["agent_peak_bytes"] = {way: _agent_peak_bytes(task, way) for way in WAYS}
     deliver(document, tables, out, as_json)
 

@@ -15,7 +15,19 @@ import typer
 from benchmarks.network.coordination import MOST_ROUNDS, ROUND_UPDATES
 from benchmarks.network.fleets import compare_settings
 from benchmarks.support.contests import ratios, spread
-from benchmarks.support.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
+from benchmarks.support.documents import (
+    DeviceCounts,
+    Document,
+    Out,
+    Show,
+    Toy,
+    deliver,
+    machine_line,
+    parse_counts,
+    read_document,
+    table,
+    within,
+)
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
@@ -32,7 +44,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @command(app, BENCHMARK, example="python -m benchmarks.network.registries --out results/benchmarks/registries.json")
 def registries(
     task: Annotated[str, typer.Option(metavar="TASK", help="Whose model travels.")] = "mnist",
-    devices: Annotated[str, typer.Option(metavar="N,M", help="Numbers of devices.")] = "10,50,200",
+    devices: DeviceCounts = "10,50,200",
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 5,
     toy: Toy = False,
     show: Show = None,
@@ -45,9 +57,10 @@ def registries(
     else:
         if toy:
             task, devices, turns = "benchmarks.support.synthetic_task:TASK", "2", 1
+        counts = parse_counts(devices)
         with interruptible():
             document = begun(BENCHMARK, turns)
-            document["measured"] = [_compare(task, int(number), turns) for number in devices.split(",")]
+            document["measured"] = [_compare(task, count, turns) for count in counts]
     deliver(document, tables, out, as_json)
 
 

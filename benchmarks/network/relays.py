@@ -41,7 +41,7 @@ def relays(
         int, typer.Option(min=1, metavar="N", help="Devices in all; the same number in each site.")
     ] = 40,
     sites: Annotated[int, typer.Option(min=1, metavar="N", help="Sites, with a broker and a relay each.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of a turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=2, metavar="N", help="Rounds of a turn; the first is not counted.")] = 10,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns with flat and with two-level rounds.")] = 5,
     task: Annotated[str, typer.Option(metavar="NAME", help="Task, for the size of its model.")] = "mnist",
     toy: Toy = False,

@@ -65,7 +65,7 @@ def play(study: Study, name: str, rule: Aggregate) -> RobustnessCell:
             accuracies = list(simulation.user_accuracies().values())
         finally:
             simulation.close()
-    p10 = float(np.quantile(accuracies, 0.1))
+    p10 = study.metric_terms.p10(accuracies)
     return RobustnessCell(name, study.attack or NO_ATTACK, study.bad, study.seed, float(np.mean(accuracies)), p10)
 
 

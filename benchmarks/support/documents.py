@@ -21,6 +21,17 @@ Show = Annotated[
 ]
 
 
+DeviceCounts = Annotated[str, typer.Option("--devices", metavar="N,M", help="Numbers of devices.")]
+
+
+def parse_counts(devices: str) -> list[int]:
+    """Return the numbers of devices of the option. Raises UsageError for anything but numbers from 1."""
+    counts = [int(part) for part in devices.split(",") if part.strip().isdecimal() and int(part)]
+    if len(counts) != len(devices.split(",")):
+        raise UsageError(f"--devices: {devices!r} is not a list of numbers from 1, such as 10,50")
+    return counts
+
+
 def deliver(document: Document, tables: Callable[[Document], Iterable[str]], out: Path | None, as_json: bool) -> None:
     """Write the document to the file, and print it: as JSON, or as tables in Markdown."""
     text = kept(document, out)
@@ -41,9 +52,9 @@ def read_document(path: Path, benchmark: str) -> Document:
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read ({error}); give the file of --out") from error
     if not isinstance(found, dict) or found.get("benchmark") != benchmark:
-        raise UsageError(f"{path}: is no document of benchmarks.{benchmark}")
+        raise UsageError(f"{path} is no document of benchmarks.{benchmark}; give a file that its --out wrote")
     return found
 
 

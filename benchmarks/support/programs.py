@@ -111,6 +111,11 @@ def measured_apart(module: str, *arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+def end_of(log: Path) -> str:
+    """Return the last 2,000 characters of the output of a program."""
+    return log.read_text("utf-8", errors="replace")[-2000:].strip() or "no output"
+
+
 @contextlib.contextmanager
 def running(log: Path, line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process whose output goes to the file `log`; it is asked to end when the block does."""

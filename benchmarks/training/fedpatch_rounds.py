@@ -27,9 +27,11 @@ class FedpatchRounds:
     def __init__(self, work: Work, *, workers: int = 1, with_accuracy: bool = False) -> None:
         before = {process.pid for process in multiprocessing.active_children()}
 
-        def make_cohort(task: Task, ground: LearnerContext) -> Cohort:
+        def make_cohort(task: Task, context: LearnerContext) -> Cohort:
             cohort = (
-                InProcess(make_learner(task, ground)) if workers == 1 else Workers(ground.study.task, ground, workers)
+                InProcess(make_learner(task, context))
+                if workers == 1
+                else Workers(context.study.task, context, workers)
             )
             return cohort if with_accuracy else _Unmeasured(cohort)
 

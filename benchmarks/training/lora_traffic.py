@@ -75,9 +75,10 @@ def _measure(folder: Path, devices: int, shares: int, rounds: int, model_bytes: 
             options = ["--device-id", name, "--task", REFERENCE, "--data", f"shard:{number}/{shares}"]
             options += ["--broker", url, "--private", "none", "--state-dir", str(folder / name)]
             line = [sys.executable, "-m", "fedpatch.device_agent", "run", "--admission", "always", *options]
-            agents.append((stack.enter_context(running(folder / f"{name}.log", line)), folder / name))
-        for agent, state in agents:
-            wait_until(agent, partial(_is_ready, state), "is ready")
+            log = folder / f"{name}.log"
+            agents.append((stack.enter_context(running(log, line)), log, folder / name))
+        for agent, log, state in agents:
+            wait_until(agent, log, partial(_is_ready, state), "is ready")
         return [_run(url, folder, policy, devices, rounds, model_bytes) for policy in POLICIES]
 
 

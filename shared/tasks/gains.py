@@ -40,14 +40,12 @@ def gain_figures(gains: Sequence[float]) -> dict[str, float]:
         >>> gain_figures([0.5, 0.25, 0.0, -0.25])["gaining"]
         0.5
     """
-    tenth = MetricTerms().worst_tenth(gains)
-    assert tenth is not None
     return {
         "gaining": sum(gain > 0 for gain in gains) / len(gains),
         "losing": sum(gain < 0 for gain in gains) / len(gains),
         "gain": statistics.fmean(gains),
         "gain_median": statistics.median(gains),
-        "gain_p10": tenth,
+        "gain_p10": MetricTerms().p10(gains),
     }
 
 

@@ -93,17 +93,20 @@ class MetricTerms:
         return min(values, default=None) if self.goal == "max" else max(values, default=None)
 
     def worst_tenth(self, values: Iterable[float]) -> float | None:
-        """Return the bound of the worst tenth of some values; None without any.
+        """Return the bound of the worst tenth of some values (`p10`); None without any."""
+        known = list(values)
+        return self.p10(known) if known else None
+
+    def p10(self, values: Iterable[float]) -> float:
+        """Return the bound of the worst tenth of one or more values.
 
         It is the 10th percentile, or the 90th if the goal is "min", with linear interpolation.
         """
         ranked = sorted(values, reverse=self.goal == "min")
-        if not ranked:
-            return None
         place = (len(ranked) - 1) / 10
         below = int(place)
         above = min(below + 1, len(ranked) - 1)
-        return ranked[below] + (ranked[above] - ranked[below]) * (place - below)
+        return float(ranked[below] + (ranked[above] - ranked[below]) * (place - below))
 
 
 def metric_terms(name: str, goal: Goal, limits: tuple[float, float] | None) -> MetricTerms:

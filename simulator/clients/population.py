@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from string import Formatter
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype
 from fedpatch.shared.tasks.validation_split import split_for
 from fedpatch.simulator.clients.patches import shared
-
-FIELDS = ("index", "count", "seed")
+from fedpatch.simulator.spec.data_template import data_specs
 
 _MANY = 10_000
 """From so many clients on, the first one's data are asked for before the others' specs are written: a task without so many
@@ -86,44 +84,37 @@ def load_population(
     root: Path,
     try_out: Callable[[DeviceData], None] = lambda data: None,
 ) -> Population:
-    """Load the data of `clients` clients; client i has the spec `template` with its {index}, {count} and {seed} filled in.
+    """Load the data of all clients.
 
-    `root` is the folder for data files. As on a device, a validation part is split off the training examples where the task
-    makes none (shared.tasks.validation_split); a simulation leaves it unused. The bundled tasks have none unless the template
-    asks for it. `try_out` gets the first client's data before that, with the rows as the task numbers them. At most twice the
-    memory of the blocks is held on the way, beside what the task itself needs to read its files.
+    As on a device, a validation part is split off the training examples where the task makes none
+    (shared.tasks.validation_split); a simulation leaves it unused. The bundled tasks have none unless the template asks for
+    it. At most twice the memory of the blocks is held on the way, beside the memory in which the task reads its files.
 
-    Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or
-    do not fit into shared memory; and any exception of the task where the data are absent, damaged or too few.
+    Args:
+        task: The task.
+        template: Data spec of each client, with {index}, {count} and {seed} (simulator.spec.data_template).
+        clients: Number of clients.
+        seed: The seed.
+        root: Folder for data files.
+        try_out: Gets the first client's data before the split, with the rows as the task numbers them.
+
+    Returns:
+        The data, in shared memory.
+
+    Raises:
+        UsageError: The template is none, or there are no clients.
+        DataError: Data are absent, damaged or too few, differ between clients in shape or dtype, or do not fit into shared
+            memory.
     """
+    if clients < 1:
+        raise UsageError(f"a population of {clients} clients is none; take at least 1")
     if clients >= _MANY:
-        _load_one(task, _specs(template, clients, seed, most=1)[0], root)
-    loaded = _load(task, _specs(template, clients, seed), root)
+        _load_one(task, data_specs(template, clients, seed, most=1)[0], root)
+    loaded = _load(task, data_specs(template, clients, seed), root)
     try_out(loaded[0])
     for client, data in enumerate(loaded):
         loaded[client] = split_for(task, data)  # in place: what was split is freed
     return _joined(loaded)
-
-
-def _specs(template: str, clients: int, seed: int, most: int | None = None) -> list[str]:
-    if clients < 1:
-        raise UsageError(f"a population of {clients} clients is none; take at least 1")
-    known = ", ".join(f"{{{name}}}" for name in FIELDS)
-    try:
-        named = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-        if unknown := sorted(named - set(FIELDS)):
-            raise UsageError(f"data template {template!r}: there is no field {{{unknown[0]}}} (known: {known})")
-        if "index" not in named:
-            raise UsageError(
-                f"data template {template!r} lacks {{index}}, so that every client would have the same data; "
-                "put {index} where a client's number belongs, as in shard:{index}/{count}"
-            )
-        return [template.format(index=index, count=clients, seed=seed) for index in range(clients)[:most]]
-    except (KeyError, IndexError, ValueError) as error:
-        raise UsageError(
-            f"data template {template!r} cannot be filled in ({error}); its fields are {known}, and a brace of "
-            "its own is doubled"
-        ) from error
 
 
 def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:

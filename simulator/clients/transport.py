@@ -51,7 +51,18 @@ class Uplink:
         self.sizes = shared_zeros((clients,), torch.int64)
 
     def send(self, client: int, tensors: Tensors, base: Tensors, report: UpdateReport, seed: int) -> dict[str, Array]:
-        """Return the client's update as the coordinator reads it; its residual and its size are kept."""
+        """Encode and decode a client's update; its residual and its size are kept.
+
+        Args:
+            client: Number of the client.
+            tensors: The trained tensors by name.
+            base: The tensors that training began with.
+            report: Report of the training.
+            seed: Seed of the rounding.
+
+        Returns:
+            The tensors as the coordinator reads them.
+        """
         residual = {name: block[client].numpy() for name, block in self.residuals.items()}
         step = step_with_feedback(
             tensors,

@@ -104,7 +104,8 @@ class TaskComparison:
 
     def file(self, folder: Path | None, command: str) -> CellFile[ComparisonCell]:
         """Return the cells on disk, in the file of this task. Raises UsageError if it has other terms."""
-        shared = {name: value for name, value in self.study(None).to_dict().items() if name not in _OWN_TERMS}
+        study = self.study(None, self.rates[0] if self.rates else None)
+        shared = {name: value for name, value in study.to_dict().items() if name not in _OWN_TERMS}
         path = None if folder is None else folder / f"{self.task.name}.json"
         return CellFile(path, shared, ComparisonCell, "fedpatch simulate compare", {"command": command})
 

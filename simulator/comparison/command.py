@@ -112,6 +112,11 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
     tasks = [
         TaskComparison(ref, find_task(ref), terms, strategy, seeds, rates) for ref in dict.fromkeys(task or ("digits",))
     ]
+    for one in tasks:
+        if target_ua is not None and not one.task.metric_terms.allows(target_ua):
+            raise UsageError(
+                f"--target-ua: {target_ua:g} is not {one.task.metric_terms.range_words} (task {one.ref!r})"
+            )
     root = None if data_root is None else data_root.expanduser()
     hooks: dict[str, Any] = {"workers": worker_count(workers), "root": root}
     try:

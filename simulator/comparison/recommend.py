@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedpatch.shared.app.formatting import accuracy
 from fedpatch.shared.tasks.gains import gain_figures, gain_of
 from fedpatch.shared.tasks.metric_spec import MetricTerms
@@ -133,7 +131,7 @@ def _row(arm: Arm, alone: Arm, metric: MetricTerms, targets: Mapping[int, float]
         arm.name,
         _mean(values),
         statistics.stdev(means) if len(means) > 1 else None,
-        float(np.quantile(values, 0.1 if metric.goal == "max" else 0.9)),
+        metric.p10(values),
         {} if arm.name == ALONE else gain_figures(_gains(arm, alone, metric)),
         arm.rounds,
         _rounds_to(arm, targets, metric),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.spec.plain_values import from_plain
 
 _MODE = 0o644
 
@@ -31,7 +34,7 @@ class CellFile(Generic[Cell]):
     Args:
         path: The file; None: nothing is written.
         terms: Plain values that all cells share.
-        decode: Makes a cell of its fields.
+        kind: The dataclass of a cell.
         command: The command whose table this is, for messages.
         origin: Further plain values for the file, such as the command line.
 
@@ -43,7 +46,7 @@ class CellFile(Generic[Cell]):
         self,
         path: Path | None,
         terms: Mapping[str, Any],
-        decode: Callable[..., Cell],
+        kind: type[Cell],
         command: str,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
@@ -51,7 +54,7 @@ class CellFile(Generic[Cell]):
         self._terms: dict[str, Any] = json.loads(json.dumps(dict(terms)))
         self.cells: dict[tuple[Any, ...], Cell] = {}
         if path is not None and path.exists():
-            self._read(path, decode, command)
+            self._read(path, kind, command)
 
     def add(self, cell: Cell) -> None:
         """Add a cell, and write the file."""
@@ -69,11 +72,12 @@ class CellFile(Generic[Cell]):
         cells = [asdict(cell) for cell in self.cells.values()]  # type: ignore[call-overload]  # cells are dataclasses
         return {"terms": self._terms, **self._origin, "cells": cells}
 
-    def _read(self, path: Path, decode: Callable[..., Cell], command: str) -> None:
+    def _read(self, path: Path, kind: type[Cell], command: str) -> None:
         try:
             found = json.loads(path.read_text("utf-8"))
-            terms, cells = found["terms"], [decode(**one) for one in found["cells"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            terms: dict[str, Any] = msgspec.convert(found["terms"], dict)
+            cells = [from_plain(kind, one, f"cell {number}") for number, one in enumerate(found["cells"], 1)]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError, UsageError) as error:
             raise UsageError(f"{path} is no table of {command} ({error}); choose another --out") from error
         if terms != self._terms:
             other = sorted(name for name in {*terms, *self._terms} if terms.get(name) != self._terms.get(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,10 +18,13 @@ from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.patch_policy import SHORTHANDS, check_private
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problems
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
+from fedpatch.simulator.spec.data_template import data_specs
+from fedpatch.simulator.spec.plain_values import from_plain
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
 from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN, UNBOUNDED, Study
 
@@ -48,6 +51,9 @@ class Rates:
     proximity: float | None = None
 
 
+learn_types(Rates)
+
+
 def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Study:
     """Check the terms that are given and fill in the others.
 
@@ -62,37 +68,58 @@ def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Stu
             noise on their training data (paper, Table 3).
 
     Raises:
-        UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
+        UsageError: A term is of another type, or terms do not fit; with all problems at once where they are numbers out of
+            their ranges.
     """
-    check_strategy(strategy)
-    known = {"private": "none", **DEFAULTS, **given}
-    rates = Rates(**{one.name: known.pop(one.name, None) for one in fields(Rates)})
+    plain = {
+        name: value.item() if hasattr(value, "item") else value for name, value in given.items()
+    }  # numpy's scalars
+    known = {"private": "none", **DEFAULTS, **plain}
+    rates = from_plain(Rates, {one.name: known.pop(one.name, None) for one in fields(Rates)}, "the simulation")
     noisy_fraction = known.pop("noisy_fraction")
     if known["batch_size"] is None:
         known["batch_size"] = task.batch_size
     metric = task.metric_terms
-    study = Study(task_ref, strategy=strategy, learning_rate=0.0, metric=metric.name, metric_goal=metric.goal, **known)
+    known |= {"task": task_ref, "strategy": strategy, "metric": metric.name, "metric_goal": metric.goal}
+    study = Study.from_dict(known | {"learning_rate": 0.0})
+    check_strategy(strategy)
+    study = replace(study, private=_policy(study.private, task))
+    check_study(study, task, [*_misplaced(study, rates), *_noise_problems(study.data, noisy_fraction)])
+    if study.attack:
+        study = replace(study, attack=str(parse_attack(study.attack)))
+    numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
+    return replace(study, data=_data(study, task, noisy_fraction), **numbers)
+
+
+def check_study(study: Study, task: Task, known: Sequence[str] = ()) -> None:
+    """Check that the terms of a study fit together.
+
+    Args:
+        study: The study; its rates and its data are not looked at.
+        task: Its task.
+        known: Problems that are known already.
+
+    Raises:
+        UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
+    """
     parse_norm_bound(study.norm_bound)
     parse_examples_cap(study.max_num_examples)
     rule = parse_aggregate_rule(study.aggregate)
-    if strategy not in BASELINES and (why := refusal_of_rule(rule, find_strategy(strategy))):
+    if study.strategy not in BASELINES and (why := refusal_of_rule(rule, find_strategy(study.strategy))):
         raise UsageError(f"--aggregate {study.aggregate}: {why}")
     if study.encoding not in ENCODINGS:
         raise unknown_name("encoding", study.encoding, ENCODINGS)
     make_terms(study.prox, study.phases, study.personal, study.finish)
-    attack = str(parse_attack(study.attack)) if study.attack else ""
-    study = replace(study, private=_policy(study.private, task), attack=attack)
+    if study.attack:
+        parse_attack(study.attack)
     if problems := [
-        *_problems(study, metric),
+        *_problems(study, task.metric_terms),
         *_mask_problems(study),
         *_term_problems(study),
         *_privacy_problems(study),
-        *_misplaced(study, rates),
-        *_noise_problems(study.data, noisy_fraction),
+        *known,
     ]:
         raise ConfigError(problems)
-    numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
-    return replace(study, data=_data(study, task, noisy_fraction), **numbers)
 
 
 def _policy(private: str, task: Task) -> str:
@@ -226,8 +253,8 @@ def _misplaced(study: Study, rates: Rates) -> Iterator[str]:
             yield f"{_option(one.name)}: {value} is not a number above 0"
 
 
-def _noise_problems(data: str, noisy_fraction: float) -> Iterator[str]:
-    if not 0 <= noisy_fraction <= 1:
+def _noise_problems(data: str, noisy_fraction: object) -> Iterator[str]:
+    if not isinstance(noisy_fraction, int | float) or not 0 <= noisy_fraction <= 1:
         yield f"--noisy-fraction: {noisy_fraction} is not a fraction from 0 to 1"
     elif noisy_fraction and data:
         yield "--noisy-fraction: it adds to the task's own data spec; with --data, write it there"
@@ -324,24 +351,14 @@ def _data(study: Study, task: Task, noisy_fraction: float) -> str:
     if noisy_fraction:
         template = f"{template},noisy-fraction={noisy_fraction}"
         try:
-            parse_data_spec(_spec(template, study, 0))
+            parse_data_spec(data_specs(template, study.clients, study.seed, most=1)[0])
         except UsageError as error:
             raise UsageError(
                 f"--noisy-fraction: the data specs of task {task.name!r} are not those of the bundled tasks; give it --data "
                 "that says what is noisy"
             ) from error
-    if study.clients > 1 and _spec(template, study, 0) == _spec(template, study, 1):
-        raise UsageError(f"--data: {template!r} is the same for every client; write {{index}} where its number belongs")
+    data_specs(template, study.clients, study.seed, most=1)
     return template
-
-
-def _spec(template: str, study: Study, index: int) -> str:
-    try:
-        return template.format(index=index, count=study.clients, seed=study.seed)
-    except (AttributeError, IndexError, KeyError, ValueError) as error:
-        raise UsageError(
-            f"--data: {template!r} cannot be filled in ({error!r}); it may have the fields {{index}}, {{count}} and {{seed}}"
-        ) from error
 
 
 def _option(name: str) -> str:

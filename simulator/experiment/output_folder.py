@@ -51,6 +51,11 @@ class StudyFolder:
         except (UsageError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(f"{file} is not the outcome of a study ({error}); choose another --out") from error
 
+    @property
+    def whole(self) -> bool:
+        """False where a process ended between the first and the last file of a complete outcome."""
+        return not self.unfinished.exists() and all((self.path / name).exists() for name in (CURVE_FILE, *PICTURES))
+
     def write(self, outcome: Outcome) -> None:
         """Its four files; `outcome` may be that of a study that goes on later. A complete one leaves nothing to go on from."""
         figure = draw_outcome(outcome)

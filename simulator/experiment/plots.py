@@ -1,8 +1,7 @@
-"""Plots of user accuracy over rounds. matplotlib needs no display, and is imported only when a plot is drawn.
+"""The picture of a study's user accuracy over rounds, and the parts that all pictures share.
 
-What pictures share: files as PNG and SVG; and the paper's figures: their looks, means with their confidence, smoothing.
-
-matplotlib is imported when something is drawn, with a backend that needs no display.
+Shared are the files (PNG and SVG), the style, means with their confidence, smoothing, and the legend. matplotlib is imported
+only when a picture is drawn, with a backend that needs no display.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 DPI = 150
 _READABLE = 0o644
 
-# Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; beyond, the normal one is near enough.
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_Z95 = 1.960
+_Z95 = 1.959964
 
 _STYLE: Any = {
     "font.size": 9,
@@ -151,9 +150,16 @@ def mean_and_confidence(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, 
     mean: np.ndarray = values.mean(axis=0)
     if len(values) < 2:
         return mean, None
-    quantile = _T95[len(values) - 2] if len(values) - 2 < len(_T95) else _Z95
-    half: np.ndarray = quantile * values.std(axis=0, ddof=1) / math.sqrt(len(values))
+    half: np.ndarray = _student_95(len(values) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(values))
     return mean, half
+
+
+def _student_95(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t: to 0.001, beyond the table by Abramowitz and Stegun, 26.7.5."""
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    z = _Z95
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def smooth(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_norm_bound
 from fedpatch.shared.errors import UpdateRefused, UsageError
+from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.experiment.cell_file import CellFile
+from fedpatch.simulator.experiment.options import check_study
 from fedpatch.simulator.spec.study import UNBOUNDED, Outcome, Point, Study
 
 NO_ATTACK = "none"
+
+Key = tuple[str, str, float, int]
+"""The terms of a cell: defence, attack, share of bad clients, seed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class RobustnessCell:
     broken: str = ""
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
+    def key(self) -> Key:
         """The terms of the simulation."""
         return self.defence, self.attack, self.bad, self.seed
 
@@ -80,9 +83,7 @@ def parse_defence(text: str) -> Defence:
     return Defence(rule, bound if slash else UNBOUNDED)
 
 
-def plan_table(
-    defences: Sequence[str], attacks: Sequence[str], shares: Sequence[float], seeds: int
-) -> list[tuple[str, str, float, int]]:
+def plan_table(defences: Sequence[str], attacks: Sequence[str], shares: Sequence[float], seeds: int) -> list[Key]:
     """Return the keys of all cells, seed by seed, so that an interrupted table has whole seeds.
 
     Args:
@@ -103,9 +104,35 @@ def plan_table(
     return [(rule, kind, share, seed) for seed in range(seeds) for kind, share in cases for rule in rules]
 
 
+def study_of_cell(study: Study, key: Key) -> Study:
+    """Return the study of one cell; `study` has the terms that all cells share."""
+    text, attack, bad, seed = key
+    defence = parse_defence(text)
+    study = replace(study, aggregate=defence.rule, norm_bound=defence.norm_bound, seed=seed)
+    return study if attack == NO_ATTACK else replace(study, attack=attack, bad=bad)
+
+
+def check_cells(study: Study, task: Task, keys: Iterable[Key]) -> None:
+    """Check that all cells can be simulated.
+
+    Args:
+        study: The terms that all cells share.
+        task: The task.
+        keys: The terms of the cells.
+
+    Raises:
+        UsageError: A rule, an attack or a strategy do not fit together.
+    """
+    for rule, attack, bad in dict.fromkeys(key[:3] for key in keys):
+        try:
+            check_study(study_of_cell(study, (rule, attack, bad, 0)), task)
+        except UsageError as error:
+            raise UsageError(f"--rules {rule} with --attacks {attack}: {error}") from error
+
+
 def play_cell(
     study: Study,
-    key: tuple[str, str, float, int],
+    key: Key,
     simulate: Simulate,
     *,
     workers: int,
@@ -125,11 +152,7 @@ def play_cell(
     Returns:
         The cell, None if it was interrupted.
     """
-    text, attack, bad, seed = key
-    defence = parse_defence(text)
-    study = replace(study, aggregate=defence.rule, norm_bound=defence.norm_bound, seed=seed)
-    if attack != NO_ATTACK:
-        study = replace(study, attack=attack, bad=bad)
+    study = study_of_cell(study, key)
     points: list[Point] = []
     measured: dict[int, float] = {}
     try:
@@ -142,8 +165,7 @@ def play_cell(
     if not outcome.complete:
         return None
     values = list(measured.values())
-    p10 = float(np.quantile(values, 0.1 if study.metric_goal == "max" else 0.9))
-    cell = RobustnessCell(*key, statistics.fmean(values), p10)
+    cell = RobustnessCell(*key, statistics.fmean(values), study.metric_terms.p10(values))
     if outcome.attack is None:
         return cell
     return replace(cell, backdoor_success=outcome.attack.backdoor_success, found=outcome.attack.found)

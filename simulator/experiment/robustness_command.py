@@ -72,6 +72,7 @@ def robustness(  # noqa: PLR0913  (a command has as many arguments as it has opt
     from fedpatch.simulator.experiment.options import make_study
     from fedpatch.simulator.experiment.robustness import (
         RobustnessFile,
+        check_cells,
         markdown_tables,
         plan_table,
         play_cell,
@@ -80,8 +81,9 @@ def robustness(  # noqa: PLR0913  (a command has as many arguments as it has opt
     from fedpatch.simulator.experiment.simulation import simulate
 
     keys = plan_table(_split(rules), _split(attacks), [_share(text) for text in _split(bad)], seeds)
+    found = find_task(task)
     study = make_study(
-        task=find_task(task),
+        task=found,
         task_ref=task,
         clients=clients,
         strategy=strategy,
@@ -92,6 +94,7 @@ def robustness(  # noqa: PLR0913  (a command has as many arguments as it has opt
         learning_rate=learning_rate,
         epochs=epochs,
     )
+    check_cells(study, found, keys)
     table, processes = RobustnessFile(out, study), worker_count(workers)
     root = None if data_root is None else data_root.expanduser()
     missing = [key for key in keys if key not in table.cells]

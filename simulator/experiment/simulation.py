@@ -59,7 +59,13 @@ from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, u
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
-from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
+from fedpatch.simulator.learners.norm_bounded_learner import (
+    ChangeRound,
+    SpooledRound,
+    fold_spooled,
+    read_spooled,
+    remove_spooled,
+)
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.reference_learner import control_schema, copy_schema
@@ -100,16 +106,30 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     task: Task | None = None,
     ranks: Ranks = ONE_RANK,
 ) -> Outcome:
-    """Simulate `study` over `workers` processes or `ranks`; the result does not depend on how many.
+    """Simulate a study over processes or ranks; the result does not depend on their number.
 
-    `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
-    the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
-    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder. `root` is the folder
-    for data files (None: `data_root()`). `on_end` gets the user accuracy of every client that counts, after the last round.
-    `task` is the study's task where its name does not find it; it is for one worker. Simulations in threads of one process
-    take turns, a round each.
+    Simulations in threads of one process take turns, a round each.
 
-    Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
+    Args:
+        study: The study.
+        workers: Number of processes.
+        device: "cpu" or "cuda".
+        on_point: Gets each point of the curve as soon as it is known; those of an earlier call come first.
+        stopped: Asked between rounds; True ends the simulation, with an outcome that is not complete.
+        saved: Folder of the state, also of the last one; the same call goes on from there. The caller deletes it when it has
+            stored the outcome. None: nothing is kept.
+        root: Folder for data files; None: `data_root()`.
+        on_end: Gets the user accuracy of every client that counts, by its number, after the last round.
+        task: The study's task if its name does not find it; for one worker only.
+        ranks: The group of processes that torchrun or another launcher started.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        DataError: The data cannot be used.
+        UsageError: The terms, or the state in `saved`, cannot be used.
+        UpdateRefused: Training diverges.
     """
     task = task or find_task(study.task)
     if root is not None and task.frozen_file is not None:
@@ -234,9 +254,9 @@ class Simulation:
         self.pulls = dict.fromkeys(range(study.clients), 0.0)
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
-        ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
-        self._task, self._context = task, ground
-        self._cohort = make_cohort(task, ground)
+        context = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
+        self._task, self._context = task, context
+        self._cohort = make_cohort(task, context)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
     @property
@@ -252,7 +272,7 @@ class Simulation:
         started = time.perf_counter()
         trained = self._selected()
         loss = self._train(trained) if self.points else None
-        self._cohort.begin(_as_torch(self._wire.read(self.server)))
+        self._cohort.begin(as_torch(self._wire.read(self.server)))
         # Where every client of a small cohort is noisy, all who count in UA stand in for them.
         counts = self.population.counts_in_ua
         counting = [one for one in self._selected() if counts[one]] or [
@@ -264,7 +284,7 @@ class Simulation:
         point = Point(
             round=self.server.round,
             user_accuracy=float(accuracies.mean()),
-            p10=float(np.quantile(accuracies, 0.1 if less_is_worse else 0.9)),
+            p10=self.metric.p10(accuracies.tolist()),
             lowest=float(accuracies.min() if less_is_worse else accuracies.max()),
             counted=len(counting),
             train_loss=loss,
@@ -289,7 +309,7 @@ class Simulation:
         """
         context = replace(self._context, population=population, features=None, uplink=None, spool=None)
         learner = make_learner(self._task, context)
-        learner.begin(_as_torch(self._wire.read(self.server)))
+        learner.begin(as_torch(self._wire.read(self.server)))
         return [learner.measure(client) for client in clients]
 
     def state(self) -> states.Saved:
@@ -304,7 +324,7 @@ class Simulation:
         self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
         for name, block in self.patches.values.items():
             block.copy_(torch.from_numpy(before.patches[name]))
-        self._cohort.begin(_as_torch(self._wire.read(self.server)))
+        self._cohort.begin(as_torch(self._wire.read(self.server)))
 
     def _check_model(self, before: states.Saved) -> None:
         try:
@@ -341,9 +361,9 @@ class Simulation:
         masked = self._masked_mean(members, losses)
         folded = self._folded(selected) if masked is None else None
         if masked is not None:
-            mean = _as_torch(masked)
+            mean = as_torch(masked)
         elif folded is not None:
-            mean = _as_torch(folded.mean)
+            mean = as_torch(folded.mean)
         if not all(bool(value.isfinite().all()) for value in mean.values()):
             raise UpdateRefused(
                 "not_finite", f"values became infinite in round {self.server.round + 1}; try a smaller learning rate"
@@ -375,7 +395,7 @@ class Simulation:
         folder, base, plan = Path(self._spool.name), self._wire.read(self.server), self._plan
         clients, counts = [one.client for one in members], self.population.num_examples
         self._change_spool(folder, clients, base)
-        return self._wire.masked.mean(
+        mean = self._wire.masked.mean(
             self.server.round + 1,
             clients,
             base=base,
@@ -386,6 +406,8 @@ class Simulation:
             },
             seeds={one.client: update_seed(plan.seed, client_id(one.client), one.first_batch) for one in members},
         )
+        remove_spooled(folder, clients)
+        return mean
 
     def _change_spool(self, folder: Path, clients: list[int], base: Mapping[str, Array]) -> None:
         """Let an attack, if there is one, change the updates of a round."""
@@ -477,23 +499,23 @@ def versions() -> dict[str, str]:
     }
 
 
-def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:
+def _cohort(task: Task, context: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:
     if ranks.count > 1:
         if device != "cpu":
             raise UsageError(f"--device {device}: the ranks of torchrun compute on the CPU; use --device cpu")
-        return RankedCohort(make_learner(task, ground), ground, ranks)
+        return RankedCohort(make_learner(task, context), context, ranks)
     if device != "cpu":
-        if ground.plan.has_controls:
-            raise UsageError(f"--strategy {ground.study.strategy}: computed on the CPU only; use --device cpu")
-        if ground.plan.terms:
-            raise UsageError(f"--{' and --'.join(ground.plan.terms)}: computed on the CPU only; use --device cpu")
-        if ground.spool is not None:
+        if context.plan.has_controls:
+            raise UsageError(f"--strategy {context.study.strategy}: computed on the CPU only; use --device cpu")
+        if context.plan.terms:
+            raise UsageError(f"--{' and --'.join(context.plan.terms)}: computed on the CPU only; use --device cpu")
+        if context.spool is not None:
             named = "--norm-bound, --aggregate, --attack, --dp and --secure"
             raise UsageError(f"{named} are computed on the CPU only; use --device cpu")
-        if ground.uplink is not None:
-            raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
-        return StackedCohort(task, ground, device)
-    return InProcess(make_learner(task, ground)) if workers <= 1 else Workers(ground.study.task, ground, workers)
+        if context.uplink is not None:
+            raise UsageError(f"--encoding {context.study.encoding} is computed on the CPU only; use --device cpu")
+        return StackedCohort(task, context, device)
+    return InProcess(make_learner(task, context)) if workers <= 1 else Workers(context.study.task, context, workers)
 
 
 def _private_names(study: Study, schema: Schema) -> frozenset[str]:
@@ -502,5 +524,6 @@ def _private_names(study: Study, schema: Schema) -> frozenset[str]:
     return parse_policy(study.private).private_names(schema)
 
 
-def _as_torch(tensors: Mapping[str, Array]) -> dict[str, Tensor]:
+def as_torch(tensors: Mapping[str, Array]) -> dict[str, Tensor]:
+    """Return copies of arrays as tensors."""
     return {name: torch.from_numpy(np.array(array, order="C")) for name, array in tensors.items()}

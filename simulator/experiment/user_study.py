@@ -114,7 +114,8 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
             raise
         except Exception as error:  # model, loss and metric are the user's, and may raise anything
             raise FedpatchError(
-                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug, or __cause__ in "
+                "Python, shows where"
             ) from error
         for folder in opened:
             folder.write(outcome)
@@ -122,14 +123,18 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
 
 
 def _finished_outcome(out: Path | None, study: Study, opened: list[StudyFolder]) -> Outcome | None:
-    """Open the folder `out` into `opened`, and return its outcome if that is complete."""
+    """Open the folder `out` into `opened`, and return its outcome if that is complete. Missing files are then written."""
     from fedpatch.simulator.experiment.output_folder import StudyFolder
 
     if out is None:
         return None
-    opened.append(StudyFolder(out, study))
-    outcome = opened[0].outcome
-    return outcome if outcome is not None and outcome.complete else None
+    folder = StudyFolder(out, study)
+    opened.append(folder)
+    if folder.outcome is None or not folder.outcome.complete:
+        return None
+    if not folder.whole:
+        folder.write(folder.outcome)
+    return folder.outcome
 
 
 def simulate(

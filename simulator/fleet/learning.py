@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
@@ -26,7 +24,7 @@ from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.messages import TrainPlan, UpdateReport
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
-from fedpatch.simulator.experiment.simulation import Simulation, limits_of, one_thread
+from fedpatch.simulator.experiment.simulation import Simulation, as_torch, limits_of, one_thread
 from fedpatch.simulator.fleet.random_traits import draw_traits
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
@@ -89,8 +87,7 @@ class FleetLearning:
         self._simulation = Simulation(study, task, population, self._make_cohort)
         self._versions: dict[int, int] = {}
         self._bases: dict[int, dict[str, Array]] = {}
-        self._updates: dict[tuple[int, int], dict[str, Array]] = {}
-        self._reports: dict[tuple[int, int], UpdateReport] = {}
+        self._trained: dict[tuple[int, int], tuple[dict[str, Array], UpdateReport]] = {}
         self._batches = [0] * study.clients
         self._speeds = SpeedClasses()
         self._train_s = [draw_traits(terms, number).train_s for number in range(1, terms.devices + 1)]
@@ -98,9 +95,9 @@ class FleetLearning:
             self._speeds.note(_name(number), train_s)
         self._folded: tuple[dict[str, int], tuple[float, ...]] = ({}, ())
 
-    def _make_cohort(self, task: Task, ground: LearnerContext) -> Cohort:
-        self._learner: Learner = make_learner(task, replace(ground, features=None))
-        self._plan: TrainPlan = ground.plan
+    def _make_cohort(self, task: Task, context: LearnerContext) -> Cohort:
+        self._learner: Learner = make_learner(task, replace(context, features=None))
+        self._plan: TrainPlan = context.plan
         return InProcess(self._learner)
 
     @property
@@ -129,7 +126,7 @@ class FleetLearning:
         client = number - 1
         examples = self._simulation.population.num_examples[client]
         with one_thread():
-            self._learner.begin(_as_torch(base))
+            self._learner.begin(as_torch(base))
             before = self._learner.measure(client)
             self._learner.expect([(client, self._batches[client])])
             loss = self._learner.train(client, self._batches[client], 1.0)
@@ -137,14 +134,13 @@ class FleetLearning:
         steps = self._plan.steps_for(examples)
         self._batches[client] += steps
         schema = self._simulation.strategy.travelling(self._simulation.public)
-        self._updates[number, round_number] = {
-            spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in schema.specs
-        }
-        self._reports[number, round_number] = UpdateReport("00" * 32, examples, steps, loss, before, None, 0.0, train_s)
+        update = {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in schema.specs}
+        report = UpdateReport("00" * 32, examples, steps, loss, before, None, 0.0, train_s)
+        self._trained[number, round_number] = update, report
 
     def report(self, number: int, round_number: int) -> UpdateReport:
         """Return the report of a trained update."""
-        return self._reports[number, round_number]
+        return self._trained[number, round_number][1]
 
     def fold(self, round_number: int, devices: Sequence[int], carried: Mapping[int, CarriedWork]) -> None:
         """Make the next model.
@@ -161,7 +157,7 @@ class FleetLearning:
             assert carry is not None
             age = self.version - work.version
             stale[_name(number)] = Staleness(age, carry.factor(age), self._bases[work.version])
-        updates = {_name(number): self._updates.pop((number, of)) for number, of in rounds.items()}
+        updates = {_name(number): self._trained.pop((number, of))[0] for number, of in rounds.items()}
         counts = {_name(number): simulation.population.num_examples[number - 1] for number in devices}
         simulation.server = self.next_state(simulation.server, counts, updates, stale)
         ages = {name: stale[name].versions if name in stale else 0 for name in counts}
@@ -202,27 +198,26 @@ class FleetLearning:
     def _forget(self) -> None:
         """Forget updates that no version can take any more."""
         oldest = self.version - self._terms.max_staleness - 2
-        old = [key for key in self._updates if self._versions[key[1]] < oldest]
+        old = [key for key in self._trained if self._versions[key[1]] < oldest]
         for key in old:
-            del self._updates[key], self._reports[key]
+            del self._trained[key]
 
     def measure(self, now: float) -> LearnedRound:
         """Measure the present model on all devices; `now` is the virtual time, in seconds."""
         with one_thread():
-            self._learner.begin(_as_torch(self._simulation.server.tensors))
+            self._learner.begin(as_torch(self._simulation.server.tensors))
             accuracies = self._simulation.user_accuracies()
         values = np.array([accuracies[client] for client in sorted(accuracies)])
         ordered = sorted(accuracies, key=lambda client: self._train_s[client])
         slowest = [accuracies[client] for client in ordered[-max(1, len(ordered) // 5) :]]
         examples = self._simulation.population.num_examples
         shares = self._speeds.shares({_name(client + 1): float(count) for client, count in enumerate(examples)})
-        low = 0.1 if self._simulation.metric.goal == "max" else 0.9
         histogram, weights = self._folded
         return LearnedRound(
             now,
             self.version,
             float(values.mean()),
-            float(np.quantile(values, low)),
+            self._simulation.metric.p10(values.tolist()),
             float(np.mean(slowest)),
             histogram,
             weights,
@@ -234,13 +229,9 @@ class FleetLearning:
         return self._study.reached(learned.user_accuracy)
 
     def close(self) -> None:
-        """Free the memory and the processes of the training."""
+        """Close the simulation that measures the models; all of it is in this process."""
         self._simulation.close()
 
 
 def _name(number: int) -> str:
     return f"device-{number}"
-
-
-def _as_torch(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in tensors.items()}

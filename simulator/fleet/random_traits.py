@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fedpatch.simulator.fleet.settings import FleetTerms
 
@@ -43,16 +44,14 @@ def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
     train_s = _around(rng, terms.train_s, terms.train_spread)
     down_mbit_s = _around(rng, terms.down_mbit_s, terms.link_spread)
     up_mbit_s = _around(rng, terms.up_mbit_s, terms.link_spread)
-    rng_of_speeds = random.Random(f"{terms.seed}:speeds")
-    ranks = list(range(terms.devices))
-    rng_of_speeds.shuffle(ranks)
-    place = ranks[device - 1] / max(1, terms.devices - 1)
     slow, outdated = rng.random() < terms.slow_share, rng.random() < terms.outdated
-    train_s *= terms.speed_range**place
+    if terms.speed_range != 1.0:
+        place = _speed_ranks(terms.seed, terms.devices)[device - 1] / max(1, terms.devices - 1)
+        train_s *= terms.speed_range**place
     return DeviceProfile(train_s * (terms.slow_factor if slow else 1.0), down_mbit_s * 1e6, up_mbit_s * 1e6, outdated)
 
 
-def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
+def draw_outcome(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
     """Draw the outcome of one device in one round; `train_s` is its time in an average one."""
     rng = random.Random(f"{terms.seed}:{device}:{round_number}")
     # Everything is drawn, also what is then not used: other probabilities must not shift the other draws.
@@ -67,6 +66,14 @@ def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int)
         off_upload=at_upload if off_upload < terms.dropout_upload else None,
         away_s=away_s,
     )
+
+
+@lru_cache(maxsize=4)
+def _speed_ranks(seed: int, devices: int) -> tuple[int, ...]:
+    """Return the rank of each device among the fleet's training speeds; shuffled once per fleet, not once per device."""
+    ranks = list(range(devices))
+    random.Random(f"{seed}:speeds").shuffle(ranks)
+    return tuple(ranks)
 
 
 def _around(rng: random.Random, median: float, spread: float) -> float:

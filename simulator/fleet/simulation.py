@@ -61,7 +61,7 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.simulator.fleet.links import MESSAGE_BYTES, STAND_IN_BYTES, FakeBlob, FleetWire, NetworkLine, tag_of
-from fedpatch.simulator.fleet.random_traits import DeviceOutcome, draw_fate, draw_traits
+from fedpatch.simulator.fleet.random_traits import DeviceOutcome, draw_outcome, draw_traits
 from fedpatch.simulator.fleet.report import FleetReport, FleetRound
 from fedpatch.simulator.fleet.settings import OTHER_SCHEMA, SCHEMA, TASK, FleetTerms
 from fedpatch.simulator.fleet.virtual_clock import Timer, VirtualClock
@@ -96,7 +96,7 @@ class FleetDevice:
         self._tasks = (TaskCapability(TASK, schema, 1),)
         self._boots = 0
         self._round = 0
-        self._fate: DeviceOutcome | None = None
+        self._outcome: DeviceOutcome | None = None
         self._parts: dict[int, bytes] = {}
         self._parts_of = ""
         self._update: SpoolUpdate | None = None
@@ -143,7 +143,7 @@ class FleetDevice:
         """Handle a message of the coordinator."""
         now = self._agenda.now
         if isinstance(envelope.body, WorkRequest):
-            verdict = _WILLING if self._fate_in(envelope.round).willing else _UNWILLING
+            verdict = _WILLING if self._outcome_in(envelope.round).willing else _UNWILLING
             self._perform(
                 self.job.handle(WorkRequested(envelope, self._tasks, verdict, DownloadPlan(envelope.body.model)), now)
             )
@@ -161,13 +161,13 @@ class FleetDevice:
     def _pass(self, state: DeviceState) -> Envelope:
         return self._world.wire.message(Envelope(state))
 
-    def _fate_in(self, round_number: int) -> DeviceOutcome:
-        if self._fate is None or self._round != round_number:
+    def _outcome_in(self, round_number: int) -> DeviceOutcome:
+        if self._outcome is None or self._round != round_number:
             self._round = round_number
-            self._fate = draw_fate(self._terms, self._number, self._traits.train_s, round_number)
+            self._outcome = draw_outcome(self._terms, self._number, self._traits.train_s, round_number)
             if self._world.train_s_of is not None:
-                self._fate = replace(self._fate, train_s=self._world.train_s_of(self._number, round_number))
-        return self._fate
+                self._outcome = replace(self._outcome, train_s=self._world.train_s_of(self._number, round_number))
+        return self._outcome
 
     def _wake(self) -> None:
         if self.online:
@@ -235,21 +235,21 @@ class FleetDevice:
         if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
             self._parts = {}
             return [DownloadDamaged()]
-        fate = self._fate_in(effect.key.round)
+        outcome = self._outcome_in(effect.key.round)
         self._world.trains(effect.key.round)
-        if fate.off_training is not None:
-            self._fate = replace(fate, off_training=None)  # once in a round
+        if outcome.off_training is not None:
+            self._outcome = replace(outcome, off_training=None)  # once in a round
             self._agenda.after(
-                fate.train_s * fate.off_training, partial(self._go_off, self.job, effect.key, fate.away_s)
+                outcome.train_s * outcome.off_training, partial(self._go_off, self.job, effect.key, outcome.away_s)
             )
-        self._agenda.after(fate.train_s, partial(self._finish, self.job, effect.key))
+        self._agenda.after(outcome.train_s, partial(self._finish, self.job, effect.key))
         return []
 
     def _finish(self, job: Job, key: JobKey) -> None:
         """The training of an earlier start is gone, and the job knows one that is of no use any more."""
         if job is self.job and job.state is JobState.TRAINING and job.key == key:
             if self._world.learning is not None:
-                self._world.learning.train(self._number, key.round, self._fate_in(key.round).train_s)
+                self._world.learning.train(self._number, key.round, self._outcome_in(key.round).train_s)
             manifest = self._world.updates.manifest(tag_of(self._number, key.round))
             self._perform(job.handle(UpdateTrained(key, manifest), self._agenda.now))
 
@@ -260,10 +260,10 @@ class FleetDevice:
         chunk = self._world.wire.chunk(stand_in.chunk(manifest, tag_of(self._number, key.round), index))
         arrive = partial(self._world.on_chunk, self.name, chunk, stand_in.real_bytes(index))
         self._up.send(stand_in.line_bytes(index), arrive)
-        fate = self._fate_in(key.round)
-        if fate.off_upload is not None and index >= int(fate.off_upload * manifest.chunk_count):
-            self._fate = replace(fate, off_upload=None)  # once in a round
-            self._agenda.after(0.0, partial(self._go_off, self.job, key, fate.away_s))
+        outcome = self._outcome_in(key.round)
+        if outcome.off_upload is not None and index >= int(outcome.off_upload * manifest.chunk_count):
+            self._outcome = replace(outcome, off_upload=None)  # once in a round
+            self._agenda.after(0.0, partial(self._go_off, self.job, key, outcome.away_s))
 
 
 OnRound = Callable[[FleetRound], None]

@@ -6,9 +6,8 @@ them again for every batch. A gradient, times minus the learning rate, is added 
 computes it (plain SGD), or left in `grads` for the optimizer (Adam, pFedMe). Values lie in the order in which the products
 are fastest: weights of linear layers as (in, out), images and weights of convolutions with the channels last.
 
-Dropout, residual connections and hooks are not here: `fedpatch.simulator.learners.reference_learner` trains any model.
-
-The layers for images: convolution and pooling; see simulator.kernels.layers.
+Linear layers, batch norm, convolutions and pooling are here. Dropout, residual connections and hooks are not:
+`fedpatch.simulator.learners.reference_learner` trains any model.
 """
 
 from __future__ import annotations

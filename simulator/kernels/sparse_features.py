@@ -1,12 +1,12 @@
-"""Clients' inputs without the features that the client never uses: those that are zero in all its examples.
+"""Training without the features that are zero in all examples of a client, and the sum of such updates.
 
-In MNIST, a client of two digits uses about two thirds of the pixels. The weights of the others get no gradient from it,
-so its first layer can be that much smaller, with the same result.
+`UsedFeatures` has the inputs of the clients without these features. In MNIST, a client of two digits uses about two thirds
+of the pixels. The weights of the others get no gradient from it, so its first layer can be that much smaller, with the same
+result.
 
-The weighted sum of what clients trained, for vectors of which a client may hold only some rows.
-
-Sums of a few clients are taken in the model's own precision, which is a third of the cost, and then folded into
-float64. The clients and their order being given, the result is the same to the last bit.
+`SparseSum` is the weighted sum of updates, of which a client may hold only some rows. Sums of a few clients are taken in the
+model's own precision, which is a third of the cost, and then added to one in float64. For the same clients in the same order
+the result has the same bits.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ class _Baseline(ClientSteps):
 
     needs_grads = True
 
-    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
-        super().__init__(ground, model)
-        self._taken = ground.patches.values[TAKEN]
+    def __init__(self, context: LearnerContext, model: WorkingModel) -> None:
+        super().__init__(context, model)
+        self._taken = context.patches.values[TAKEN]
         self._start = torch.zeros_like(model.public)
 
     def finish(self, client: int, steps: int) -> None:
@@ -69,9 +69,9 @@ class PerFedAvgSteps(_Baseline):
 
     batches_per_step = 2
 
-    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
-        super().__init__(ground, model)
-        self._alpha = _given(ground.study, "adaptation_rate")
+    def __init__(self, context: LearnerContext, model: WorkingModel) -> None:
+        super().__init__(context, model)
+        self._alpha = _given(context.study, "adaptation_rate")
 
     def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps."""
@@ -104,10 +104,10 @@ class PFedMeSteps(_Baseline):
     first layer that the client's data never use.
     """
 
-    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
-        super().__init__(ground, model)
-        self._theta = ground.patches.values[THETA]
-        self._lambda = _given(ground.study, "proximity")
+    def __init__(self, context: LearnerContext, model: WorkingModel) -> None:
+        super().__init__(context, model)
+        self._theta = context.patches.values[THETA]
+        self._lambda = _given(context.study, "proximity")
 
     def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps; theta is in the model, w in `_start`."""

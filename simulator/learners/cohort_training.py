@@ -26,29 +26,29 @@ from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 CHUNKS = 16
 
 
-def make_learner(task: Task, ground: LearnerContext) -> Learner:
+def make_learner(task: Task, context: LearnerContext) -> Learner:
     """The fastest learner that can train the task's model on a CPU.
 
     Plans with terms, control variates and frozen values take the device's own code.
     """
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
-    own_code = ground.plan.terms or ground.plan.has_controls or task.frozen
+    own_code = context.plan.terms or context.plan.has_controls or task.frozen
     layers = None if own_code else layers_of(model)
-    learner: Learner = OneByOneLearner(task, ground) if layers is None else FusedLearner(task, model, layers, ground)
-    return spooled(encoded(learner, ground), ground)
+    learner: Learner = OneByOneLearner(task, context) if layers is None else FusedLearner(task, model, layers, context)
+    return spooled(encoded(learner, context), context)
 
 
-def spooled(learner: Learner, ground: LearnerContext) -> Learner:
+def spooled(learner: Learner, context: LearnerContext) -> Learner:
     """The same learner, or one that keeps each update by itself where they are to be bounded."""
-    return learner if ground.spool is None else SpooledLearner(learner, ground.travelling, ground.spool)
+    return learner if context.spool is None else SpooledLearner(learner, context.travelling, context.spool)
 
 
-def encoded(learner: Learner, ground: LearnerContext) -> Learner:
+def encoded(learner: Learner, context: LearnerContext) -> Learner:
     """The same learner, or one that sends what it trained as the study's encoding has it."""
-    if ground.uplink is None:
+    if context.uplink is None:
         return learner
-    return EncodedLearner(learner, ground.uplink, ground.plan, ground.population.num_examples)
+    return EncodedLearner(learner, context.uplink, context.plan, context.population.num_examples)
 
 
 def chunks_of(members: Sequence[CohortMember]) -> list[Sequence[CohortMember]]:

@@ -29,21 +29,21 @@ VECTOR_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FusedLearner:
-    """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.protocols.Learner."""
 
-    def __init__(self, task: Task, model: nn.Module, layers: list[Layer], ground: LearnerContext) -> None:
-        self._task, self._plan = task, ground.plan
-        self._population, self._patches = ground.population, ground.patches
-        kind = kind_of_steps(ground.study.strategy, self._plan)
+    def __init__(self, task: Task, model: nn.Module, layers: list[Layer], context: LearnerContext) -> None:
+        self._task, self._plan = task, context.plan
+        self._population, self._patches = context.population, context.patches
+        kind = kind_of_steps(context.study.strategy, self._plan)
         self._model = WorkingModel(model, layers, self._patches.private_names, grads=kind.needs_grads)
         self._layout = self._model.layout
         self._kept = [
             (self._patches.values[name], place.canonical(self._model.private))
             for name, place in self._layout.private.items()
         ]
-        self._features = ground.features if self._layout.rows is not None else None
-        self._steps: ClientSteps = kind(ground, self._model)
-        self._draws = MinibatchStream(ground.plan, self._population.num_examples, kind.batches_per_step)
+        self._features = context.features if self._layout.rows is not None else None
+        self._steps: ClientSteps = kind(context, self._model)
+        self._draws = MinibatchStream(context.plan, self._population.num_examples, kind.batches_per_step)
         self._loss = loss_of(task.loss)
         self._nothing = torch.zeros_like(self._model.private)
         self._round: list[Tensor] = []
@@ -105,7 +105,7 @@ class FusedLearner:
         return float(self._task.metric(outputs, self._population.of(client).test_y))
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """See simulator.learners.cohort_training.Learner."""
+        """See simulator.learners.protocols.Learner."""
         self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:

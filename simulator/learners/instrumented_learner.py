@@ -27,13 +27,13 @@ class WatchedLearner(FusedLearner):
     its data are: they are shuffled once. With `at_step` None nothing is measured on the way.
     """
 
-    def __init__(self, task: Task, ground: LearnerContext, *, at_step: AtStep | None, sample: int) -> None:
+    def __init__(self, task: Task, context: LearnerContext, *, at_step: AtStep | None, sample: int) -> None:
         with torch.random.fork_rng(devices=[]):
             model = task.build_model()
         layers = layers_of(model)
         if layers is None:
             raise UsageError(f"task {task.name!r}: only a plain sequence of known layers can be watched")
-        super().__init__(task, model, layers, ground)
+        super().__init__(task, model, layers, context)
         self._at_step, self._sample = at_step, sample
         self.after_training: dict[int, Moments] = {}
 

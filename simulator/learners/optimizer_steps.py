@@ -31,8 +31,8 @@ class ClientSteps:
     """Number of vectors of moments beside the values: 0, or 2 (exp_avg, exp_avg_sq) and a step count."""
     batches_per_step = 1
 
-    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
-        self._plan, self._model = ground.plan, model
+    def __init__(self, context: LearnerContext, model: WorkingModel) -> None:
+        self._plan, self._model = context.plan, model
 
     def run(self, batches: Batches, loss: Loss) -> None:
         """Train through all batches; `loss` keeps the sum of the steps' losses."""
@@ -65,9 +65,9 @@ class AdamSteps(ClientSteps):
     needs_grads = True
     moments = 2
 
-    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
-        super().__init__(ground, model)
-        plan = ground.plan
+    def __init__(self, context: LearnerContext, model: WorkingModel) -> None:
+        super().__init__(context, model)
+        plan = context.plan
         self._options: dict[str, Any] = {
             "lr": plan.learning_rate,
             "beta1": plan.beta_1,

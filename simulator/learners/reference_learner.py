@@ -60,14 +60,14 @@ def copy_in(patch: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class OneByOneLearner:
-    """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.protocols.Learner."""
 
-    def __init__(self, task: Task, ground: LearnerContext) -> None:
+    def __init__(self, task: Task, context: LearnerContext) -> None:
         self._task = task
         # What a round trains; a finished model leaves no trace in it.
-        self._plan, self._finishing = replace(ground.plan, finish=UNSET), ground.plan if ground.plan.finish else None
-        self._population, self._patches = ground.population, ground.patches
-        self._travelling = ground.travelling
+        self._plan, self._finishing = replace(context.plan, finish=UNSET), context.plan if context.plan.finish else None
+        self._population, self._patches = context.population, context.patches
+        self._travelling = context.travelling
         self._round: dict[str, Array] = {}
         self._total = self._nothing()
 

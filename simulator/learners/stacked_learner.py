@@ -243,20 +243,20 @@ MEASURED_PER_TRAINED = 4
 
 
 class StackedCohort:
-    """A cohort trained in groups of `group` clients at once; see simulator.learners.cohort_training.Cohort.
+    """A cohort trained in groups of `group` clients at once; see simulator.learners.protocols.Cohort.
 
     Without `group`, it is CPU_GROUP on a CPU, and on a GPU as many as fit. Raises UsageError for a device that torch
     does not have, and for a strategy that has a LocalUpdate of its own.
     """
 
-    def __init__(self, task: Task, ground: LearnerContext, device: str, *, group: int | None = None) -> None:
-        _require_stackable(ground)
-        self._task, self._plan = task, ground.plan
-        self._patches, self._travelling = ground.patches, ground.travelling
+    def __init__(self, task: Task, context: LearnerContext, device: str, *, group: int | None = None) -> None:
+        _require_stackable(context)
+        self._task, self._plan = task, context.plan
+        self._patches, self._travelling = context.patches, context.travelling
         self._device = _device(device)
-        self._model = StackedModel(task, ground.plan, self._device)
-        self._train, self._test = _placed(ground.population, self._device)
-        self.group = group or self._fitting(ground.population)
+        self._model = StackedModel(task, context.plan, self._device)
+        self._train, self._test = _placed(context.population, self._device)
+        self.group = group or self._fitting(context.population)
         self._round: dict[str, Tensor] = {}
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
@@ -436,7 +436,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _require_stackable(ground: LearnerContext) -> None:
-    strategy = ground.study.strategy
+def _require_stackable(context: LearnerContext) -> None:
+    strategy = context.study.strategy
     if strategy in BASELINES and strategy != "independent":
         raise UsageError(f"{strategy} is trained one client at a time only; use --device cpu")

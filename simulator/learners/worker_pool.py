@@ -44,22 +44,22 @@ def _script_hidden() -> Iterator[None]:
 class Workers:
     """A cohort's LocalUpdates over `count` processes, as InProcess does them over none."""
 
-    def __init__(self, task_ref: str, ground: LearnerContext, count: int) -> None:
+    def __init__(self, task_ref: str, context: LearnerContext, count: int) -> None:
         self._task = find_task(task_ref)
-        self.learner = make_learner(self._task, ground)
+        self.learner = make_learner(self._task, context)
         self._model = {
-            spec.name: shared_zeros(spec.shape, getattr(torch, spec.dtype)) for spec in ground.travelling.specs
+            spec.name: shared_zeros(spec.shape, getattr(torch, spec.dtype)) for spec in context.travelling.specs
         }
         self.learner.begin(self._model)
         size = len(self.learner.result())
         self._sums = shared_zeros((CHUNKS, size), torch.float64)
-        context = mp.get_context("spawn")
-        self._todo, self._done = context.Queue(), context.Queue()
+        spawning = mp.get_context("spawn")
+        self._todo, self._done = spawning.Queue(), spawning.Queue()
         self._round = 0
         self._processes = [
-            context.Process(
+            spawning.Process(
                 target=_work,
-                args=(task_ref, ground, self._model, self._sums, self._todo, self._done),
+                args=(task_ref, context, self._model, self._sums, self._todo, self._done),
                 name=f"fedpatch-simulate-{number}",
                 daemon=True,
             )
@@ -128,12 +128,12 @@ class Workers:
 
 
 def _work(
-    task_ref: str, ground: LearnerContext, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
+    task_ref: str, context: LearnerContext, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
 ) -> None:  # pragma: no cover - runs in another process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends us
     done.cancel_join_thread()  # else a full pipe without a reader would block for ever
     torch.set_num_threads(1)
-    learner = make_learner(find_task(task_ref), ground)
+    learner = make_learner(find_task(task_ref), context)
     begun = 0
     while (job := _next_job(todo)) is not None:
         what, number_of_round, number, part = job

@@ -163,9 +163,7 @@ def select_cells(which: str, patterns: str | None) -> tuple[Cell, ...]:
     cells = cells_of(which)
     if patterns is None:
         return cells
-    wanted = [one.strip() for one in patterns.split(",") if one.strip()]
-    if not wanted:
-        raise UsageError(f"--cells {patterns!r} asks for nothing; write a glob such as 'mnist/*/affine/W200/*'")
+    wanted = _globs(patterns, "mnist/*/affine/W200/*")
     for pattern in wanted:
         if not any(_fits(cell, pattern) for cell in cells):
             raise _no_such_cell(which, pattern, cells)
@@ -176,15 +174,22 @@ def select_named_cells(patterns: str) -> tuple[Cell, ...]:
     """Return the cells of all tables that `patterns` names; each pattern begins with its table, e.g. `table2/mnist/*`.
 
     Raises:
-        UsageError: A pattern names no table whose cells have a target and published rates, or no cell of it.
+        UsageError: There is no pattern, or one names no table whose cells have a target and published rates, or no cell of it.
     """
     chosen: list[Cell] = []
-    for pattern in filter(None, map(str.strip, patterns.split(","))):
+    for pattern in _globs(patterns, "table2/mnist/*/affine/W200/*"):
         where, _, rest = pattern.partition("/")
         if where not in RECORDED:
             raise unknown_name(f"table in {pattern!r}", where, RECORDED)
         chosen += select_cells(where, rest or None)
     return tuple(dict.fromkeys(chosen))
+
+
+def _globs(patterns: str, example: str) -> list[str]:
+    wanted = [one.strip() for one in patterns.split(",") if one.strip()]
+    if not wanted:
+        raise UsageError(f"--cells {patterns!r} asks for nothing; write a glob such as {example!r}")
+    return wanted
 
 
 def study_of(cell: Cell, seed: int) -> Study:

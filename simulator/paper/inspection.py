@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
@@ -24,6 +25,7 @@ from fedpatch.simulator.experiment.simulation import Simulation, one_thread, ver
 from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.learners.instrumented_learner import Moments, WatchedLearner
 from fedpatch.simulator.learners.learner_context import LearnerContext
+from fedpatch.simulator.paper.results import read_json
 from fedpatch.simulator.spec.study import Study
 
 CLIENTS = 200
@@ -197,22 +199,28 @@ def _watched(
     population = load_population(task, study.data, study.clients, study.seed, data_root())
     learners: list[WatchedLearner] = []
 
-    def cohort(task: Task, ground: LearnerContext) -> InProcess:
-        learners.append(WatchedLearner(task, ground, at_step=at_step, sample=SAMPLE))
+    def cohort(task: Task, context: LearnerContext) -> InProcess:
+        learners.append(WatchedLearner(task, context, at_step=at_step, sample=SAMPLE))
         return InProcess(learners[0])
 
     return Simulation(study, task, population, cohort), learners[0]
 
 
 def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the earlier measurements on the same terms; else the terms alone."""
-    try:
-        measured = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
-        measured = {}
-    if isinstance(measured, dict) and all(measured.get(name) == value for name, value in terms.items()):
-        return measured
-    return dict(terms)
+    """Return the earlier measurements, or the terms alone where there is no file.
+
+    Raises UsageError, with the remedy, where the file is damaged or was measured on other terms: it may have taken hours.
+    """
+    measured = read_json(path, remedy="measure it again")
+    if measured is None:
+        return dict(terms)
+    for name, value in terms.items():
+        if (old := measured.get(name)) != value:
+            instead = f"give --rounds {old}, or " if name == "rounds" else ""
+            raise UsageError(
+                f"{path} was measured with {name} {old!r}, which now is {value!r}; {instead}delete it to measure it again"
+            )
+    return measured
 
 
 def _write(path: Path, measured: dict[str, Any], origin: Mapping[str, str | None] | None) -> None:

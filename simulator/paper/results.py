@@ -24,13 +24,13 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import data_root
 from fedpatch.simulator.paper.experiments import Cell, study_of
+from fedpatch.simulator.spec.plain_values import from_plain
 from fedpatch.simulator.spec.study import Outcome, Study
 
 UNFINISHED = ".unfinished"
 FORMAT = 1
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}  # what people call a task's data
 
-_SINCE = ("commit", "processor")  # absent in results of earlier versions
 _CURVE_DIGITS = 5
 _OTHER_DIGITS = 4
 _READABLE = 0o644  # a result is there to be shared
@@ -204,14 +204,10 @@ def _plain(result: Result) -> dict[str, Any]:
 def _parse(values: Mapping[str, Any]) -> Result:
     if values.get("format") != FORMAT:
         raise ValueError(f"its format is {values.get('format')!r}, not {FORMAT}")
-    given = {one.name: values[one.name] for one in fields(Result) if one.name not in _SINCE or one.name in values}
-    given["study"] = Study.from_dict(given["study"])
-    for series in ("curve", "p10", "train_loss"):
-        given[series] = tuple(given[series])
-    curve = given["curve"]
-    if not curve or not all(isinstance(ua, float | int) and 0.0 <= ua <= 1.0 for ua in curve):
+    given = {one.name: values[one.name] for one in fields(Result) if one.name in values}
+    result = from_plain(Result, given | {"study": Study.from_dict(given["study"])}, "the result")
+    if not result.curve or not all(0.0 <= ua <= 1.0 for ua in result.curve):
         raise ValueError("its curve does not hold user accuracies from 0 to 1")
-    result = Result(**given)
     if (len(result.p10), len(result.train_loss)) != (len(result.curve), result.rounds):
         raise ValueError("its series do not have one value per round")
     _check_end(result)

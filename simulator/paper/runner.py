@@ -90,9 +90,22 @@ def run_paper(
 ) -> Sum:
     """Compute the cells with the seeds that have no result yet, and write each result as soon as it is there.
 
-    `stopped()` is asked between rounds; once True, the simulation under way is saved and the run ends. Without `simulate`,
-    it is the simulator's own. Training that diverges does not keep the other cells from being computed. Raises UsageError
-    where a result on disk is damaged or of other terms.
+    After training that diverges, the other cells are computed.
+
+    Args:
+        cells: Cells of the paper.
+        seeds: Seeds of each.
+        results: Folder of the results.
+        sitting: Processes, device and origin, which each result names.
+        watcher: Receives the progress; None: nobody does.
+        stopped: Asked between rounds; True ends the run, with the state of the simulation under way kept.
+        simulate: Plays a study; None: simulator.experiment.simulation.simulate.
+
+    Returns:
+        Numbers of the results by their state.
+
+    Raises:
+        UsageError: A result on disk is damaged or of other terms.
     """
     play = simulate or _own_simulate()
     wanted = in_order(cells, seeds)

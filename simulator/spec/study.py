@@ -11,6 +11,8 @@ from fedpatch.coordinator.cohort.selection import ROUNDING
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
+from fedpatch.shared.typed_values import learn_types
+from fedpatch.simulator.spec.plain_values import from_plain
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -118,14 +120,19 @@ class Study:
     bad: float = 0.0
 
     @property
+    def metric_terms(self) -> MetricTerms:
+        """Name and goal of the metric; its range is the task's."""
+        return MetricTerms(self.metric, self.metric_goal)
+
+    @property
     def label(self) -> str:
         """Name of its user accuracies in a heading or a line."""
-        return MetricTerms(self.metric).label
+        return self.metric_terms.label
 
     @property
     def measure_words(self) -> str:
         """The same in full."""
-        return MetricTerms(self.metric).words
+        return self.metric_terms.words
 
     @property
     def participants(self) -> int:
@@ -134,8 +141,7 @@ class Study:
 
     def reached(self, user_accuracy: float) -> bool:
         """Return whether there is a target, and this is as good or better."""
-        terms = MetricTerms(self.metric, self.metric_goal)
-        return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
+        return self.target_ua is not None and self.metric_terms.reached(user_accuracy, self.target_ua)
 
     def differences(self, other: Study) -> str:
         """Return the differences of `other`, in words."""
@@ -153,14 +159,8 @@ class Study:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Study:
-        """Undo `to_dict`. Raises UsageError where a term is missing or unknown."""
-        known = {one.name for one in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise UsageError(f"a simulation has no term {', '.join(unknown)}; it was written by another version")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise UsageError(f"the terms of a simulation are not whole ({error})") from error
+        """Undo `to_dict`. Raises UsageError where a term is missing, unknown or of another type."""
+        return from_plain(cls, values, "the simulation")
 
 
 @dataclass(frozen=True)
@@ -300,12 +300,15 @@ class Outcome:
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
         """Undo `to_dict`. Raises UsageError for anything else."""
         try:
-            points = tuple(Point(**one) for one in values["points"])
-            attack = AttackOutcome(**values["attack"]) if "attack" in values else None
-            study, versions = Study.from_dict(values["study"]), dict(values["versions"])
-            return cls(study, points, bool(values["complete"]), versions, attack)
+            plain = {name: values[name] for name in ("points", "complete", "versions")}
+            plain["points"] = [from_plain(Point, one, "a point of the curve") for one in plain["points"]]
+            plain["attack"] = from_plain(AttackOutcome, values["attack"], "the attack") if "attack" in values else None
+            return from_plain(cls, plain | {"study": Study.from_dict(values["study"])}, "the outcome of a simulation")
         except (KeyError, TypeError) as error:
             raise UsageError(f"this is not the outcome of a simulation ({error!r})") from error
+
+
+learn_types(Outcome)
 
 
 def _mean(totals: Sequence[int | None], count: int) -> float | None:

@@ -148,12 +148,12 @@ def simulation_of(
     study: Study, task: Task = UNEVEN, learner: Callable[[Task, LearnerContext], Learner] = make_learner
 ) -> Simulation:
     """A simulation in this process, before its first round."""
-    return Simulation(study, task, population_of(study, task), lambda task, ground: InProcess(learner(task, ground)))
+    return Simulation(study, task, population_of(study, task), lambda task, context: InProcess(learner(task, context)))
 
 
-def one_process(task: Task, ground: LearnerContext) -> InProcess:
+def one_process(task: Task, context: LearnerContext) -> InProcess:
     """Train as the simulator does with one worker."""
-    return InProcess(make_learner(task, ground))
+    return InProcess(make_learner(task, context))
 
 
 def play_on(study: Study, folder: Path, points: int, **options: Any) -> Outcome:

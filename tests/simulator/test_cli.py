@@ -248,7 +248,8 @@ def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine,
         (FedpatchError("no"), "no"),
         (
             RuntimeError("expected Float but got Double"),
-            "task 'digits' failed in the simulation: RuntimeError: expected Float but got Double; --debug shows where",
+            "task 'digits' failed in the simulation: RuntimeError: expected Float but got Double; "
+            "--debug, or __cause__ in Python, shows where",
         ),
     ],
 )

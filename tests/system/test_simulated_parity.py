@@ -83,7 +83,7 @@ def simulated(study: Study, learner: Callable[[Task, LearnerContext], Learner] =
     """The study as a simulation, played to its end."""
     task = find_task(study.task)
     population = load_population(task, study.data, study.clients, study.seed, Path(os.devnull))
-    simulation = Simulation(study, task, population, lambda task, ground: InProcess(learner(task, ground)))
+    simulation = Simulation(study, task, population, lambda task, context: InProcess(learner(task, context)))
     with one_thread():
         while not simulation.over:
             simulation.step()
@@ -130,7 +130,7 @@ def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encodi
     """
     study = study_of("fedavg-adam", "affine", encoding)
     summary, state = deployed(fleet, study, tmp_path)
-    simulation = simulated(study, lambda task, ground: encoded(OneByOneLearner(task, ground), ground))
+    simulation = simulated(study, lambda task, context: encoded(OneByOneLearner(task, context), context))
     assert [one.user_accuracy for one in summary.rounds] == pytest.approx(
         [point.user_accuracy for point in simulation.points[:-1]]
     )

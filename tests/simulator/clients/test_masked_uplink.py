@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedpatch.simulator.clients.masked_uplink import MaskedUplink, groups_of
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.spec.study import Study, client_id
-from tests.simulator.studies import study_of, without_seconds
+from tests.simulator.studies import simulation_of, study_of, without_seconds
 from tests.support.masked_group import PlayedGroup
 
 SCHEMA = Schema((TensorSpec("w", (9, 7), "float32", "weight"), TensorSpec("running_var", (7,), "float32", "stats")))
@@ -153,6 +154,17 @@ def test_masked_study_continues_where_it_stopped(tmp_path):
     simulate(study, saved=tmp_path, stopped=lambda: next(rounds))
     resumed = simulate(study, saved=tmp_path)
     assert without_seconds(resumed) == without_seconds(whole)
+
+
+def test_masked_round_leaves_no_update_in_the_folder_of_updates():
+    study = small_study()
+    simulation = simulation_of(study, find_task(study.task))
+    assert simulation._spool is not None
+    folder = Path(simulation._spool.name)
+    for _ in range(3):
+        simulation.step()
+        assert list(folder.iterdir()) == []
+    simulation.close()
 
 
 def test_masked_update_of_an_eighth_has_fewer_bytes():

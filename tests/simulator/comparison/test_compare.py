@@ -113,3 +113,20 @@ def test_compare_of_a_model_without_batch_norm_leaves_policies_out():
     for policy in ("stats", "affine", "all"):
         assert f"{policy}: left out: patch policy {policy}: the model has no batch norm" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["none", ALONE]
+
+
+NO_RATES = replace(DIGITS, learning_rates={})
+
+
+def test_compare_with_learning_rate_needs_no_rates_of_the_task():
+    task = "tests.simulator.comparison.test_compare:NO_RATES"
+    terms = ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1", "--learning-rate", "0.1"]
+    done = CliRunner().invoke(app, [*terms, "--methods", "none", "--strategy", "fedavg"])
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
+@pytest.mark.parametrize("target_ua", ["97", "-0.1", "nan"])
+def test_compare_refuses_a_target_out_of_the_range_of_the_metric_before_it_computes(target_ua):
+    done = CliRunner().invoke(app, ["compare", "--target-ua", target_ua])
+    assert "not a fraction from 0 to 1" in str(done.exception)
+    assert "rounds of" not in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ from fedpatch.simulator.experiment.robustness import (
     play_cell,
     summarise,
 )
+from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.spec.study import Point
 from tests.simulator.studies import study_of
@@ -68,6 +69,23 @@ def test_cell_without_attack_counts_all_clients_and_with_one_the_honest():
     assert play(("centred", "sign:4", 0.3, 0)) == attacked
 
 
+@pytest.mark.parametrize(
+    ("strategy", "rules", "attacks", "complaint"),
+    [
+        ("scaffold", "mean", "sign:4", "--attack: scaffold keeps control variates"),
+        ("scaffold", "mean,mean/auto:2", NO_ATTACK, "mean/auto:2 with .*--norm-bound: scaffold keeps control variates"),
+        ("independent", "mean", "sign:4", "--attack: no rule protects independent"),
+    ],
+)
+def test_cells_that_a_study_of_its_own_refuses_are_refused_before_any_is_simulated(
+    strategy, rules, attacks, complaint, tmp_path
+):
+    out = tmp_path / "table.json"
+    with pytest.raises(UsageError, match=complaint):
+        robustness(strategy=strategy, rules=rules, attacks=attacks, private="none", rounds=1, workers=1, out=out)
+    assert not out.exists()
+
+
 def test_interrupted_cell_gives_nothing():
     study = study_of("fedavg", "affine")
     key = ("mean", NO_ATTACK, 0.0, 0)
@@ -93,13 +111,27 @@ def test_file_goes_on_with_its_cells(tmp_path):
     assert len(json.loads(path.read_text())["cells"]) == 2
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"terms": {}, "cells": [{"rule": 1}]}'])
+CELL_OF_WORDS = json.dumps({**asdict(cell()), "user_accuracy": "high"})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"terms": {}, "cells": [{"rule": 1}]}', '{"terms": [1], "cells": []}']
+    + [f'{{"terms": {{}}, "cells": [{one}]}}' for one in (CELL_OF_WORDS, "1")],
+)
 def test_file_that_is_no_table_is_refused_and_kept(content, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(content)
     with pytest.raises(UsageError, match="choose another --out"):
         RobustnessFile(path, study_of())
     assert path.read_text() == content
+
+
+def test_damaged_cell_is_named_with_its_place(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(f'{{"terms": {{}}, "cells": [{json.dumps(asdict(cell()))}, {CELL_OF_WORDS}]}}')
+    with pytest.raises(UsageError, match=r"table.json.*cell 2.*user_accuracy"):
+        RobustnessFile(path, study_of())
 
 
 def test_file_of_other_terms_is_refused_with_their_names(tmp_path):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedpatch
+from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.trackers import tracking
 from fedpatch.shared.trackers.tracker import TrackedRound, TrackedRun
+from fedpatch.simulator.experiment.output_folder import CURVE_FILE, OUTCOME_FILE, PICTURES
 from fedpatch.simulator.experiment.user_study import study_of
 from tests.simulator.small_task import TASK
 
@@ -39,6 +42,29 @@ def test_cancelled_simulation_is_incomplete_and_goes_on_from_its_folder(tmp_path
     done = fedpatch.simulate("digits", out=tmp_path / "out", progress=False, **{**TERMS, "rounds": 5})
     assert done.complete
     assert curve(done)[:2] == curve(job.result())[:2]
+
+
+class Killed(BaseException):
+    """Ends a simulation at a place where a process may be killed."""
+
+
+@pytest.mark.parametrize("at", ["write_atomic", "save", "shutil.rmtree"])
+def test_a_simulation_killed_while_it_writes_its_files_completes_them_when_repeated(tmp_path, monkeypatch, at):
+    pytest.importorskip("matplotlib")
+
+    def kill(path: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(path, Path) and path.name == OUTCOME_FILE:
+            return write_atomic(path, *args, **kwargs)
+        raise Killed
+
+    terms: dict[str, Any] = {**TERMS, "rounds": 1, "progress": False, "out": tmp_path}
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(f"fedpatch.simulator.experiment.output_folder.{at}", kill)
+        fedpatch.simulate("digits", **terms)
+    left = json.loads((tmp_path / OUTCOME_FILE).read_text("utf-8"))
+    fedpatch.simulate("digits", **terms)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([OUTCOME_FILE, CURVE_FILE, *PICTURES])
+    assert json.loads((tmp_path / OUTCOME_FILE).read_text("utf-8")) == left
 
 
 def test_task_that_no_name_finds_is_simulated_in_this_process():

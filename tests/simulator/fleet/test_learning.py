@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.simulator.fleet.learning import FleetLearning
 from fedpatch.simulator.fleet.report import FleetReport
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.simulation import simulate_fleet
@@ -68,6 +69,20 @@ def test_slowest_fifth_has_weight_where_its_work_is_carried_and_none_where_it_is
 def test_same_terms_give_the_same_models():
     one, two = (played(late="carry", quorum_updates=3) for _ in range(2))
     assert [found.learned for found in one.rounds] == [found.learned for found in two.rounds]
+
+
+def test_memory_of_updates_and_reports_does_not_grow_with_the_rounds():
+    terms = FleetTerms(**{**TERMS, "strategy": "fedavg", "rounds": 3})
+    learning = FleetLearning(terms)
+    for number in (1, 2, 3):
+        learning.publish(number)
+        for device in range(1, terms.devices + 1):
+            learning.train(device, number, 1.0)
+            assert learning.report(device, number).train_s == 1.0
+        learning.fold(number, range(1, terms.devices + 1), {})
+        kept = [value for value in vars(learning).values() if isinstance(value, dict) and (1, number) in value]
+        assert kept == []
+    learning.close()
 
 
 def test_target_ends_the_study():

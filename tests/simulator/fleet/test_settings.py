@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import fields, replace
 
 import pytest
 
 from fedpatch.coordinator.settings import RoundSettings
 from fedpatch.shared.errors import ConfigError, UsageError
-from fedpatch.simulator.fleet.random_traits import draw_fate, draw_traits
+from fedpatch.simulator.fleet.random_traits import draw_outcome, draw_traits
 from fedpatch.simulator.fleet.report import quantile
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.sweep import SweepAxis, SweepRow, combine, compare_policies, parse_axis
@@ -48,7 +49,7 @@ def test_other_probabilities_leave_the_other_draws_alone():
     for device in range(1, 20):
         traits = draw_traits(calm, device)
         assert draw_traits(wild, device).train_s == traits.train_s
-        one, other = (draw_fate(terms, device, traits.train_s, 3) for terms in (calm, wild))
+        one, other = (draw_outcome(terms, device, traits.train_s, 3) for terms in (calm, wild))
         assert (one.train_s, one.away_s, one.off_upload) == (other.train_s, other.away_s, other.off_upload)
         assert not other.willing
         assert other.off_training is not None
@@ -59,6 +60,30 @@ def test_without_spread_all_are_alike():
     traits = draw_traits(like, 1)
     assert (traits.train_s, traits.down_bits_s, traits.up_bits_s) == (20.0, 20e6, 5e6)
     assert {draw_traits(like, device) for device in range(1, 9)} == {traits}
+
+
+@pytest.mark.parametrize(("speed_range", "shuffles"), [(1.0, 0), (10.0, 1)])
+def test_the_traits_of_a_whole_fleet_shuffle_the_speeds_at_most_once(monkeypatch, speed_range, shuffles):
+    seen: list[int] = []
+    shuffle = random.Random.shuffle
+
+    def counted(rng: random.Random, ranks: list[int]) -> None:
+        seen.append(len(ranks))
+        shuffle(rng, ranks)
+
+    monkeypatch.setattr(random.Random, "shuffle", counted)
+    terms = FleetTerms(devices=57, seed=4_711, speed_range=speed_range)
+    for device in range(1, terms.devices + 1):
+        draw_traits(terms, device)
+    assert seen == [terms.devices] * shuffles
+
+
+def test_a_speed_range_spreads_training_times_evenly_by_ratio_over_a_shuffled_fleet():
+    terms = FleetTerms(devices=9, train_spread=1.0, slow_share=0.0, speed_range=16.0)
+    ranks = list(range(9))
+    random.Random(f"{terms.seed}:speeds").shuffle(ranks)
+    drawn = [draw_traits(terms, device).train_s for device in range(1, 10)]
+    assert drawn == [20.0 * 16.0 ** (rank / 8) for rank in ranks]
 
 
 def test_an_axis_is_a_term_and_its_values():

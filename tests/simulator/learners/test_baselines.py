@@ -121,7 +121,7 @@ def test_an_interrupted_baseline_goes_on_as_if_it_had_not_been(strategy, tmp_pat
 def test_two_processes_give_the_same_bits_as_one(strategy):
     study = _study(strategy, 0.5)
     alone = _simulation(study)
-    together = _simulation(study, lambda _, ground: Workers(study.task, ground, 2))
+    together = _simulation(study, lambda _, context: Workers(study.task, context, 2))
     try:
         for _ in range(ROUNDS + 1):
             assert replace(alone.step(), seconds=0.0) == replace(together.step(), seconds=0.0)

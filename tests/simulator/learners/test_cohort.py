@@ -64,7 +64,9 @@ def test_model_without_a_fast_way_is_trained_one_by_one(strategy):
 def test_leaving_out_unused_features_changes_nothing():
     for strategy in STRATEGIES:
         study = study_of(strategy, "affine")
-        with_all = simulation_of(study, learner=lambda task, ground: make_learner(task, replace(ground, features=None)))
+        with_all = simulation_of(
+            study, learner=lambda task, context: make_learner(task, replace(context, features=None))
+        )
         without = simulation_of(study, learner=_with_features)
         for _ in range(4):
             with_all.step(), without.step()
@@ -73,9 +75,9 @@ def test_leaving_out_unused_features_changes_nothing():
             assert_close(patch_of(without, client), patch_of(with_all, client), 1e-11)
 
 
-def _with_features(task, ground):
-    assert ground.features is not None
-    return make_learner(task, ground)
+def _with_features(task, context):
+    assert context.features is not None
+    return make_learner(task, context)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

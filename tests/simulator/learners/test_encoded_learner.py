@@ -101,7 +101,7 @@ class ByHand:
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedavg-adam"])
 def test_a_client_sends_what_a_device_would(strategy, encoding):
     study = study_of(strategy, rounds=ROUNDS, encoding=encoding)
-    simulation = simulation_of(study, learner=lambda task, ground: encoded(OneByOneLearner(task, ground), ground))
+    simulation = simulation_of(study, learner=lambda task, context: encoded(OneByOneLearner(task, context), context))
     by_hand = ByHand(study)
     simulation.step()
     for _ in range(ROUNDS):

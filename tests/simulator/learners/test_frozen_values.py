@@ -30,12 +30,12 @@ UNDECLARED = replace(TASK, frozen=False)
 """The same task, in which the base travels as a buffer."""
 
 
-def one_by_one(task: Task, ground: LearnerContext) -> Cohort:
-    return InProcess(make_learner(task, ground))
+def one_by_one(task: Task, context: LearnerContext) -> Cohort:
+    return InProcess(make_learner(task, context))
 
 
-def stacked(task: Task, ground: LearnerContext) -> Cohort:
-    return StackedCohort(task, ground, "cpu", group=2)
+def stacked(task: Task, context: LearnerContext) -> Cohort:
+    return StackedCohort(task, context, "cpu", group=2)
 
 
 def by_number(spec: str, root: Path) -> DeviceData:

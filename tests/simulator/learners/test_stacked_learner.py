@@ -138,7 +138,7 @@ class Played(Simulation):
 
 
 def _stacked(group: int | None) -> Callable[[Task, LearnerContext], Cohort]:
-    return lambda task, ground: StackedCohort(task, ground, "cpu", group=group)
+    return lambda task, context: StackedCohort(task, context, "cpu", group=group)
 
 
 def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
@@ -174,7 +174,7 @@ def test_rounds_of_given_steps_or_epochs_are_trained_the_same(terms):
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:out.*,running"])
 def test_any_model_is_trained_as_on_a_device(strategy, private):
     study, task = _study(strategy, private), _task(Residual)
-    one_by_one = Played(study, task, lambda task, ground: InProcess(OneByOneLearner(task, ground)))
+    one_by_one = Played(study, task, lambda task, context: InProcess(OneByOneLearner(task, context)))
     Played(study, task, _stacked(4)).require_like(one_by_one)
 
 
@@ -196,8 +196,8 @@ def test_a_gpu_takes_as_many_at_once_as_fit(monkeypatch, free, smallest, largest
     monkeypatch.setattr("fedpatch.simulator.learners.stacked_learner._free_bytes", lambda device: free)
     made: list[StackedCohort] = []
 
-    def make(task: Task, ground: LearnerContext) -> Cohort:
-        made.append(StackedCohort(task, ground, "cpu"))
+    def make(task: Task, context: LearnerContext) -> Cohort:
+        made.append(StackedCohort(task, context, "cpu"))
         return made[0]
 
     study, task = _study("fedavg-adam", "all"), _task(_sequential)
@@ -239,7 +239,7 @@ def test_unstackable_study_is_refused(study, build_model, refusal, problem):
 
 def test_unknown_device_is_refused():
     with pytest.raises(UsageError, match=r"device 'toaster' cannot be used here .*--device cpu"):
-        Played(_study("fedavg"), _task(_sequential), lambda task, ground: StackedCohort(task, ground, "toaster"))
+        Played(_study("fedavg"), _task(_sequential), lambda task, context: StackedCohort(task, context, "toaster"))
 
 
 @pytest.mark.parametrize("steps", [0, 1])

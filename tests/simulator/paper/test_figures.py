@@ -54,11 +54,19 @@ def test_smoothing_is_the_mean_over_a_window():
 def test_confidence_is_students(values):
     """Half the interval's width is the quantile of Student's t times the standard error."""
     mean, half = mean_and_confidence([[one] for one in values])
-    quantiles = {2: 12.706, 5: 2.776, 16: 2.131, 17: 1.96}
+    quantiles = {2: 12.706, 5: 2.776, 16: 2.131}
     assert mean[0] == pytest.approx(statistics.fmean(values))
     assert half is not None
     if quantile := quantiles.get(len(values)):
         assert half[0] == pytest.approx(quantile * statistics.stdev(values) / math.sqrt(len(values)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("curves", "quantile"), [(17, 2.120), (31, 2.042), (121, 1.980)])
+def test_quantile_of_student_goes_on_beyond_the_table(curves, quantile):
+    values = [[float(number % 2)] for number in range(curves)]
+    _, half = mean_and_confidence(values)
+    assert half is not None
+    assert half[0] == pytest.approx(quantile * statistics.stdev(one for (one,) in values) / math.sqrt(curves), rel=4e-4)
 
 
 def test_one_curve_has_no_confidence():

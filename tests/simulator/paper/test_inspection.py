@@ -41,8 +41,8 @@ def watched(study: Study, seen: Seen | None = None, sample: int = 50) -> tuple[S
         assert seen is not None
         seen[client, done] = train, test
 
-    def cohort(task, ground):
-        learners.append(WatchedLearner(task, ground, at_step=None if seen is None else at_step, sample=sample))
+    def cohort(task, context):
+        learners.append(WatchedLearner(task, context, at_step=None if seen is None else at_step, sample=sample))
         return InProcess(learners[0])
 
     return Simulation(study, UNEVEN, population_of(study, UNEVEN), cohort), learners[0]
@@ -125,7 +125,7 @@ def test_a_model_that_is_no_plain_sequence_cannot_be_watched():
             study,
             task,
             population_of(study, task),
-            lambda task, ground: InProcess(WatchedLearner(task, ground, at_step=None, sample=1)),
+            lambda task, context: InProcess(WatchedLearner(task, context, at_step=None, sample=1)),
         )
 
 
@@ -174,8 +174,30 @@ def test_existing_measurement_is_not_repeated(printed, tmp_path, monkeypatch):
     monkeypatch.setattr(inspection, "_study", noted)
     inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
     assert asked == ["all"]
-    inspection.run_fig4(tmp_path, 3, rounds=2, on_progress=printed.append)
-    assert asked == ["all", "none", "stats", "affine", "all"]
+
+
+@pytest.mark.parametrize("run", [inspection.run_fig3, inspection.run_fig4])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (
+            '{"steps_per_round": %d, "rounds": 60}',
+            "measured with rounds 60, which now is 2; give --rounds 60, or delete it",
+        ),
+        ('{"steps_per_round": 7, "rounds": 2}', "measured with steps_per_round 7, which now is .*; delete it"),
+        ("{", "is damaged .*; delete it to measure it again"),
+        ("[]", "is damaged .*; delete it to measure it again"),
+    ],
+)
+def test_a_measurement_of_other_terms_or_a_damaged_one_is_refused_and_kept(printed, tmp_path, run, content, complaint):
+    figure = run.__name__.removeprefix("run_")
+    path = tmp_path / figure / "seed3.json"
+    path.parent.mkdir()
+    path.write_text(content.replace("%d", str(inspection.FIG3_STEPS if figure == "fig3" else inspection.FIG4_STEPS)))
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=complaint):
+        run(tmp_path, 3, rounds=2, on_progress=printed.append)
+    assert path.read_bytes() == before
 
 
 def test_a_measurement_names_its_command_commit_and_processor(printed, tmp_path):
@@ -184,14 +206,6 @@ def test_a_measurement_names_its_command_commit_and_processor(printed, tmp_path)
     kept = json.loads((tmp_path / "fig4" / "seed3.json").read_bytes())
     assert {name: kept[name] for name in origin} == origin
     assert set(kept["versions"]) >= {"python", "torch"}
-
-
-def test_a_damaged_measurement_is_measured_anew(printed, tmp_path):
-    path = tmp_path / "fig4" / "seed3.json"
-    path.parent.mkdir()
-    path.write_text("{")
-    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
-    assert set(json.loads(path.read_bytes())["policies"]) == {"none", "stats", "affine", "all"}
 
 
 def test_figure_3_has_three_curves_and_both_sides_of_equation_10(printed, tmp_path):

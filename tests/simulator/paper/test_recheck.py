@@ -68,7 +68,7 @@ def test_select_named_cells_spans_tables():
     assert [one.where for one in cells] == ["table2", "table3"]
 
 
-@pytest.mark.parametrize("pattern", ["mnist/fedavg", "tuned/mnist", "fig5/mnist", "table2/mnist/fedsgd"])
-def test_select_named_cells_of_an_unknown_table_or_cell_is_refused(pattern):
+@pytest.mark.parametrize("pattern", ["mnist/fedavg", "tuned/mnist", "fig5/mnist", "table2/mnist/fedsgd", ",", ""])
+def test_select_named_cells_of_no_or_an_unknown_table_or_cell_is_refused(pattern):
     with pytest.raises(UsageError):
         select_named_cells(pattern)

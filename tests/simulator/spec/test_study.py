@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from fedpatch.shared.tasks.bundled.mnist import TASK as MNIST
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.paper.experiments import cells_of, study_of
-from fedpatch.simulator.spec.study import BASELINES, Study
+from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
 
 TASKS = {"mnist": MNIST, "cifar10": CIFAR10}
 
@@ -155,16 +157,49 @@ def test_invalid_terms_are_reported_together():
     [
         ({"strategy": "fedavg_adam"}, "did you mean 'fedavg-adam'"),
         ({"private": "afine"}, "did you mean 'affine'"),
-        ({"data": "shard:0/200"}, "is the same for every client"),
-        ({"data": "shard:{client}/{count}"}, "{index}, {count} and {seed}"),
-        ({"data": "shard:{}/{count}"}, "{index}, {count} and {seed}"),
-        ({"data": "shard:{index/{count}"}, "{index}, {count} and {seed}"),
+        ({"data": "shard:0/200"}, "lacks {index}, so that every client would have the same data"),
+        ({"data": "shard:{index[0]}/{count}"}, "there is no field {index[0]}"),
+        ({"data": "shard:{index:{index[0]}}/{count}"}, "cannot be filled in"),
+        ({"data": "shard:{client}/{count}"}, "{index}, {count}, {seed}"),
+        ({"data": "shard:{}/{count}"}, "{index}, {count}, {seed}"),
+        ({"data": "shard:{index/{count}"}, "{index}, {count}, {seed}"),
     ],
 )
 def test_invalid_name_or_template_is_reported_with_a_remedy(terms, words):
     with pytest.raises(UsageError) as caught:
         _study(**terms)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"clients": "4"},
+        {"rounds": 1.5},
+        {"seed": True},
+        {"target_ua": "high"},
+        {"learning_rate": "0.1"},
+        {"private": None},
+        {"strategy": 5},
+        {"noisy_fraction": "half"},
+    ],
+)
+def test_a_term_of_another_type_is_refused_with_its_name(terms):
+    with pytest.raises(UsageError) as caught:
+        _study(**terms)
+    assert next(iter(terms)).replace("_", "-") in str(caught.value).replace("_", "-")
+
+
+def test_scalars_of_numpy_are_terms():
+    given: dict[str, Any] = {
+        "clients": np.int64(4),
+        "seed": np.int32(1),
+        "participation": np.float64(0.5),
+        "target_ua": np.float32(0.5),
+    }
+    study = _study(**given)
+    assert study == _study(clients=4, seed=1, participation=0.5, target_ua=0.5)
+    assert json.loads(json.dumps(study.to_dict())) == study.to_dict()
 
 
 def test_a_task_without_a_data_spec_needs_one():
@@ -195,3 +230,24 @@ def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, pri
     assert (study.server_learning_rate is not None) == steps_on_the_server
     assert (study.private == "none") or strategy in STRATEGIES.own
     assert Study.from_dict(study.to_dict()) == study
+
+
+POINT = Point(0, 0.5, 0.25, 0.0, 4, None, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"versions": "abc"}, "versions"),
+        ({"complete": "yes"}, "complete"),
+        ({"points": 3}, "outcome"),
+        ({"points": [{**asdict(POINT), "user_accuracy": "high"}]}, "user_accuracy"),
+        ({"attack": {"bad": 1}}, "bad"),
+        ({"study": [1]}, "the simulation"),
+    ],
+)
+def test_a_damaged_outcome_is_refused_with_the_name_of_its_field(changes, named):
+    whole = json.loads(json.dumps(Outcome(_study(), (POINT,), True, {"torch": "2.9"}).to_dict()))
+    assert Outcome.from_dict(whole).points == (POINT,)
+    with pytest.raises(UsageError, match=named):
+        Outcome.from_dict(whole | changes)
