@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -149,10 +150,12 @@ def side(results: Sequence[PublishedCell], paper: int) -> int | None:
     Returns:
         0: within the limits of agreement, in the mean; 1: more rounds; -1: fewer; None: not decided, since a run ended before.
     """
-    if any(one.rounds_to_target is None and one.rounds < paper + slack(paper) for one in results):
-        return None
     away = statistics.fmean(one.rounds for one in results) - paper
-    return 0 if abs(away) <= slack(paper) else 1 if away > 0 else -1
+    if away > slack(paper):
+        return 1
+    if any(one.rounds_to_target is None for one in results):
+        return None
+    return -1 if away < -slack(paper) else 0
 
 
 def published_sides(store: Results) -> dict[str, str]:
@@ -162,10 +165,18 @@ def published_sides(store: Results) -> dict[str, str]:
         for one in differing(store)
         if one.cell.paper is not None and (results := published(store, one.cell))
     ]
-    alike = sum(where == (1 if slower(one) else -1) for one, where in found)
-    agree = sum(where == 0 for _, where in found)
-    counts = {"count": len(found), "alike": alike, "agree": agree, "other": len(found) - alike - agree}
-    return {f"published_{name}": str(count) for name, count in counts.items()}
+    names = Counter(
+        "undecided"
+        if where is None
+        else "agree"
+        if where == 0
+        else "alike"
+        if slower(one) == (where > 0)
+        else "opposite"
+        for one, where in found
+    )
+    counts = {name: names[name] for name in ("agree", "alike", "opposite", "undecided")}
+    return {f"published_{name}": str(count) for name, count in {"count": len(found), **counts}.items()}
 
 
 def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:

@@ -127,9 +127,10 @@ def test_a_collapse_is_a_fall_from_above_nine_tenths_to_guessing(store, curves, 
     [
         (148, 148, 1, "alike"),
         (None, 100, 1, "alike"),
-        (None, 80, None, "other"),
+        (None, 80, None, "undecided"),
+        (None, 40, None, "undecided"),
         (70, 70, 0, "agree"),
-        (40, 40, -1, "other"),
+        (40, 40, -1, "opposite"),
     ],
 )
 def test_side_of_the_published_code_is_decided_by_the_limits_of_agreement(store, rounds, curve_rounds, place, counted):
@@ -140,7 +141,8 @@ def test_side_of_the_published_code_is_decided_by_the_limits_of_agreement(store,
     assert differences.side([other], ALL.paper) == place
     words = differences.published_sides(store)
     assert words == {
-        f"published_{name}": str(int(name in ("count", counted))) for name in ("count", "alike", "agree", "other")
+        f"published_{name}": str(int(name in ("count", counted)))
+        for name in ("count", "alike", "agree", "opposite", "undecided")
     }
     text = f">{curve_rounds}" if rounds is None else str(rounds)
     assert f"| {text} |" in differences.differing_table(store)
