@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from fedpatch.shared.app.command import command
-from fedpatch.shared.config.fields import check_name
 from fedpatch.shared.errors import UsageError
-from fedpatch.shared.wire.topics import TOPICS, Party, Topic
+from fedpatch.shared.wire.topics import TOPICS, Party, Topic, check_name
 
 _PARTIES: tuple[Party, ...] = ("coordinator", "device", "watcher")
 _NOBODY = '"nobody@nowhere.invalid"'

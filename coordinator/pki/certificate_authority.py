@@ -48,8 +48,8 @@ from fedpatch.coordinator.pki.x509 import (
 )
 from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
 from fedpatch.shared.app.locks import FileLock
-from fedpatch.shared.config.fields import check_name
 from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.wire.topics import check_name
 
 __all__ = ["BROKER", "CA_DAYS", "COORDINATOR", "DAYS", "DEVICE", "WATCHER", "Authority", "Issued"]
 

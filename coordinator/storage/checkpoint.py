@@ -29,10 +29,10 @@ from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.files import file_head, unseal
-from fedpatch.shared.config.fields import check_name
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
 from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.wire.topics import check_name
 
 ENCODING = "fp32"
 """Lossless for every dtype. Compressed values would take a tenth less space and seven times the time."""

@@ -45,13 +45,6 @@ NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
 Name = Annotated[str, msgspec.Meta(pattern=rf"^{NAME.regex}\Z")]
 
 
-def check_name(kind: str, name: str) -> str:
-    """Return `name` if it has the form NAME. Raises UsageError, which calls it the name of a `kind` (fleet, device)."""
-    if not re.fullmatch(NAME.regex, name):
-        raise UsageError(f"{kind} name {name!r} is not possible; use {NAME.words}")
-    return name
-
-
 @dataclass(frozen=True)
 class Rules:
     """The arguments of `setting` for a field."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from fedpatch.shared.config.fields import NAME, check_name
+from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import MAX_CHUNKS
 
@@ -121,6 +121,13 @@ TOPICS: tuple[Topic, ...] = (
 )
 
 BY_KIND: dict[Kind, Topic] = {row.name: row for row in TOPICS}
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it has the form NAME. Raises UsageError, which calls it the name of a `kind` (fleet, device)."""
+    if not re.fullmatch(NAME.regex, name):
+        raise UsageError(f"{kind} name {name!r} is not possible; use {NAME.words}")
+    return name
 
 
 def transfer_id(digest: str) -> str:

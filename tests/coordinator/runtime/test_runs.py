@@ -163,7 +163,7 @@ def test_run_whose_directory_cannot_be_made_ends_with_the_remedy_and_waits_for_a
     settings.state_dir.mkdir(mode=0o700)
     (settings.state_dir / "runs").touch()
     view: Any = SimpleNamespace(say=lambda line: None)
-    with Mosquitto() as broker, pytest.raises(StateError, match="choose another state directory"):
+    with Mosquitto() as broker, pytest.raises(StateError, match="name another directory"):
         run_execution.start_run(replace(settings, broker=broker.url), view, replace(REAL, prepare=lambda _: prepared))
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         assert registry.run("last").status == "interrupted"

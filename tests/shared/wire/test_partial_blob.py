@@ -92,7 +92,7 @@ def test_indices_that_cannot_be_are_passed_over(tmp_path):
 def test_a_directory_that_refuses_is_named(tmp_path):
     place = tmp_path / "downloads"
     place.write_text("a file where a directory should be")
-    with pytest.raises(StateError, match=r"downloads.*state directory"):
+    with pytest.raises(StateError, match=r"downloads.*name another directory"):
         PartialBlob(place, MANIFEST)
 
 
