@@ -59,7 +59,7 @@ def differing_table(store: Results) -> str:
     """Format the differing cells with the experiments that were made on each."""
     rows = []
     for one in differing(store):
-        tuned, near = with_tuned_rates(store, one.cell), rates_like_the_papers(store, one.cell)
+        tuned, near = with_other_rates(store, one.cell), rates_like_the_papers(store, one.cell)
         rows.append(
             (
                 _named(one.cell),
@@ -279,20 +279,27 @@ def _own_rates(cell: Cell) -> Rates:
     return study.learning_rate, study.server_learning_rate
 
 
-def with_tuned_rates(store: Results, cell: Cell) -> Comparison | None:
-    """Return the cell of Table 2 with the best learning rates of the grid, where these are others and it is computed."""
+def with_best_rates(store: Results, cell: Cell) -> Comparison:
+    """Return a cell of Table 2 with the best learning rates of the grid; where these are its own, with Table 2's results."""
+    (tuned,) = select_cells("tuned", cell.short_name)
+    chosen = choose_rates(tuned, store)
+    (one,) = compare(store, [cell if chosen.rates == _own_rates(cell) else chosen])
+    return one
+
+
+def with_other_rates(store: Results, cell: Cell) -> Comparison | None:
+    """Return a cell of Table 2 with the best learning rates of the grid, where these are not its own and it is computed."""
     if cell.strategy not in TUNED_STRATEGIES:
         return None
-    (tuned,) = select_cells("tuned", cell.short_name)
-    (one,) = compare(store, [choose_rates(tuned, store)])
-    return one if one.results and one.cell.rates != _own_rates(cell) else None
+    one = with_best_rates(store, cell)
+    return one if one.results and one.cell.where == "tuned" else None
 
 
 def agreeing_experiment(store: Results, one: Comparison) -> str:
     """Return the name of the first experiment on a differing cell that agrees with the paper; a name in bold: none does."""
     experiments: Mapping[str, Callable[[], bool]] = {
         "seeds": lambda: within_chance(one),
-        "best rate": lambda: (tuned := with_tuned_rates(store, one.cell)) is not None and tuned.within is True,
+        "best rate": lambda: (tuned := with_other_rates(store, one.cell)) is not None and tuned.within is True,
         "split": lambda: any(other.within for other in other_splits(store, one)),
         "another rate": lambda: _near_trial(store, one.cell) == TUNING,
         "another rate, split `even`": lambda: _near_trial(store, one.cell) == TUNING_EVEN,
