@@ -298,8 +298,8 @@ def with_other_rates(store: Results, cell: Cell) -> Comparison | None:
 def agreeing_experiment(store: Results, one: Comparison) -> str:
     """Return the name of the first experiment on a differing cell that agrees with the paper; a name in bold: none does."""
     experiments: Mapping[str, Callable[[], bool]] = {
-        "seeds": lambda: within_chance(one),
         "best rate": lambda: (tuned := with_other_rates(store, one.cell)) is not None and tuned.within is True,
+        "seeds": lambda: within_chance(one),
         "split": lambda: any(other.within for other in other_splits(store, one)),
         "another rate": lambda: _near_trial(store, one.cell) == TUNING,
         "another rate, split `even`": lambda: _near_trial(store, one.cell) == TUNING_EVEN,
@@ -311,9 +311,9 @@ def agreeing_experiment(store: Results, one: Comparison) -> str:
 def agreements(store: Results) -> dict[str, str]:
     """Return the number of differing cells, of those with an experiment that agrees, and a table of them by experiment."""
     described = {
+        "best rate": "the learning rate of the grid with the fewest rounds",
         "seeds": "none needed: with so few seeds the means do not differ (two standard errors); or some seeds reach the target "
         "and others do not, where the paper has X",
-        "best rate": "the learning rate of the grid with the fewest rounds",
         "split": "another split of the test data",
         "another rate": "another learning rate of the grid, one seed",
         "another rate, split `even`": "another learning rate of the grid on another split, one seed",
