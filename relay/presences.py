@@ -119,6 +119,7 @@ class Presences:
         connected: Whether the connection to the site's broker is up.
         states: The last presences of the devices that are online.
         held: Devices that the operator holds back: drained, quarantined or revoked.
+        restarted: Devices that have restarted since the last round; it invites them even where they have been absent.
 
     Example:
         >>> site = Presences("r1", "digits", "ab" * 32, max_members=1, max_devices=10, min_cohort=1)
@@ -135,7 +136,9 @@ class Presences:
     connected: bool = True
     states: dict[str, DeviceState] = field(default_factory=dict)
     held: frozenset[str] = frozenset()
+    restarted: set[str] = field(default_factory=set)
     _circles: set[str] = field(default_factory=set)
+    _boots: dict[str, str] = field(default_factory=dict)
 
     def note(self, device: str, state: DeviceState) -> None:
         """Take a presence or a last will."""
@@ -147,6 +150,9 @@ class Presences:
         if known is None and len(self.states) >= self.max_devices:
             return
         self.states[device] = state
+        if self._boots.get(device, state.boot) != state.boot:
+            self.restarted.add(device)
+        self._boots[device] = state.boot
         circle = self._is_circle(state)
         if circle and device not in self._circles:
             _log.error(

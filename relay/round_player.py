@@ -99,6 +99,7 @@ def site_engine(
     engine = Engine(spec, earlier=earlier, unfinished=unfinished, jitter=jitter, holds=holds)
     for device in sorted(presences.asked(needs) if unfinished is None else presences.states):
         engine.fleet.update(device, engine.fleet.relevant(presences.states[device]))
+    engine.note_restarted(presences.restarted)
     return engine
 
 
@@ -172,6 +173,7 @@ class RoundPlayer:
             jitter=random.Random(self._ports.entropy.getrandbits(64)),
             holds=quarantine.held,
         )
+        presences.restarted.clear()
         aggregator = SiteAggregator(
             parent,
             directory,

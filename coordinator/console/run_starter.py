@@ -88,7 +88,7 @@ class RunStarter:
 def _need_password(path: Path, settings: RunSettings) -> None:
     """Raise UsageError for a user name without a password: a run that is begun later inherits no FEDPATCH_PASSWORD."""
     username = settings.username or parse_broker_url(settings.broker).username
-    if username is not None and settings.password_file is None and settings.cert_file is None:
+    if username is not None and not (settings.password or settings.password_file or settings.cert_file):
         raise UsageError(
             f"{path}: user {username!r} has no password, and a run that the console begins gets none from the environment; "
             "name a file with it: password_file = PATH"

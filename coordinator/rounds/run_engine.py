@@ -519,6 +519,11 @@ class Engine:
     def _trained_rounds(self) -> int:
         return self.last_round - self._evaluations
 
+    def note_restarted(self, devices: Iterable[str]) -> None:
+        """Invite restarted devices in the next round, also where they have been absent."""
+        for device in devices:
+            self._absences.restarted(device)
+
     def required_devices(self) -> int:
         """Return the number of devices that must be `present` before the next round: a quorum, and all for the first one."""
         needed = self._needed()
@@ -664,20 +669,23 @@ class Engine:
             return max(1, devices_meant(self._standing, spec.evaluate_participation, policy.quorum, 1))
         if spec.carry is not None and spec.carry.concurrency is not None:
             return spec.carry.concurrency
-        least = max(policy.min_cohort, policy.quorum_updates or 0)
-        if spec.secure is not None and not self.fleet.has_relay_of_sums():
-            # A relay is one device here, and its site has a group.
-            least = max(least, spec.secure.least)
+        least = self._least(max(policy.min_cohort, policy.quorum_updates or 0))
         return max(least, devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort))
 
     def _needed(self) -> int:
-        """Return the number of updates that make the quorum of the next round."""
+        """Return the number of devices that the next round needs: for its quorum, and for the smallest masked group."""
         policy = self.spec.policy
         if self.evaluates_next:
             return 1
         if policy.quorum_updates is not None:
-            return max(policy.min_cohort, policy.quorum_updates)
-        return updates_needed(self._meant(), policy.quorum, policy.min_cohort)
+            return max(self._least(policy.min_cohort), policy.quorum_updates)
+        return self._least(updates_needed(self._meant(), policy.quorum, policy.min_cohort))
+
+    def _least(self, number: int) -> int:
+        """Return the number of devices, or that of the smallest masked group where it is larger."""
+        secure = self.spec.secure
+        # A relay is one device here, and its site has a group.
+        return number if secure is None or self.fleet.has_relay_of_sums() else max(number, secure.least)
 
     def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now

@@ -162,6 +162,28 @@ def test_absent_devices_are_asked_again_after_the_wait_where_min_cohort_needs_th
     assert engine.open is not None
 
 
+@pytest.mark.parametrize("leaves_between", [False, True])
+def test_absent_device_that_has_restarted_is_asked_in_the_next_round(leaves_between):
+    site = site_of(four())
+    missed = RoundRecord(6, "aggregated", 4, 4, 0, 3, absent={"pi-0": 4})
+    assert "pi-0" not in cohort(begun(site, earlier=[missed]))
+    if leaves_between:
+        site.note("pi-0", replace(site.states["pi-0"], online=False))
+    site.note("pi-0", there(1))
+    assert cohort(begun(site, earlier=[missed])) == set(four())
+
+
+def test_masked_round_waits_for_the_absent_device_that_its_group_needs():
+    site = site_of({f"pi-{number}": there(number) for number in range(GROUP_MIN)})
+    missed = RoundRecord(6, "aggregated", GROUP_MIN, GROUP_MIN, 0, GROUP_MIN - 1, absent={"pi-0": 2})
+    engine = begun(site, Needs(frozenset({MASKED_FEATURE}), GROUP_MIN), earlier=[missed], quorum=0.5)
+    assert engine.open is None
+    engine.handle(TimePassed(), 5.0)
+    assert engine.spec.secure is not None
+    engine.handle(ModelPublished(model(), secure=engine.spec.secure.given, version=1), 5.0)
+    assert cohort(engine) == set(site.states)
+
+
 OLD = tuple(word for word in DEVICE_FEATURES if word not in PLAN_TERMS)
 
 states = st.builds(

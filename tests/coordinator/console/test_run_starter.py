@@ -49,8 +49,9 @@ def test_user_name_without_a_password_is_refused_at_the_start_of_the_console(fil
     file.write_text(f'{terms}username = "coordinator"\n')
     with pytest.raises(UsageError, match=r"nightly\.toml: user 'coordinator' has no password.*password_file"):
         RunStarter(tmp_path, [file])
-    file.write_text(f'{terms}username = "coordinator"\npassword_file = "{tmp_path / "password"}"\n')
-    assert RunStarter(tmp_path, [file]).names == ["nightly"]
+    for password in (f'password_file = "{tmp_path / "password"}"', 'password = "secret"'):
+        file.write_text(f'{terms}username = "coordinator"\n{password}\n')
+        assert RunStarter(tmp_path, [file]).names == ["nightly"]
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["no earlier run", "an earlier run"])
