@@ -9,6 +9,7 @@ from pathlib import Path
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
+from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import StateError, UsageError
 
 DEMO_SUBDIRECTORY = "coordinator"
@@ -36,11 +37,13 @@ def find(named: Path | None, run: str | None = None) -> Path:
 
     Raises:
         UsageError: No directory has the run, or several runs match.
+        StateError: The named directory cannot be read.
     """
     if named is not None:
         named = named.expanduser().absolute()
         inner = named / DEMO_SUBDIRECTORY
-        return inner if not _has_runs(named) and _has_runs(inner) else named
+        with refusals_of(named):
+            return inner if not _has_runs(named) and _has_runs(inner) else named
     places = with_runs()
     if len(places) < 2 or run in (None, LAST):
         return places[0] if places else default()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.job.job_events import AdmissionDecision
-from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
+from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, damaged_status, least_without_model
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
 from fedpatch.device_agent.policy.preferences import Objection, Preferences, unmet_preferences
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
@@ -17,6 +17,7 @@ from fedpatch.device_agent.runtime.startup import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.storage_check import PATCHES
+from fedpatch.shared.errors import StateError
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
     # The name of a task given by its module is known only after loading it.
     task = "" if ":" in settings.task else settings.task
     objections = unmet_preferences(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
-    private = least_without_model(settings.private, directory / PATCHES, task)
+    try:
+        private = least_without_model(settings.private, directory / PATCHES, task)
+    except StateError as error:  # the conditions can be seen all the same
+        private = damaged_status(error)
     verdict = decide(order, text_of(order), objections)
     if privacy_of(settings, directory).declines:
         verdict = DAMAGED_ACCOUNT

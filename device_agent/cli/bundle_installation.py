@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from fedpatch.shared.app.files import OPEN_TO_OTHERS, open_atomic, refusals_of
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.config.enrolment_bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from fedpatch.shared.config.toml_edit import parse_toml, with_values
-from fedpatch.shared.errors import ConfigError, DataError, UsageError
+from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageError
 from fedpatch.shared.mqtt.broker_profile import fitting_profile
 from fedpatch.shared.mqtt.certificate import Certificate, read_pem
 from fedpatch.shared.mqtt.url import parse_broker_url
@@ -85,6 +86,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     with refusals_of(place):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = place.parent.stat()
+        _give(place, owner)
         with _acting_as(owner):
             place.mkdir(exist_ok=True, mode=0o700)
             if bundle.ca:
@@ -113,6 +115,12 @@ def _acting_as(owner: os.stat_result) -> Iterator[None]:
         os.setgroups([])
         os.setegid(owner.st_gid)
         os.seteuid(owner.st_uid)
+    except PermissionError as error:
+        raise StateError(
+            f"root has no right to act as user {owner.st_uid}, the owner of the state directory (CAP_SETUID, CAP_SETGID); "
+            "run this command as that user"
+        ) from error
+    try:
         yield
     finally:
         os.seteuid(0)
@@ -120,11 +128,34 @@ def _acting_as(owner: os.stat_result) -> Iterator[None]:
         os.setgroups(groups)
 
 
+def _give(place: Path, owner: os.stat_result) -> None:
+    """Give root's identity in a state directory that has got another owner to this owner, without following a link of its."""
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    try:
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # absent, or a link, which the owner follows
+        return
+    try:
+        if os.fstat(folder).st_uid != 0:
+            return
+        for name in os.listdir(folder):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=folder, follow_symlinks=False)
+        os.fchown(folder, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(folder)
+
+
 def _behind_link(config: Path) -> Path:
     """Return the file to write: a link stays, unless root would follow one that another user made."""
-    if config.is_symlink() and config.lstat().st_uid not in (0, os.geteuid()):
-        raise UsageError(f"{config} is a link of another user; name the file itself with --config")
-    return config.resolve()
+    try:
+        if config.is_symlink() and config.lstat().st_uid not in (0, os.geteuid()):
+            raise UsageError(f"{config} is a link of another user; name the file itself with --config")
+        return config.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError([f"{config}: cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
 
 
 def _settings(config: Path) -> tuple[str, dict[str, object]]:

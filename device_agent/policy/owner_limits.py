@@ -255,7 +255,7 @@ class OwnerLimits:
         try:
             return status_of(self._floor(model), model.schema)
         except StateError as error:
-            return _damaged(error)
+            return damaged_status(error)
 
     @staticmethod
     def _floor(model: _Model) -> Floor:
@@ -301,14 +301,15 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
         for one in [task] if task else known:
             kept = kept.or_also(PrivateFloor(patch_dir, one).kept())
     except StateError as error:
-        return _damaged(error)
+        return damaged_status(error)
     if kept == FloorRecord():
         return _status(str(LEAST), "default", f"at least {LEAST} ({SOURCES['default']})")
     words = f"at least {LEAST}, and what stayed in earlier rounds: {kept}"
     return _status(str(LEAST), "earlier rounds", words, tensors=sorted(kept.names))
 
 
-def _damaged(error: StateError) -> dict[str, Any]:
+def damaged_status(error: StateError) -> dict[str, Any]:
+    """Return the status of a device whose record of what stayed private cannot be read."""
     return _status("", DAMAGED, str(error))
 
 

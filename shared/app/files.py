@@ -169,13 +169,22 @@ def refusals_of(place: Path) -> Iterator[None]:
 
 
 def _remedy_of_place(error: OSError, path: Path) -> str:
-    """Return the remedy for a path of the wrong kind, or of another user: the owner of the nearest path that can be seen."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        found = next((stamp for one in (path, *path.parents) if (stamp := stamp_of(one))), ())
-        if found and found[-1] != os.geteuid():
-            owner = _user_name(found[-1])
-            return f"run as the user that owns it (sudo -u {owner})"
+    """Return the remedy for a path of the wrong kind, or of another user."""
+    if error.errno in (errno.EACCES, errno.EPERM) and (owner := _other_owner(path)) is not None:
+        return f"run as the user that owns it (sudo -u {_user_name(owner)})"
     return _WRONG_KINDS.get(error.errno or 0, "make it writable, free some space or choose another state directory")
+
+
+def _other_owner(path: Path) -> int | None:
+    """Return the owner of a path, or of the nearest directory above it that can be seen; None for this user.
+
+    Nobody owns an absent path. The owner of its directory is named, but not root, whose file a service could not use.
+    """
+    found = next((one for one in (path, *path.parents) if stamp_of(one)), None)
+    if found is None:
+        return None
+    owner = found.stat().st_uid
+    return None if owner == os.geteuid() or (owner == 0 and found != path) else owner
 
 
 def remedy_for(error: OSError, otherwise: str) -> str:

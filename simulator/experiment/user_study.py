@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,8 @@ def _finished_outcome(out: Path | None, study: Study, opened: list[StudyFolder])
     if folder.outcome is None or not folder.outcome.complete:
         return None
     if not folder.whole:
-        folder.write(folder.outcome)
+        with suppress(OSError):  # the outcome is there, also on a disk that can only be read
+            folder.write(folder.outcome)
     return folder.outcome
 
 

@@ -6,6 +6,7 @@ Fills in the templates of a new task, and puts them into a folder that was not t
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -85,7 +86,7 @@ def write_skeleton(name: str, kind: str, parent: Path) -> tuple[Path, ...]:
             with (folder / file).open("x", encoding="utf-8") as out:
                 out.write(text)
     except (FileExistsError, NotADirectoryError) as error:
-        blocking = next(one for one in (folder, *folder.parents) if one.exists())
+        blocking = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
         another = "name" if blocking == folder else "--dir"
         raise UsageError(f"{blocking} is a file, and not a folder; choose another {another}") from error
     except OSError as error:

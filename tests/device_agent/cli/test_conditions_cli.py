@@ -65,3 +65,13 @@ def test_conditions_names_a_damaged_account_of_privacy_where_privacy_is_required
     printed = json.loads(agent("--json", "--no-charging", *options).out)
     assert printed["would_accept"] is accepts
     assert ("account of privacy" in printed["why"]) is not accepts
+
+
+def test_conditions_prints_facts_where_the_record_of_what_stayed_private_cannot_be_read(agent, monkeypatch):
+    def refuse(directory: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(directory))
+
+    monkeypatch.setattr("fedpatch.device_agent.policy.owner_limits.tasks_with_records", refuse)
+    ended = agent("--no-charging")
+    assert ended.code == 0 and "external power" in ended.out
+    assert "it would not accept work now:" in ended.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -118,12 +119,40 @@ def test_root_follows_no_link_of_the_service_user_out_of_the_state_directory(ser
     assert (victim.stat().st_uid, list(victim.iterdir())) == (0, [])
 
 
+def test_identity_that_root_made_goes_to_the_new_owner_of_the_state_directory(tmp_path: Path, served: Device):
+    os.chown(served.state_dir, 0, 0)
+    served.install(PLAIN)
+    victim, place = served.config.parent / "victim", served.state_dir / "identity"
+    victim.write_text("root's")
+    (place / "link").symlink_to(victim)
+    os.chown(served.state_dir, NOBODY, NOBODY)
+    served.install(bundle_of(tmp_path))
+    assert {one.lstat().st_uid for one in (place, place / "client.pem")} == {NOBODY}
+    assert victim.stat().st_uid == 0
+
+
+def test_root_without_the_right_to_act_as_the_owner_is_told_whose_command_it_is(served: Device, monkeypatch):
+    def refuse(groups: list[int]) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "setgroups", refuse)
+    with pytest.raises(StateError, match=f"as user {NOBODY}, .*run this command as that user"):
+        served.install(PLAIN)
+
+
 def test_root_follows_no_link_of_another_user_to_a_settings_file(served: Device):
     link = served.state_dir / "agent.toml"
     link.symlink_to(served.config)
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(UsageError, match="link of another user"):
         install(PLAIN, config=link, state_dir=served.state_dir, replace=False)
+
+
+def test_link_that_leads_to_itself_is_no_settings_file(device: Device, tmp_path: Path):
+    link = tmp_path / "loop.toml"
+    link.symlink_to(link)
+    with pytest.raises(ConfigError, match=r"loop\.toml: cannot be read"):
+        install(PLAIN, config=link, state_dir=device.state_dir, replace=False)
 
 
 def test_link_to_the_settings_file_stays_a_link(tmp_path: Path, device: Device):

@@ -71,6 +71,12 @@ def test_nothing_is_overwritten(agent, tmp_path):
     assert agent("new-task", "room", "--dir", tmp_path).code == 0
 
 
+def test_a_link_to_nothing_in_the_place_of_the_folder_is_named(agent, tmp_path):
+    (tmp_path / "room").symlink_to(tmp_path / "absent")
+    ended = agent("new-task", "room", "--dir", tmp_path)
+    assert ended.code == 2 and ended.err.startswith(f"fedpatch-agent: {tmp_path}/room is a file")
+
+
 def test_a_file_in_the_place_of_the_folder_is_refused(agent, tmp_path):
     (tmp_path / "room").write_text("mine")
     for where, remedy in ((tmp_path, "choose another name"), (tmp_path / "room", "choose another --dir")):

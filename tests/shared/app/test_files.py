@@ -135,11 +135,22 @@ def test_refusal_names_the_file_and_the_remedy_of_its_cause(tmp_path, number, re
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-def test_refusal_for_want_of_rights_names_the_user_that_owns_the_nearest_path(tmp_path, monkeypatch, number):
+def test_refusal_for_want_of_rights_names_the_user_that_owns_the_path(tmp_path, monkeypatch, number):
     owner = pwd.getpwuid(os.geteuid()).pw_name
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(StateError, match=f"sudo -u {owner}"), refusals_of(tmp_path / "closed" / "file"):
+    with pytest.raises(StateError, match=f"sudo -u {owner}"), refusals_of(tmp_path):
         raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize(("owner", "remedy"), [(1, "sudo -u "), (0, "make it writable")])
+def test_refusal_of_an_absent_path_names_the_owner_of_its_directory_unless_that_is_root(
+    tmp_path, monkeypatch, owner, remedy
+):
+    os.chown(tmp_path, owner, owner)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(StateError, match=remedy), refusals_of(tmp_path / "absent" / "file"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
