@@ -8,7 +8,7 @@ import pytest
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run
 
 
@@ -96,3 +96,12 @@ def test_last_run_is_resumed_in_default_directory_only(usual, demo):
     assert find_to_resume(None, of_demo) == find_to_resume(demo, "last") == demo
     begin_run(usual)
     assert find_to_resume(None, "last") == usual
+
+
+def test_named_directory_that_cannot_be_read_is_an_error_with_the_remedy(tmp_path, monkeypatch):
+    def refuse(place: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(place))
+
+    monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs._has_runs", refuse)
+    with pytest.raises(StateError, match="Permission denied; "):
+        find(tmp_path)
