@@ -180,11 +180,17 @@ def _other_owner(path: Path) -> int | None:
 
     Nobody owns an absent path. The owner of its directory is named, but not root, whose file a service could not use.
     """
-    found = next((one for one in (path, *path.parents) if stamp_of(one)), None)
-    if found is None:
-        return None
-    owner = found.stat().st_uid
-    return None if owner == os.geteuid() or (owner == 0 and found != path) else owner
+    absent = False
+    for one in (path, *path.parents):
+        try:
+            owner = one.stat().st_uid
+        except PermissionError:  # in a closed directory, whose owner is looked for
+            continue
+        except OSError:
+            absent = True
+            continue
+        return None if owner == os.geteuid() or (absent and owner == 0) else owner
+    return None
 
 
 def remedy_for(error: OSError, otherwise: str) -> str:
