@@ -142,11 +142,8 @@ def agreement(comparisons: Sequence[Comparison]) -> str:
 
 def fewer_rounds(comparisons: Sequence[Comparison]) -> str:
     """Return in how many of the cells with a number of the paper ours needs fewer rounds, as `9 of 10`."""
-    found = [one for one in comparisons if one.cell.paper is not None]
-    less = sum(
-        one.mean_rounds is not None and one.mean_rounds < one.cell.paper for one in found if one.cell.paper is not None
-    )
-    return f"{less} of {len(found)}"
+    pairs = [(_infinite(one.mean_rounds), one.cell.paper) for one in comparisons if one.cell.paper is not None]
+    return f"{sum(ours < paper for ours, paper in pairs)} of {len(pairs)}"
 
 
 def computed(comparisons: Iterable[Comparison]) -> list[Comparison]:
@@ -310,11 +307,8 @@ def overtaking(store: Results) -> dict[str, str]:
     ours = curves[("fedavg", "affine")]
     last = {name: np.flatnonzero(curves[name, "none"] > ours) for name in ("per-fedavg", "pfedme")}
     numbers = {f"{name.replace('-', '')}_above": str(int(above[-1])) for name, above in last.items() if len(above)}
-    return {**numbers, "fig5_seeds": span(*_ends([len(one.results) for one in found]))}
-
-
-def _ends(numbers: Sequence[int]) -> tuple[int, int]:
-    return min(numbers), max(numbers)
+    counts = [len(one.results) for one in found]
+    return {**numbers, "fig5_seeds": span(min(counts), max(counts))}
 
 
 def measured(which: str) -> list[dict[str, Any]]:
