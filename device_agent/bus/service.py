@@ -71,14 +71,14 @@ def _wait_for_identity(settings: BusSettings, events: SimpleQueue[LinkEvent | in
 
     A device that is announced under a wrong name would stay in Home Assistant, as its messages are retained.
     """
-    told = ""
+    reported = ""
     while True:
         try:
             return topics_of(settings)
         except FedpatchError as error:
-            if str(error) != told:
-                told = str(error)
-                _log.warning("%s, or set device_id; waiting", told)
+            if str(error) != reported:
+                reported = str(error)
+                _log.warning("%s, or set device_id; waiting", reported)
         try:
             event = events.get(timeout=settings.every_s)
         except Empty:

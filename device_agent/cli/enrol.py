@@ -47,7 +47,7 @@ def add_enrol(app: typer.Typer) -> None:
         """Install the bundle of `fedpatch device add`: identity files (mode 0600) and connection settings.
 
         Other settings stay. A newer bundle renews the certificate, which a running agent loads by itself. Exit code
-        1: the bundle is damaged; 2: it is that of another device.
+        1: the bundle is damaged; 2: it belongs to another device.
         """
         from fedpatch.device_agent.cli.bundle_installation import install, open_to_others, read_bundle
 

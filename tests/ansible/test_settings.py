@@ -18,7 +18,7 @@ SECRET = 'a"b\\c $d ü'
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_changed_settings_restart_the_service_once_and_its_secrets_are_in_a_file_of_root_alone(tmp_path):
-    """What is null is not written; values keep their types."""
+    """Null values are left out; the others keep their types."""
     settings = {"task": "digits", "rounds": 3, "seed": None, "charging": True, "patterns": ["a", "ü"]}
     given: dict[str, Any] = {
         "fleet_settings_file": str(tmp_path / "agent.toml"),

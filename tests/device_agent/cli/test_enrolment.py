@@ -131,7 +131,7 @@ def test_identity_that_root_made_goes_to_the_new_owner_of_the_state_directory(tm
     assert victim.stat().st_uid == 0
 
 
-def test_root_without_the_right_to_act_as_the_owner_is_told_whose_command_it_is(served: Device, monkeypatch):
+def test_root_without_the_right_to_act_as_the_owner_is_an_error_that_names_the_user(served: Device, monkeypatch):
     def refuse(groups: list[int]) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
