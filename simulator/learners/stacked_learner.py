@@ -33,6 +33,7 @@ from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, moment_name
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.simulator.clients.population import Population
+from fedpatch.simulator.kernels.convolutions import use_products
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import CohortMember
 from fedpatch.simulator.spec.study import BASELINES, client_id
@@ -50,7 +51,7 @@ class StackedModel:
     def __init__(self, task: Task, plan: TrainPlan, device: torch.device) -> None:
         self._task, self._plan, self._device = task, plan, device
         with torch.random.fork_rng(devices=[]):
-            self._module = new_model(task).to(device)
+            self._module = use_products(new_model(task)).to(device)
         frozen = frozen_in(self._module).names  # the clients have them in common, in the module
         state = {name: value for name, value in self._module.state_dict(keep_vars=True).items() if name not in frozen}
         first = {id(value): name for name, value in reversed(state.items())}
@@ -193,7 +194,7 @@ class StackedModel:
             return value
 
         with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            loss = self._task.loss(self._task.build_model()(x), y)
+            loss = self._task.loss(use_products(self._task.build_model())(x), y)
             del loss
         return sum(kept.values())
 
