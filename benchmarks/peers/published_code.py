@@ -33,11 +33,12 @@ import typer
 from benchmarks.support.programs import checkout_commit
 from benchmarks.support.report import command_line
 from fedpatch.shared.app.command import command, run_app, say
-from fedpatch.shared.app.provenance import processor_name, source_commit
+from fedpatch.shared.app.provenance import source_commit
 from fedpatch.shared.errors import UsageError, unknown_name
 from fedpatch.shared.tasks.task import data_root
 from fedpatch.simulator.experiment.cell_file import CellFile
 from fedpatch.simulator.paper.experiments import TUNING, Cell, select_cells, study_of
+from fedpatch.simulator.spec.compute import Device, device_name, name_processor
 from fedpatch.simulator.spec.published import NOISY_FRACTION, TARGET_UA
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -46,6 +47,8 @@ _NAME = "benchmarks.peers.published_code"
 _REPORTED = 10
 """Rounds from one line of progress to the next."""
 _PRIVATE = {"none": "none", "stats": "us", "affine": "yb", "all": "usyb"}
+_DEVICES = {"cpu": "cpu", "cuda": "gpu"}
+"""The published program's name of each of DEVICES."""
 _ADAM = {"fedadam": "1e-4", "fedavg-adam": "1e-7"}
 """Epsilon of each strategy with Adam, as in the published program's manual."""
 _TABLES = ("table2", "table3", TUNING)
@@ -63,6 +66,7 @@ class PublishedCell:
         seconds: Time that it took.
         corrected: Whether the two effects were removed.
         origin: Command, commit, version of torch, and processor.
+        device: "cpu" or "cuda".
     """
 
     cell: str
@@ -72,11 +76,12 @@ class PublishedCell:
     seconds: float
     corrected: bool = False
     origin: dict[str, str | None] = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
-    def key(self) -> tuple[str, int, bool]:
+    def key(self) -> tuple[str, int, bool, str]:
         """The terms that tell cells apart."""
-        return self.cell, self.seed, self.corrected
+        return self.cell, self.seed, self.corrected, self.device
 
     @property
     def rounds(self) -> int:
@@ -124,13 +129,14 @@ def adapt_program(*, corrected: bool) -> None:
         _start_at_zero(import_module("models"))
 
 
-def play(cell: Cell, seed: int, rounds: int) -> list[float]:
+def play(cell: Cell, seed: int, rounds: int, device: str) -> list[float]:
     """Run the published program, after `adapt_program`.
 
     Args:
         cell: The cell.
         seed: Its seed.
         rounds: The most rounds to play.
+        device: "cpu" or "cuda".
 
     Returns:
         User accuracy after 0, 1, 2, ... rounds, to the target or to `rounds`.
@@ -141,7 +147,7 @@ def play(cell: Cell, seed: int, rounds: int) -> list[float]:
     study = study_of(cell, seed)
     words = {
         "dset": cell.task, "alg": cell.strategy, "C": cell.participation, "B": study.batch_size, "T": rounds + 1, "E": 1,
-        "device": "cpu", "W": cell.clients, "seed": seed, "lr": study.learning_rate,
+        "device": _DEVICES[device], "W": cell.clients, "seed": seed, "lr": study.learning_rate,
         "noisy_frac": NOISY_FRACTION if cell.where == "table3" else 0.0, "bn_private": _PRIVATE[cell.private],
     }  # fmt: skip
     if cell.strategy in _ADAM:
@@ -228,31 +234,32 @@ def play_cells(
     corrected: Annotated[
         bool, typer.Option("--corrected", help="Remove two effects that the paper does not describe.")
     ] = False,
+    device: Device = "cpu",
 ) -> None:
     """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""
-    chosen = choose_cells(cells)
+    chosen, device = choose_cells(cells), device_name(device)
     folder = code.resolve()
     table = CellFile(out, {"published_code": checkout_commit(folder)}, PublishedCell, _NAME)
     origin = {
         "command": command_line("peers.published_code"),
         "commit": source_commit(),
         "torch": torch.__version__,
-        "processor": processor_name(),
+        "processor": name_processor(device),
     }
     sys.path.insert(0, str(folder))
     torch.set_num_threads(1)
     adapt_program(corrected=corrected)
     for seed in range(seeds):
         for cell in chosen:
-            before = table.cells.get((cell.name, seed, corrected))
+            before = table.cells.get((cell.name, seed, corrected, device))
             if before is not None and (before.rounds_to_target is not None or before.rounds >= rounds):
                 continue
             say(f"{cell.name}, seed {seed}")
             begun = time.monotonic()
-            curve = play(cell, seed, rounds)
+            curve = play(cell, seed, rounds, device)
             reached = len(curve) - 1 if curve[-1] >= TARGET_UA[cell.task] else None
             seconds = round(time.monotonic() - begun, 1)
-            table.add(PublishedCell(cell.name, seed, reached, curve, seconds, corrected, origin))
+            table.add(PublishedCell(cell.name, seed, reached, curve, seconds, corrected, origin, device))
             say(f"{cell.name}, seed {seed}: {f'not in {rounds}' if reached is None else reached} rounds")
 
 

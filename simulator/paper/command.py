@@ -15,7 +15,7 @@ import typer
 
 from fedpatch.shared.app.command import AsJson, say
 from fedpatch.shared.app.formatting import accuracy, duration
-from fedpatch.shared.app.provenance import processor_name, source_commit
+from fedpatch.shared.app.provenance import source_commit
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppable
 from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from fedpatch.simulator.experiment.plots import require_matplotlib
@@ -33,7 +33,7 @@ from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, 
 from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Result, Results, measured_seeds, read_json
 from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
-from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, worker_count
+from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, name_processor, worker_count
 from fedpatch.simulator.spec.study import Point
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         raise unknown_name("table or figure", which, ALL)
     if markdown and as_json:
         raise UsageError("--markdown and --json are two forms of one comparison; leave one of them out")
-    sitting = Attempt(worker_count(workers), device_name(device), _command_line(), source_commit(), processor_name())
+    processor = name_processor(device_name(device))
+    sitting = Attempt(worker_count(workers), device, _command_line(), source_commit(), processor)
     if which in MEASURED:
         if cells is not None or markdown or device != "cpu":
             raise UsageError(
@@ -105,7 +106,8 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     if which == CHECK:
         if markdown:
             raise UsageError("check prints a table or JSON; leave out --markdown")
-        raise typer.Exit(_check(cells, range(seeds), store, None if summary else sitting, as_json=as_json))
+        again = Results(folder_of(results, processor))
+        raise typer.Exit(_check(cells, range(seeds), (store, again), None if summary else sitting, as_json=as_json))
     chosen = select_cells(which, cells)
     if which == "fig5":
         require_matplotlib()
@@ -140,16 +142,24 @@ def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitti
 
 
 def _check(
-    patterns: str | None, seeds: Sequence[int], recorded: Results, sitting: Attempt | None, *, as_json: bool
+    patterns: str | None,
+    seeds: Sequence[int],
+    stores: tuple[Results, Results],
+    sitting: Attempt | None,
+    *,
+    as_json: bool,
 ) -> int:
-    """Compute cells again, unless `sitting` is None, and print the comparison; return the exit code."""
+    """Compute cells again, unless `sitting` is None, and print the comparison; return the exit code.
+
+    `stores` are the recorded results and those of this processor.
+    """
     from fedpatch.coordinator.cli.tables import print_json
 
     if patterns is None:
         raise UsageError("check needs --cells, e.g. --cells 'table2/mnist/fedavg/affine/W200/*'")
     cells = select_named_cells(patterns)
+    recorded, again = stores
     require_recorded(cells, seeds, recorded)
-    again = Results(folder_of(recorded.folder, processor_name()))
     exit_code = 0
     if sitting is not None:
         discard_stale(cells, seeds, again, sitting)

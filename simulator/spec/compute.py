@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedpatch.shared.app.provenance import processor_name
 from fedpatch.shared.errors import UsageError, unknown_name
 
 DEVICES = ("cpu", "cuda")
@@ -71,3 +72,12 @@ def device_name(name: str) -> str:
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES)
     return name
+
+
+def name_processor(device: str) -> str:
+    """Return the model name of the processor that computes on `device`: the GPU's for cuda where there is one."""
+    if device != "cuda":
+        return processor_name()
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()

@@ -176,6 +176,12 @@ def test_the_program_is_given_the_terms_of_the_cell(play, cell, expected):
     assert sys.modules["main"].words == [f"-dset mnist {expected}"]
 
 
+def test_a_run_on_a_gpu_is_kept_beside_that_on_a_cpu(play):
+    play(FEDAVG, 2)
+    assert [one["device"] for one in play(FEDAVG, 2, "--device", "cuda")] == ["cpu", "cuda"]
+    assert [words.split("-device ")[1].split()[0] for words in sys.modules["main"].words] == ["cpu", "gpu"]
+
+
 @pytest.mark.parametrize(("options", "initial", "step", "moment"), [([], 1, 1.0, 4.0), (["--corrected"], 0, 0.0, 0.0)])
 def test_a_corrected_program_starts_at_zero_and_keeps_the_first_moments(play, options, initial, step, moment):
     (cell,) = play(FEDAVG, 2, *options)

@@ -22,6 +22,7 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.learners.stacked_learner import StackedCohort, StackedModel
+from fedpatch.simulator.spec.compute import name_processor
 from fedpatch.simulator.spec.study import Study
 from tests.simulator.studies import STRATEGIES, one_process
 
@@ -137,8 +138,8 @@ class Played(Simulation):
         return [value for one in self.points for value in (one.user_accuracy, one.lowest, one.train_loss or 0.0)]
 
 
-def _stacked(group: int | None) -> Callable[[Task, LearnerContext], Cohort]:
-    return lambda task, context: StackedCohort(task, context, "cpu", group=group)
+def _stacked(group: int | None, device: str = "cpu") -> Callable[[Task, LearnerContext], Cohort]:
+    return lambda task, context: StackedCohort(task, context, device, group=group)
 
 
 def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
@@ -248,3 +249,29 @@ def test_client_that_diverges_ends_the_round(steps):
     task = replace(_task(Residual), loss=lambda outputs, targets: 1e10 * cross_entropy(outputs, targets))
     with pytest.raises(UpdateRefused, match=r"training client \d diverged.*smaller learning rate"):
         Played(_study("fedavg", learning_rate=1e30, steps=steps), task, _stacked(3))
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here that torch can use")
+
+
+@on_gpu
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("private", ["none", "stats", "affine", "all"])
+@pytest.mark.parametrize("build_model", [_sequential, _convolutional, Residual])
+def test_a_gpu_gives_the_results_of_a_cpu(strategy, private, build_model):
+    study, task = _study(strategy, private), _task(build_model)
+    Played(study, task, _stacked(3, "cuda")).require_like(Played(study, task, _stacked(3)))
+
+
+@on_gpu
+def test_a_result_names_the_gpu():
+    assert name_processor("cuda") == torch.cuda.get_device_name()
+
+
+@on_gpu
+@pytest.mark.parametrize("build_model", [_sequential, _convolutional, Residual])
+def test_a_gpu_gives_the_same_bits_again(build_model):
+    study, task = _study("fedavg-adam", "stats"), _task(build_model)
+    one, other = (Played(study, task, _stacked(None, "cuda")) for _ in range(2))
+    assert all(np.array_equal(value, other.server.tensors[name]) for name, value in one.server.tensors.items())
+    assert one.numbers == other.numbers
