@@ -7,9 +7,10 @@ The published program runs as it is; these parts of it are replaced in memory: t
 end at the target; the function that saves a result; and, for a torch newer than 1.7, `torch.set_deterministic` and the step
 number of Adam's state, which is a tensor now. Only MNIST: the program reads CIFAR-10 in another form.
 
-`--corrected` removes two effects of the program that the paper does not describe. With FedAvg-Adam on a CPU, the arrays of the
-first round's moments share their memory with the optimizer, so that each client goes on with the moments of the client before
-it. And each strategy starts after a step on images of zeros with the label 0, which changes the initial model and moments.
+Two effects of the program are not in the paper. With FedAvg-Adam on a CPU, the arrays of the first round's moments share
+their memory with the optimizer, so that each client goes on with the moments of the client before it. On a GPU they are copies:
+`--copied` makes copies on a CPU too. And each strategy starts after a step on images of zeros with the label 0, which changes
+the initial model and moments. `--corrected` removes both effects.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class PublishedCell:
         corrected: Whether the two effects were removed.
         origin: Command, commit, version of torch, and processor.
         device: "cpu" or "cuda".
+        copied: Whether moments were copied on a CPU, with the second effect left.
     """
 
     cell: str
@@ -77,11 +79,12 @@ class PublishedCell:
     corrected: bool = False
     origin: dict[str, str | None] = field(default_factory=dict)
     device: str = "cpu"
+    copied: bool = False
 
     @property
-    def key(self) -> tuple[str, int, bool, str]:
+    def key(self) -> tuple[str, int, bool, str, bool]:
         """The terms that tell cells apart."""
-        return self.cell, self.seed, self.corrected, self.device
+        return self.cell, self.seed, self.corrected, self.device, self.copied
 
     @property
     def rounds(self) -> int:
@@ -118,13 +121,18 @@ class RoundLimit:
                 return
 
 
-def adapt_program(*, corrected: bool) -> None:
-    """Adapt the published program, which `sys.path` has to contain, to this process; `corrected`: without the two effects."""
+def adapt_program(*, copied: bool, corrected: bool) -> None:
+    """Adapt the published program, which `sys.path` has to contain, to this process.
+
+    Args:
+        copied: Copy the moments.
+        corrected: Copy the moments, and start without a step on zeros.
+    """
     sys.modules["progressbar"] = ModuleType("progressbar")
     sys.modules["progressbar"].progressbar = iter  # type: ignore[attr-defined]  # until `play` sets its own
     import_module("main").save_data = lambda *_: None  # type: ignore[attr-defined]
     torch.set_deterministic = torch.use_deterministic_algorithms  # type: ignore[attr-defined]  # its name in torch 1.7
-    _adapt_adam(import_module("optimisers"), copied=corrected)
+    _adapt_adam(import_module("optimisers"), copied=copied or corrected)
     if corrected:
         _start_at_zero(import_module("models"))
 
@@ -234,6 +242,9 @@ def play_cells(
     corrected: Annotated[
         bool, typer.Option("--corrected", help="Remove two effects that the paper does not describe.")
     ] = False,
+    copied: Annotated[
+        bool, typer.Option("--copied", help="Copy Adam's moments on a CPU, as the program does on a GPU.")
+    ] = False,
     device: Device = "cpu",
 ) -> None:
     """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""
@@ -248,10 +259,10 @@ def play_cells(
     }
     sys.path.insert(0, str(folder))
     torch.set_num_threads(1)
-    adapt_program(corrected=corrected)
+    adapt_program(copied=copied, corrected=corrected)
     for seed in range(seeds):
         for cell in chosen:
-            before = table.cells.get((cell.name, seed, corrected, device))
+            before = table.cells.get((cell.name, seed, corrected, device, copied))
             if before is not None and (before.rounds_to_target is not None or before.rounds >= rounds):
                 continue
             say(f"{cell.name}, seed {seed}")
@@ -259,7 +270,7 @@ def play_cells(
             curve = play(cell, seed, rounds, device)
             reached = len(curve) - 1 if curve[-1] >= TARGET_UA[cell.task] else None
             seconds = round(time.monotonic() - begun, 1)
-            table.add(PublishedCell(cell.name, seed, reached, curve, seconds, corrected, origin, device))
+            table.add(PublishedCell(cell.name, seed, reached, curve, seconds, corrected, origin, device, copied))
             say(f"{cell.name}, seed {seed}: {f'not in {rounds}' if reached is None else reached} rounds")
 
 

@@ -182,10 +182,13 @@ def test_a_run_on_a_gpu_is_kept_beside_that_on_a_cpu(play):
     assert [words.split("-device ")[1].split()[0] for words in sys.modules["main"].words] == ["cpu", "gpu"]
 
 
-@pytest.mark.parametrize(("options", "initial", "step", "moment"), [([], 1, 1.0, 4.0), (["--corrected"], 0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("options", "initial", "step", "moment"),
+    [([], 1, 1.0, 4.0), (["--copied"], 1, 1.0, 1.0), (["--corrected"], 0, 0.0, 0.0)],
+)
 def test_a_corrected_program_starts_at_zero_and_keeps_the_first_moments(play, options, initial, step, moment):
     (cell,) = play(FEDAVG, 2, *options)
-    assert cell["corrected"] is bool(options)
+    assert (cell["corrected"], cell["copied"]) == ("--corrected" in options, "--copied" in options)
     algorithms = sys.modules["fl_algs"]
     assert sys.modules["main"].initial == [initial]
     assert (algorithms.first_steps, algorithms.first_moments) == ([step], [moment])
