@@ -17,7 +17,7 @@ from fedpatch.shared.app.command import AsJson, say
 from fedpatch.shared.app.formatting import accuracy, duration
 from fedpatch.shared.app.provenance import source_commit
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppable
-from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
+from fedpatch.shared.errors import FedpatchError, UsageError, unknown_name
 from fedpatch.simulator.experiment.plots import require_matplotlib
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.paper.experiments import (
@@ -233,10 +233,10 @@ class ProgressPrinter(CellWatcher):
         self._end()
         say(f"{cell.name}, seed {seed}: {_outcome(cell, result)}, {duration(result.seconds)}")
 
-    def diverged(self, cell: Cell, seed: int, error: UpdateRefused) -> None:
-        """Why there is no result."""
+    def diverged(self, cell: Cell, seed: int, error: str) -> None:
+        """Says why it ended."""
         self._end()
-        say(f"{cell.name}, seed {seed}: diverged, no result: {error}")
+        say(f"{cell.name}, seed {seed}: training diverged: {error}")
 
     def _end(self) -> None:
         if self._progress is not None:

@@ -65,10 +65,20 @@ class Comparison:
         """User accuracy of the best round, mean over the finished seeds."""
         return _mean([max(one.curve) for one in self.results])
 
+    @property
+    def diverged(self) -> int:
+        """Number of the finished seeds whose training diverged."""
+        return sum(one.diverged is not None for one in self.results)
+
     def ours(self) -> str:
-        """Format the rounds: `21`, `22.3 (21-24)`, `X` not reached, `X (3 of 5: 21-24)`, `>80` not finished, `-` not begun."""
+        """Format the rounds: `21`, `22.3 (21-24)`, `X` not reached, `X (3 of 5: 21-24)`, `>80` not finished, `-` not begun.
+
+        `div.` where the training of each seed diverged.
+        """
         if not self.results:
             return f">{self.unfinished_rounds}" if self.unfinished_rounds else "-"
+        if self.diverged == len(self.results):
+            return "div."
         return format_seeds(self.reached)
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +93,7 @@ class Comparison:
             "compared": self.cell.compared,
             "within": self.within,
             "unfinished_rounds": self.unfinished_rounds,
+            "diverged": self.diverged,
             "user_accuracy": self.user_accuracy,
             "best_user_accuracy": self.best_user_accuracy,
             "seconds": round(math.fsum(one.seconds for one in self.results), 1),
@@ -155,7 +166,7 @@ def legend(comparisons: Sequence[Comparison]) -> str:
         f"{count(comparisons)}.\n"
         "An entry is ours / the paper's, in rounds (the mean over the seeds, and their range where they differ). "
         "-: not begun; >n: not within n rounds, unfinished; X: not reached; X (3 of 5: 21-24): reached by three of five "
-        f"seeds; *: not within {_SLACK}; ?: the paper misprints it."
+        f"seeds; div.: training diverged; *: not within {_SLACK}; ?: the paper misprints it."
     )
 
 

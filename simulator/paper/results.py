@@ -44,7 +44,8 @@ class Result:
     `curve[t]` is the user accuracy after t completed rounds, `p10[t]` its 10th percentile over the clients. `train_loss[t]` is
     the mean over the steps of round t + 1, None where it was not finite. These three are rounded; `rounds_to_target` is not
     affected. `dataset` names the data that were used, `started_at` is in UTC, `seconds` is computing time. `commit` and
-    `processor` are None in results of earlier versions; `commit` also where the code is not in a checkout.
+    `processor` are None in results of earlier versions; `commit` also where the code is not in a checkout. `diverged` is the
+    error of a training with non-finite or too large values, which ended the simulation.
     """
 
     cell: str
@@ -64,6 +65,7 @@ class Result:
     versions: Mapping[str, str]
     commit: str | None = None
     processor: str | None = None
+    diverged: str | None = None
 
     @property
     def rounds(self) -> int:
@@ -82,8 +84,10 @@ class Attempt:
     processor: str | None = None
 
 
-def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -> Result:
-    """Return the stored values of a complete simulation of `cell`."""
+def result_of(
+    cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str, *, diverged: str | None = None
+) -> Result:
+    """Return the stored values of a simulation of `cell` that is complete, or that ended with the error `diverged`."""
     points = outcome.points
     return Result(
         cell=cell.name,
@@ -103,6 +107,7 @@ def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -
         versions=outcome.versions,
         commit=sitting.commit,
         processor=sitting.processor,
+        diverged=diverged,
     )
 
 
@@ -218,7 +223,10 @@ def _check_end(result: Result) -> None:
     """Check that target and curve agree; the curve is rounded, hence the slack."""
     reached, study = result.rounds_to_target, result.study
     slack = 10.0**-_CURVE_DIGITS
-    if study.target_ua is not None and reached is not None:
+    if result.diverged is not None:
+        if reached is not None or result.rounds >= study.rounds:
+            raise ValueError("its training diverged, but it is complete")
+    elif study.target_ua is not None and reached is not None:
         below = all(ua < study.target_ua + slack for ua in result.curve[:reached])
         if not below or reached != result.rounds or result.curve[reached] < study.target_ua - slack:
             raise ValueError(f"its curve does not reach {study.target_ua} at round {reached}, where it says so")

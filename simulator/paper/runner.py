@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from fedpatch.shared.app.provenance import library_versions
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.simulator.paper.experiments import Cell, in_order, study_of
 from fedpatch.simulator.paper.results import Attempt, Result, Results, result_of
@@ -50,16 +51,16 @@ class CellWatcher:
     def finished(self, cell: Cell, seed: int, result: Result) -> None:
         """Its result is on disk."""
 
-    def diverged(self, cell: Cell, seed: int, error: UpdateRefused) -> None:
-        """The simulation ended with non-finite or too large values, and has no result."""
+    def diverged(self, cell: Cell, seed: int, error: str) -> None:
+        """The simulation ended with non-finite or too large values; its result, with the rounds before, is on disk."""
 
 
 @dataclass(frozen=True)
 class Sum:
     """Outcome of the requested cells and seeds.
 
-    `present` were finished before, `computed` now. `elsewhere` are being computed by another process, `diverged` cannot
-    be finished; `left` were not, because the run was interrupted.
+    `present` were finished before, `computed` now. `elsewhere` are being computed by another process, `diverged` ended
+    with an error; `left` were not finished, because the run was interrupted.
     """
 
     present: int
@@ -90,7 +91,7 @@ def run_paper(
 ) -> Sum:
     """Compute the cells with the seeds that have no result yet, and write each result as soon as it is there.
 
-    After training that diverges, the other cells are computed.
+    After training that diverges, which is a result too, the other cells are computed.
 
     Args:
         cells: Cells of the paper.
@@ -106,6 +107,7 @@ def run_paper(
 
     Raises:
         UsageError: A result on disk is damaged or of other terms.
+        UpdateRefused: A model cannot be used before its first round.
     """
     play = simulate or _own_simulate()
     wanted = in_order(cells, seeds)
@@ -121,13 +123,10 @@ def run_paper(
                 continue
             attempt = _Attempt(cell, seed, results, watcher or CellWatcher())
             attempt.watcher.begins(cell, seed, present + index + 1, len(wanted))
-            try:
-                if not attempt.play(play, sitting, stopped):
-                    break
-                counts["computed"] += 1
-            except UpdateRefused as error:
-                attempt.watcher.diverged(cell, seed, error)
-                counts["diverged"] += 1
+            result = attempt.play(play, sitting, stopped)
+            if result is None:
+                break
+            counts["computed" if result.diverged is None else "diverged"] += 1
     left = len(missing) - counts.total()
     return Sum(present, counts["computed"], counts["elsewhere"], counts["diverged"], left)
 
@@ -138,29 +137,40 @@ class _Attempt:
     def __init__(self, cell: Cell, seed: int, results: Results, watcher: CellWatcher) -> None:
         self.cell, self.seed, self.results, self.watcher = cell, seed, results, watcher
         self._noted_at = float("-inf")
+        self._points: list[Point] = []
 
-    def play(self, simulate: Simulate, sitting: Attempt, stopped: Callable[[], bool]) -> bool:
-        """Return whether it is finished; if so, its result is written."""
+    def play(self, simulate: Simulate, sitting: Attempt, stopped: Callable[[], bool]) -> Result | None:
+        """Return the result, which is written; None where the simulation was interrupted."""
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
-        saved = self.results.saved(self.cell, self.seed)
+        study, saved, diverged = study_of(self.cell, self.seed), self.results.saved(self.cell, self.seed), None
         saved.mkdir(parents=True, exist_ok=True)
-        outcome = simulate(
-            study_of(self.cell, self.seed),
-            workers=sitting.workers,
-            device=sitting.device,
-            on_point=self._on_point,
-            stopped=stopped,
-            saved=saved,
-        )
-        if not outcome.complete:
+        try:
+            outcome = simulate(
+                study,
+                workers=sitting.workers,
+                device=sitting.device,
+                on_point=self._on_point,
+                stopped=stopped,
+                saved=saved,
+            )
+        except UpdateRefused as error:
+            if not self._points:
+                raise
+            diverged = str(error)
+            outcome = Outcome(study, tuple(self._points), False, library_versions())
+        if diverged is None and not outcome.complete:
             self.results.note_progress(self.cell, self.seed, max(0, len(outcome.points) - 1))
-            return False
-        result = result_of(self.cell, outcome, sitting, began_at)
+            return None
+        result = result_of(self.cell, outcome, sitting, began_at, diverged=diverged)
         self.results.write(self.cell, self.seed, result)
-        self.watcher.finished(self.cell, self.seed, result)
-        return True
+        if diverged is None:
+            self.watcher.finished(self.cell, self.seed, result)
+        else:
+            self.watcher.diverged(self.cell, self.seed, diverged)
+        return result
 
     def _on_point(self, point: Point) -> None:
+        self._points.append(point)
         now = time.monotonic()
         if now - self._noted_at >= _NOTE_EVERY_S:  # so that a summary elsewhere knows, and after a power cut too
             self.results.note_progress(self.cell, self.seed, point.round)

@@ -57,12 +57,13 @@ MISPRINTED = ("table3", "mnist", "stats")
 FIG_5 = (("fedavg", "none"), ("fedavg", "affine"), ("per-fedavg", "none"), ("pfedme", "none"))
 FIG_5_ROUNDS = 200
 
-# The client optimizer's rate, by data set; FedAdam's are the published ones, which name no data set.
+# The client optimizer's rate, by data set. The one published for FedAdam, 0.3 for MNIST, is also FedAvg's; with it, training on
+# CIFAR-10 diverges in the first round. So CIFAR-10 has FedAvg's too.
 CLIENT_RATES = {
     ("mnist", "fedavg"): 0.3,
     ("cifar10", "fedavg"): 0.1,
     ("mnist", "fedadam"): 0.3,
-    ("cifar10", "fedadam"): 0.3,
+    ("cifar10", "fedadam"): 0.1,
     ("mnist", "fedavg-adam"): 0.003,
     ("cifar10", "fedavg-adam"): 0.003,
 }

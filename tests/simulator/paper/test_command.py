@@ -17,7 +17,7 @@ from fedpatch.shared.errors import UpdateRefused
 from fedpatch.simulator.paper.command import paper
 from fedpatch.simulator.paper.experiments import select_cells
 from fedpatch.simulator.paper.results import Results
-from tests.simulator.fake_simulation import Player, result
+from tests.simulator.fake_simulation import Player, points_of, result
 from tests.support.programs import Ended, Program
 
 CURVES = {"train": [0.1] * 6, "test": [0.2] * 6}
@@ -153,13 +153,17 @@ def test_an_interrupted_command_goes_on_when_it_is_given_again(program, player, 
 
 def test_diverged_training_is_reported(program, monkeypatch):
     def diverging(study, **given):
+        given["on_point"](points_of(study, None)[0])
         raise UpdateRefused("not_finite", "fc1.weight is not finite")
 
     monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=diverging))
     ended = program("paper", *TWO_CELLS)
     assert (ended.code, ended.err.splitlines()[-1]) == (1, "computed 0, 2 diverged")
-    assert "seed 0: diverged, no result: fc1.weight is not finite" in ended.err
-    assert "0 of 2 cells finished" in ended.out
+    assert "seed 0: training diverged: fc1.weight is not finite" in ended.err
+    assert "2 of 2 cells finished" in ended.out
+    assert "div. / 21" in ended.out
+    summary = json.loads(program("paper", *TWO_CELLS, "--summary", "--json").out)
+    assert [(one["diverged"], one["rounds_to_target"]) for one in summary["cells"]] == [(1, [None])] * 2
 
 
 def test_cell_locked_by_another_process_is_reported(program, tmp_path):

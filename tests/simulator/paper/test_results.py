@@ -114,6 +114,7 @@ DAMAGES = {
     "its curve is of words": lambda text: text.replace('"curve": [0.47,', '"curve": ["0.47",'),
     "its curve is no list": lambda text: text.replace('"curve": [', '"curve": 5, "rest": ['),
     "it does not reach its target": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": 2'),
+    "it diverged at its target": lambda text: text.replace('"diverged": null', '"diverged": "a loss of nan"'),
     "it ends before its last round": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": null'),
 }
 

@@ -11,7 +11,7 @@ from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.simulator.paper.experiments import select_cells
 from fedpatch.simulator.paper.results import Attempt, Results
 from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
-from tests.simulator.fake_simulation import Player
+from tests.simulator.fake_simulation import Player, points_of
 
 CELLS = select_cells("table2", "mnist/*/affine/W200/*")
 
@@ -106,19 +106,32 @@ def test_training_that_diverges_does_not_keep_the_others_back(results):
     class Diverging(Player):
         def __call__(self, study, **given):
             if study.strategy == "fedadam":
+                for point in points_of(study, None)[:3]:
+                    given["on_point"](point)
                 raise UpdateRefused("not_finite", "fc1.weight is not finite")
             return super().__call__(study, **given)
 
     class Reported(CellWatcher):
         def diverged(self, cell, seed, error):
-            reported.append((cell.strategy, seed, str(error)))
+            reported.append((cell.strategy, seed, error))
 
     reported: list[tuple] = []
     assert run_paper(CELLS, range(1), results, Attempt(), watcher=Reported(), simulate=Diverging()) == Sum(
         0, 4, diverged=2
     )
     assert reported == [("fedadam", 0, "fc1.weight is not finite")] * 2
-    assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(4, 2)
+    (found, *_) = (one for one in (results.read(cell, 0) for cell in CELLS) if one is not None and one.diverged)
+    assert (found.diverged, found.rounds, found.rounds_to_target) == ("fc1.weight is not finite", 2, None)
+    assert set(found.versions) == {"fedpatch", "python", "torch", "numpy"}
+    assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(6, 0)
+
+
+def test_a_model_that_cannot_be_measured_ends_the_run(results):
+    def refusing(study, **given):
+        raise UpdateRefused("not_finite", "fc1.weight is not finite")
+
+    with pytest.raises(UpdateRefused):
+        run_paper(CELLS, range(1), results, Attempt(), simulate=refusing)
 
 
 def test_a_damaged_result_stops_the_run_before_it_computes(results):
