@@ -43,6 +43,8 @@ _PAPER_SEEDS = 5
 _OPEN = "**none**"
 _BETWEEN = "**none**; the paper's rounds lie between those of two splits"
 _LOWER_TARGETS = (0.95, 0.96, 0.965)
+WAYS = ("cpu", "gpu", "corrected")
+"""Ways to run the published code."""
 
 
 def entry(one: Comparison) -> str:
@@ -102,25 +104,38 @@ def accuracy_at_paper(one: Comparison) -> float:
     return math.fsum(result.curve[min(at, result.rounds)] for result in one.results) / len(one.results)
 
 
-def published(store: Results, cell: Cell, *, corrected: bool = False) -> list[PublishedCell]:
-    """Return the results of a cell by the authors' published code, as it is or `corrected`, one for each seed."""
+def published(store: Results, cell: Cell, way: str = "cpu") -> list[PublishedCell]:
+    """Return the results of a cell by the authors' published code, one for each seed.
+
+    Args:
+        store: The results.
+        cell: The cell.
+        way: One of WAYS: on a CPU, on a GPU or on a CPU with copies as on a GPU, or corrected.
+    """
     path = store.folder / "published" / "mnist.json"
     cells = json.loads(path.read_bytes())["cells"] if path.exists() else []
     found = [PublishedCell(**one) for one in cells if one["cell"] == cell.name]
-    return [one for one in found if one.corrected is corrected]
+    by_seed = {one.seed: one for one in sorted(found, key=lambda one: one.device == "cuda") if _way(one) == way}
+    return [by_seed[seed] for seed in sorted(by_seed)]
+
+
+def _way(one: PublishedCell) -> str:
+    if one.corrected:
+        return "corrected"
+    return "gpu" if one.copied or one.device == "cuda" else "cpu"
 
 
 def published_table(store: Results) -> str:
-    """Format the cells and trials that the published code was run on: its rounds as it is and corrected, ours, the paper's."""
+    """Format the cells and trials that the published code was run on: its rounds each way, ours, the paper's."""
     cells = [*select_cells("table2", "mnist"), *select_cells("table3", "mnist"), *select_cells(TUNING, "mnist")]
     rows = []
     for cell in cells:
-        texts = [published_rounds(published(store, cell, corrected=corrected)) for corrected in (False, True)]
+        texts = [published_rounds(published(store, cell, way)) for way in WAYS]
         if any(texts):
             (one,) = compare(store, [cell])
             name = f"{_named(cell)}{', noisy clients' if cell.where == 'table3' else ''}"
             rows.append((name, *texts, one.ours(), format_rounds(cell.paper)))
-    return table(("cell", "published code", "corrected", "ours", "paper"), rows)
+    return table(("cell", "published code", "as on a GPU", "corrected", "ours", "paper"), rows)
 
 
 def collapses(store: Results, cells: Sequence[Cell]) -> str:

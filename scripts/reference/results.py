@@ -103,7 +103,8 @@ def cell_words(store: Results, kind: str, name: str) -> str:
 
     Args:
         store: The results.
-        kind: `ours`, `paper`, `published` (by the published code) or `corrected` (by it without two of its effects).
+        kind: `ours`, `paper`, or by the published code: `published`, `gpu` (as on a GPU), `corrected` (without two of its
+            effects).
         name: Name of the cell, or of a trial of learning rates.
 
     Returns:
@@ -121,7 +122,8 @@ def cell_words(store: Results, kind: str, name: str) -> str:
         "ours": one.ours,
         "paper": lambda: format_rounds(cell.paper),
         "published": lambda: differences.published_rounds(differences.published(store, cell)),
-        "corrected": lambda: differences.published_rounds(differences.published(store, cell, corrected=True)),
+        "gpu": lambda: differences.published_rounds(differences.published(store, cell, "gpu")),
+        "corrected": lambda: differences.published_rounds(differences.published(store, cell, "corrected")),
     }
     text = texts[kind]()
     if not text:

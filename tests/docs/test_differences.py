@@ -109,6 +109,20 @@ def test_agreement_on_even_compares_the_seeds_that_both_splits_have(store):
     assert differences.agreement_on_even(store) == {"even_cells": "1", "even_agree": "0", "even_shard_agree": "1"}
 
 
+def test_results_of_the_published_code_are_told_apart_by_the_way_it_ran(store):
+    curve = [0.5] * 30
+    ways = {
+        21: PublishedCell(ALL.name, 0, 21, curve, 1.0),
+        14: PublishedCell(ALL.name, 0, 14, curve, 1.0, device="cuda"),
+        15: PublishedCell(ALL.name, 0, 15, curve, 1.0, copied=True),
+        16: PublishedCell(ALL.name, 1, 16, curve, 1.0, copied=True),
+        12: PublishedCell(ALL.name, 0, 12, curve, 1.0, corrected=True),
+    }
+    write_published(store, list(ways.values()))
+    found = {way: [one.rounds_to_target for one in differences.published(store, ALL, way)] for way in differences.WAYS}
+    assert found == {"cpu": [21], "gpu": [14, 16], "corrected": [12]}
+
+
 @pytest.mark.parametrize(
     ("curves", "expected"),
     [
