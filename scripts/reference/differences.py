@@ -83,6 +83,13 @@ def slower(one: Comparison) -> bool:
     return one.cell.paper is not None and (one.mean_rounds is None or one.mean_rounds > one.cell.paper)
 
 
+def diverging(comparisons: Sequence[Comparison]) -> str:
+    """Return in how many of the cells with a result training diverged in the first round, as `3 of 12`."""
+    found = [one for one in comparisons if one.results]
+    at_once = [one for one in found if all(seed.diverged is not None and seed.rounds == 0 for seed in one.results)]
+    return f"{len(at_once)} of {len(found)}"
+
+
 def within_chance(one: Comparison) -> bool:
     """Return whether the seeds are too few to tell ours from the paper's.
 

@@ -26,6 +26,7 @@ from scripts.reference.markdown import render, span, table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _LOW_RATES = "rate0.03-server0.003"
+_PUBLISHED_RATES = "rate0.3-server0.01"
 _POLICIES = ("none", "stats", "affine", "all")
 _STRATEGIES = {"fedavg": "FedAvg", "fedadam": "FedAdam", "fedavg-adam": "FedAvg-Adam"}
 
@@ -50,6 +51,13 @@ def page() -> str:
         tuned_seeds=seeds(tuned),
         table2_cifar10=grid(cifar10),
         table2_cifar10_seeds=seeds(cifar10),
+        cifar10_count=str(count(compare(store, select_cells("table2", "cifar10")))),
+        cifar10_fedavg=agreement(select_from(cifar10, "fedavg")),
+        cifar10_adam=agreement(select_from(cifar10, "fedavg-adam")),
+        cifar10_adam_slower=str(sum(map(differences.slower, select_from(cifar10, "fedavg-adam")))),
+        cifar10_diverged=differences.diverging(
+            compare(store, select_cells("tuning", f"cifar10/fedadam/*/{_PUBLISHED_RATES}"))
+        ),
         table3_mnist=grid(noisy),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
         table3_mnist_seeds=seeds(noisy),

@@ -123,6 +123,25 @@ def test_results_of_the_published_code_are_told_apart_by_the_way_it_ran(store):
     assert found == {"cpu": [21], "gpu": [14, 16], "corrected": [12]}
 
 
+def test_training_that_diverges_in_the_first_round_is_counted(store):
+    cells = select_cells("table2", "mnist/fedadam/all")
+    for cell, rounds in zip(cells, (0, 2, None), strict=False):
+        done = result(cell, 0, None)
+        end = 500 if rounds is None else rounds
+        store.write(
+            cell,
+            0,
+            replace(
+                done,
+                diverged=None if rounds is None else "a loss of nan",
+                curve=done.curve[: end + 1],
+                p10=done.p10[: end + 1],
+                train_loss=done.train_loss[:end],
+            ),
+        )
+    assert differences.diverging(compare(store, cells)) == "1 of 3"
+
+
 @pytest.mark.parametrize(
     ("curves", "expected"),
     [
