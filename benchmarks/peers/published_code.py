@@ -65,10 +65,10 @@ class PublishedCell:
         rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
         curve: User accuracy after 0, 1, 2, ... rounds.
         seconds: Time that it took.
-        corrected: Whether the two effects were removed.
+        corrected: Whether the two effects above were removed.
         origin: Command, commit, version of torch, and processor.
         device: "cpu" or "cuda".
-        copied: Whether moments were copied on a CPU, with the second effect left.
+        copied: Whether only the first effect was removed, on a CPU.
     """
 
     cell: str
@@ -248,6 +248,8 @@ def play_cells(
     device: Device = "cpu",
 ) -> None:
     """Play cells of the paper's tables, or trials of learning rates, by the code that the paper's authors published."""
+    if copied and (corrected or device != "cpu"):
+        raise UsageError("--copied: --corrected and a GPU copy the moments anyway; leave it out")
     chosen, device = choose_cells(cells), device_name(device)
     folder = code.resolve()
     table = CellFile(out, {"published_code": checkout_commit(folder)}, PublishedCell, _NAME)

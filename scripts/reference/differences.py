@@ -402,9 +402,14 @@ def _grid(store: Results, strategy: str, cells: Sequence[Cell], where: str) -> s
 
 
 def outcome(result: Result | None) -> str:
-    """Format rounds to target; of a trial that ended before it, X and the best user accuracy; - where none is finished."""
+    """Format rounds to target; of a trial that ended before it, X and the best user accuracy; - where none is finished.
+
+    `div.` where training diverged.
+    """
     if result is None:
         return "-"
+    if result.diverged is not None:
+        return "div."
     if result.rounds_to_target is None:
         return f"X ({max(result.curve):.3f})"
     return format_rounds(result.rounds_to_target)

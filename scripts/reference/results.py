@@ -51,6 +51,7 @@ def page() -> str:
         tuned_seeds=seeds(tuned),
         table2_cifar10=grid(cifar10),
         table2_cifar10_seeds=seeds(cifar10),
+        cifar10_on_gpu=str(sum(any(result.device == "cuda" for result in one.results) for one in cifar10)),
         cifar10_count=str(count(compare(store, select_cells("table2", "cifar10")))),
         cifar10_fedavg=agreement(select_from(cifar10, "fedavg")),
         cifar10_adam=agreement(select_from(cifar10, "fedavg-adam")),
@@ -311,8 +312,9 @@ def overtaking(store: Results) -> dict[str, str]:
     """Return the last round in which each baseline of Fig. 5 is above MTFL(FedAvg), and the number of seeds."""
     found = computed(compare(store, select_cells("fig5", "mnist/*/W200/C1.0")))
     curves = {
-        (one.cell.strategy, one.cell.private): np.mean([result.curve for result in one.results], axis=0)
+        (one.cell.strategy, one.cell.private): np.mean([result.curve for result in one.whole], axis=0)
         for one in found
+        if one.whole
     }
     ours = curves[("fedavg", "affine")]
     last = {name: np.flatnonzero(curves[name, "none"] > ours) for name in ("per-fedavg", "pfedme")}

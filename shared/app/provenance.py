@@ -1,14 +1,10 @@
-"""Provenance of a measurement: the commit of this code, the versions of the libraries, and the processor."""
+"""Provenance of a measurement: the commit of this code, and the processor."""
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
-
-from fedpatch.shared import __version__
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _GIT_TIMEOUT_S = 10
@@ -25,12 +21,6 @@ def source_commit() -> str | None:
     if _git(folder, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of programs that a simulation's result depends on besides its terms."""
-    libraries = {name: version(name) for name in ("torch", "numpy")}
-    return {"fedpatch": __version__, "python": platform.python_version(), **libraries}
 
 
 def processor_name() -> str:

@@ -6,6 +6,7 @@ LocalUpdate is computed differs.
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import update_seed
-from fedpatch.shared.app.provenance import library_versions
+from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from fedpatch.shared.scripting.turns import TORCH_TURN
 from fedpatch.shared.task_checks.trial_training import require_trainable
@@ -341,7 +342,7 @@ class Simulation:
 
     def outcome(self, *, complete: bool) -> Outcome:
         """Return the result so far."""
-        return Outcome(self.study, tuple(self.points), complete, library_versions())
+        return Outcome(self.study, tuple(self.points), complete, versions())
 
     def close(self) -> None:
         """End the worker processes."""
@@ -486,6 +487,16 @@ def limits_of(study: Study) -> Limits:
         parse_examples_cap(study.max_num_examples),
         parse_aggregate_rule(study.aggregate),
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on besides its terms."""
+    return {
+        "fedpatch": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
 
 
 def _cohort(task: Task, context: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:

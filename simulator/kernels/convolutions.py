@@ -1,7 +1,7 @@
-"""Convolutions as matrix products: for the stacked models of many clients, which torch has grouped convolutions for.
+"""Convolutions as matrix products: for the stacked models of many clients, for which torch has grouped convolutions only.
 
-A grouped convolution with other weights for each client takes cuDNN two to three times as long as the products on an H200,
-forward and backward (20 images a client, 200 clients, float32).
+Forward and backward, the convolutions of the CIFAR-10 CNN take an H200 8 ms as products and 21 ms in groups (200 clients,
+20 images each, float32, deterministic).
 """
 
 from __future__ import annotations
@@ -13,39 +13,43 @@ from torch.nn import functional
 
 
 def convolve(module: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the output of a convolution without groups, padded with zeros, as one matrix product.
+    """Return the output of a convolution as one matrix product, where `use_products` takes it.
 
     Args:
         module: The convolution.
-        x: Images, (examples, channels, height, width).
+        x: Images, (examples, channels, height, width); one image without the first axis is convolved by torch.
 
     Returns:
         The same as `module(x)`, but for rounding: (examples, output channels, output height, output width).
     """
-    assert isinstance(module.padding, tuple)  # not "same" or "valid": see use_products
-    (top, left), (rows, columns) = module.padding, module.kernel_size
-    (down, right), (wide_y, wide_x) = module.stride, module.dilation
+    if x.dim() != 4:
+        return nn.Conv2d.forward(module, x)
+    assert isinstance(module.padding, tuple)  # see use_products
+    (top, left), (rows, columns), (down, right) = module.padding, module.kernel_size, module.stride
     if top or left:
         x = functional.pad(x, (left, left, top, top))
-    windows = x.transpose(0, 1).unfold(2, (rows - 1) * wide_y + 1, down).unfold(3, (columns - 1) * wide_x + 1, right)
-    windows = windows[..., ::wide_y, ::wide_x]  # (channels, examples, output height, output width, rows, columns)
+    # (channels, examples, output height, output width, rows, columns)
+    windows = x.transpose(0, 1).unfold(2, rows, down).unfold(3, columns, right)
     outputs, shape = module.out_channels, windows.shape[1:4]
     inputs = windows.permute(0, 4, 5, 1, 2, 3).reshape(module.in_channels * rows * columns, shape.numel())
     product = module.weight.reshape(outputs, -1) @ inputs
     if module.bias is not None:
         product = product + module.bias.unsqueeze(-1)
-    return product.view(outputs, *shape).transpose(0, 1)
+    return product.view(outputs, *shape).transpose(0, 1).contiguous()
 
 
 def use_products(model: nn.Module) -> nn.Module:
-    """Let the 2D convolutions of `model` compute by `convolve`, where they can; return the model."""
+    """Let the 2D convolutions of `model` compute by `convolve`; return the model.
+
+    Convolutions with groups, dilation, or a padding by name or of other values than zeros remain as they are.
+    """
     for part in model.modules():
         # A class of its own may compute something else.
-        if (
-            type(part) is nn.Conv2d
-            and part.groups == 1
-            and part.padding_mode == "zeros"
-            and isinstance(part.padding, tuple)
-        ):
+        if type(part) is nn.Conv2d and _is_plain(part):
             part.forward = partial(convolve, part)  # type: ignore[method-assign]
     return model
+
+
+def _is_plain(part: nn.Conv2d) -> bool:
+    padded_by_zeros = part.padding_mode == "zeros" and isinstance(part.padding, tuple)
+    return padded_by_zeros and part.groups == 1 and part.dilation == (1, 1)

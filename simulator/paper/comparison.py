@@ -43,8 +43,8 @@ class Comparison:
     def within(self) -> bool | None:
         """True if ours agrees with the paper: within 20 % or 3 rounds; with its X, if fewer than half of the seeds reach it.
 
-        None where that is not decided: no result yet, or nothing to compare with. A simulation that has gone on for
-        longer than would agree has decided against it.
+        Training that diverges does not reach it. None where that is not decided: no result yet, or nothing to compare with.
+        A simulation that has gone on for longer than would agree has decided against it.
         """
         if not self.cell.compared:
             return None
@@ -57,18 +57,23 @@ class Comparison:
 
     @property
     def user_accuracy(self) -> float | None:
-        """User accuracy of the last round, mean over the finished seeds."""
-        return _mean([one.user_accuracy for one in self.results])
+        """User accuracy of the last round, mean over the seeds with all their rounds."""
+        return _mean([one.user_accuracy for one in self.whole])
 
     @property
     def best_user_accuracy(self) -> float | None:
-        """User accuracy of the best round, mean over the finished seeds."""
-        return _mean([max(one.curve) for one in self.results])
+        """User accuracy of the best round, mean over the seeds with all their rounds."""
+        return _mean([max(one.curve) for one in self.whole])
+
+    @property
+    def whole(self) -> tuple[Result, ...]:
+        """The results whose training did not diverge, so that they have all their rounds."""
+        return tuple(one for one in self.results if one.diverged is None)
 
     @property
     def diverged(self) -> int:
         """Number of the finished seeds whose training diverged."""
-        return sum(one.diverged is not None for one in self.results)
+        return len(self.results) - len(self.whole)
 
     def ours(self) -> str:
         """Format the rounds: `21`, `22.3 (21-24)`, `X` not reached, `X (3 of 5: 21-24)`, `>80` not finished, `-` not begun.
@@ -166,7 +171,7 @@ def legend(comparisons: Sequence[Comparison]) -> str:
         f"{count(comparisons)}.\n"
         "An entry is ours / the paper's, in rounds (the mean over the seeds, and their range where they differ). "
         "-: not begun; >n: not within n rounds, unfinished; X: not reached; X (3 of 5: 21-24): reached by three of five "
-        f"seeds; div.: training diverged; *: not within {_SLACK}; ?: the paper misprints it."
+        f"seeds; div.: training of each seed diverged, else X; *: not within {_SLACK}; ?: the paper misprints it."
     )
 
 

@@ -244,7 +244,7 @@ def _draw_row(row: Sequence[Any], comparisons: Sequence[Comparison]) -> dict[str
     lines: dict[str, Any] = {}
     for panel, (clients, participation) in zip(row, SCENARIOS, strict=True):
         setting = (clients, participation)
-        finished = [one for one in comparisons if one.results and (one.cell.clients, one.cell.participation) == setting]
+        finished = [one for one in comparisons if one.whole and (one.cell.clients, one.cell.participation) == setting]
         for one in finished:
             lines |= _draw_curve(panel, one)
         panel.set_title(f"W = {clients}, C = {participation}", fontsize=9)
@@ -256,7 +256,7 @@ def _draw_row(row: Sequence[Any], comparisons: Sequence[Comparison]) -> dict[str
 
 def _draw_curve(panel: Any, one: Comparison) -> dict[str, Any]:
     label, colour, dashes = _LINES[one.cell.strategy, one.cell.private]
-    curves = [100 * np.asarray(result.curve) for result in one.results]
+    curves = [100 * np.asarray(result.curve) for result in one.whole]
     return {label: _draw_band(panel, range(len(curves[0])), curves, color=colour, linestyle=dashes)}
 
 

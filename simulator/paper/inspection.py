@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from fedpatch.shared.app.files import write_atomic
-from fedpatch.shared.app.provenance import library_versions
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
-from fedpatch.simulator.experiment.simulation import Simulation, one_thread
+from fedpatch.simulator.experiment.simulation import Simulation, one_thread, versions
 from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.learners.instrumented_learner import Moments, WatchedLearner
 from fedpatch.simulator.learners.learner_context import LearnerContext
@@ -225,6 +224,6 @@ def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(path: Path, measured: dict[str, Any], origin: Mapping[str, str | None] | None) -> None:
-    measured |= {"versions": library_versions(), **(origin or {})}
+    measured |= {"versions": versions(), **(origin or {})}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(measured, separators=(",", ":")).encode(), mode=0o644)

@@ -35,7 +35,12 @@ class Recheck:
 
     @property
     def within(self) -> bool:
-        """True if the rounds to target differ by no more than a processor's spread, or neither reaches the target."""
+        """True if the rounds to target differ by no more than a processor's spread, or neither reaches the target.
+
+        A training that diverges has no like but one that diverges too.
+        """
+        if (self.recorded.diverged is None) != (self.again.diverged is None):
+            return False
         before, now = self.recorded.rounds_to_target, self.again.rounds_to_target
         if before is None or now is None:
             return before == now
@@ -64,7 +69,7 @@ class Recheck:
 
 
 def _origin(result: Result) -> dict[str, Any]:
-    kept = ("rounds_to_target", "user_accuracy", "commit", "processor", "versions")
+    kept = ("rounds_to_target", "diverged", "user_accuracy", "commit", "processor", "versions")
     return {name: value for name, value in asdict(result).items() if name in kept}
 
 

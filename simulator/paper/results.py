@@ -224,7 +224,8 @@ def _check_end(result: Result) -> None:
     reached, study = result.rounds_to_target, result.study
     slack = 10.0**-_CURVE_DIGITS
     if result.diverged is not None:
-        if reached is not None or result.rounds >= study.rounds:
+        at_target = study.target_ua is not None and max(result.curve) >= study.target_ua + slack
+        if reached is not None or at_target or result.rounds >= study.rounds:
             raise ValueError("its training diverged, but it is complete")
     elif study.target_ua is not None and reached is not None:
         below = all(ua < study.target_ua + slack for ua in result.curve[:reached])

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from fedpatch.shared.app.provenance import library_versions
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.simulator.paper.experiments import Cell, in_order, study_of
 from fedpatch.simulator.paper.results import Attempt, Result, Results, result_of
@@ -156,8 +155,10 @@ class _Attempt:
         except UpdateRefused as error:
             if not self._points:
                 raise
+            from fedpatch.simulator.experiment.simulation import versions  # with torch, which is loaded by now
+
             diverged = str(error)
-            outcome = Outcome(study, tuple(self._points), False, library_versions())
+            outcome = Outcome(study, tuple(self._points), False, versions())
         if diverged is None and not outcome.complete:
             self.results.note_progress(self.cell, self.seed, max(0, len(outcome.points) - 1))
             return None

@@ -19,16 +19,17 @@ def choose_rates(cell: Cell, results: Results) -> Cell:
     """Return the cell with the best learning rates among the finished trials.
 
     The best rates reach the target in the fewest rounds. Where none reaches it, the best have the highest user accuracy.
+    Rates with which training diverges are not chosen.
 
     Args:
         cell: A cell of the table `tuned`.
         results: The folder with the trials.
 
     Returns:
-        `cell` with `rates`; `cell` itself where no trial is finished.
+        `cell` with `rates`; `cell` itself where no trial is finished without diverging.
     """
     trials = [(one, results.read(one, TUNING_SEED)) for one in rate_cells(cell)]
-    finished = [(one, result) for one, result in trials if result is not None]
+    finished = [(one, result) for one, result in trials if result is not None and result.diverged is None]
     if not finished:
         return cell
     return replace(cell, rates=min(finished, key=lambda trial: _rank(trial[1]))[0].rates)
@@ -60,8 +61,10 @@ def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, sit
     total = Sum(0, 0)
     for cell, _ in in_order(cells, (TUNING_SEED,)):
         done = play(rate_cells(cell), (TUNING_SEED,))
-        if not (done.interrupted or done.elsewhere):  # another process that tries rates computes the rest of the cell
-            done += play((choose_rates(cell, results),), seeds)
+        chosen = choose_rates(cell, results)
+        # Another process that tries rates computes the rest of the cell.
+        if chosen.rates is not None and not (done.interrupted or done.elsewhere):
+            done += play((chosen,), seeds)
         total += done
         if done.interrupted:
             break

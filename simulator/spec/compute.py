@@ -75,9 +75,11 @@ def device_name(name: str) -> str:
 
 
 def name_processor(device: str) -> str:
-    """Return the model name of the processor that computes on `device`: the GPU's for cuda where there is one."""
+    """Return the model name of the processor that computes on `device`: for cuda the GPU's. Raises UsageError without one."""
     if device != "cuda":
         return processor_name()
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()
+    if not torch.cuda.is_available():
+        raise UsageError("device 'cuda' cannot be used here: torch finds no GPU; use --device cpu")
+    return torch.cuda.get_device_name()

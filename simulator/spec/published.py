@@ -57,8 +57,8 @@ MISPRINTED = ("table3", "mnist", "stats")
 FIG_5 = (("fedavg", "none"), ("fedavg", "affine"), ("per-fedavg", "none"), ("pfedme", "none"))
 FIG_5_ROUNDS = 200
 
-# The client optimizer's rate, by data set. The one published for FedAdam, 0.3 for MNIST, is also FedAvg's; with it, training on
-# CIFAR-10 diverges in the first round. So CIFAR-10 has FedAvg's too.
+# The client optimizer's rate, by data set. FedAdam's published rate, an example for MNIST, is FedAvg's for MNIST. With it,
+# training on CIFAR-10 diverges; so there FedAdam has FedAvg's rate too.
 CLIENT_RATES = {
     ("mnist", "fedavg"): 0.3,
     ("cifar10", "fedavg"): 0.1,

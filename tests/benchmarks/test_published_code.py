@@ -176,17 +176,35 @@ def test_the_program_is_given_the_terms_of_the_cell(play, cell, expected):
     assert sys.modules["main"].words == [f"-dset mnist {expected}"]
 
 
-def test_a_run_on_a_gpu_is_kept_beside_that_on_a_cpu(play):
-    play(FEDAVG, 2)
-    assert [one["device"] for one in play(FEDAVG, 2, "--device", "cuda")] == ["cpu", "cuda"]
-    assert [words.split("-device ")[1].split()[0] for words in sys.modules["main"].words] == ["cpu", "gpu"]
+def test_each_way_to_run_the_program_is_kept_beside_the_others(play, monkeypatch):
+    monkeypatch.setattr(published_code, "name_processor", lambda device: {"cpu": "EPYC", "cuda": "H200"}[device])
+    devices = []
+    for options in ((), ("--copied",), ("--device", "cuda")):
+        for name in MODULES:
+            sys.modules.pop(name, None)  # each process adapts the program once
+        kept = play(FEDAVG, 2, *options)
+        devices += [words.split("-device ")[1].split()[0] for words in sys.modules["main"].words]
+    assert [(one["device"], one["copied"], one["origin"]["processor"]) for one in kept] == [
+        ("cpu", False, "EPYC"),
+        ("cpu", True, "EPYC"),
+        ("cuda", False, "H200"),
+    ]
+    assert devices == ["cpu", "cpu", "gpu"]
+
+
+@pytest.mark.parametrize("options", [("--corrected",), ("--device", "cuda")])
+def test_copies_beside_what_copies_anyway_are_refused(checkout, tmp_path, monkeypatch, capsys, options):
+    program = Program(lambda: run_app(published_code.app, "published_code"), monkeypatch, capsys)
+    ended = program("--code", checkout, "--cells", FEDAVG, "--out", tmp_path / "none.json", "--copied", *options)
+    assert ended.code == 2
+    assert "--copied" in ended.err
 
 
 @pytest.mark.parametrize(
     ("options", "initial", "step", "moment"),
     [([], 1, 1.0, 4.0), (["--copied"], 1, 1.0, 1.0), (["--corrected"], 0, 0.0, 0.0)],
 )
-def test_a_corrected_program_starts_at_zero_and_keeps_the_first_moments(play, options, initial, step, moment):
+def test_copies_keep_the_first_moments_and_a_corrected_program_starts_at_zero(play, options, initial, step, moment):
     (cell,) = play(FEDAVG, 2, *options)
     assert (cell["corrected"], cell["copied"]) == ("--corrected" in options, "--copied" in options)
     algorithms = sys.modules["fl_algs"]

@@ -27,6 +27,13 @@ def result(cell: Cell, seed: int, needed: int | None) -> Result:
     return result_of(cell, Outcome(study, points_of(study, needed), True), Attempt(), STARTED_AT)
 
 
+def diverged_result(cell: Cell, seed: int, rounds: int) -> Result:
+    """That of a cell whose training diverged after `rounds` rounds."""
+    study = study_of(cell, seed)
+    outcome = Outcome(study, points_of(study, None)[: rounds + 1], False)
+    return result_of(cell, outcome, Attempt(), STARTED_AT, diverged="client 3: a loss of nan")
+
+
 class Player:
     """Stands in for `simulate`; every study needs `needed` rounds. `studies` are those it was asked for."""
 

@@ -27,7 +27,6 @@ def convolutions(draw: st.DrawFn) -> nn.Conv2d:
         draw(pairs(1, 3)),
         stride=draw(pairs(1, 3)),
         padding=draw(pairs(0, 2)),
-        dilation=draw(pairs(1, 2)),
         bias=draw(st.booleans()),
         dtype=torch.float64,
     )
@@ -45,6 +44,7 @@ def test_a_product_gives_the_outputs_and_gradients_of_the_convolution(module, ex
     x.requires_grad_()
     expected, outputs = module(x), convolve(module, x)
     torch.testing.assert_close(outputs, expected)
+    assert outputs.is_contiguous()
     torch.testing.assert_close(gradients(module, outputs, x), gradients(module, expected, x))
 
 
@@ -60,15 +60,26 @@ def test_products_of_many_clients_are_those_of_each():
         )
 
 
+def test_an_image_without_a_batch_is_convolved():
+    module, image = nn.Conv2d(CHANNELS, 4, 3), torch.randn(CHANNELS, HEIGHT, WIDTH)
+    torch.testing.assert_close(convolve(module, image), module(image))
+
+
+class _OwnConvolution(nn.Conv2d):
+    """May compute something else."""
+
+
 @pytest.mark.parametrize(
     "module",
     [
+        _OwnConvolution(2, 4, 3),
+        nn.Conv2d(2, 4, 3, dilation=2),
         nn.Conv2d(2, 4, 3, groups=2),
         nn.Conv2d(2, 4, 3, padding="same"),
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
         nn.ConvTranspose2d(2, 4, 3),
     ],
-    ids=["groups", "padding by name", "circular padding", "transposed"],
+    ids=["class of its own", "dilation", "groups", "padding by name", "circular padding", "transposed"],
 )
 def test_other_convolutions_keep_their_own_way(module):
     assert "forward" not in vars(use_products(module))

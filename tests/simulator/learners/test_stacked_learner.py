@@ -74,6 +74,20 @@ def _convolutional() -> nn.Module:
     )
 
 
+class Viewing(nn.Module):
+    """Takes a view of the outputs of its convolution, which needs them in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Conv2d(1, 4, 2)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.into(x.view(-1, 1, 2, 3)))
+        logits: Tensor = self.out(x.view(x.size(0), -1))
+        return logits
+
+
 def _unstackable() -> nn.Module:
     class Branching(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -161,6 +175,19 @@ def test_convolutions_and_batch_norms_without_memory_are_trained_the_same(build_
     same_as_one_at_a_time(_study("fedavg-adam", "none"), _task(build_model), len(EXAMPLES))
 
 
+def test_a_view_of_the_outputs_of_a_convolution_is_trained_the_same():
+    study, task = _study("fedavg", "none"), _task(Viewing)
+    one_by_one = Played(study, task, lambda task, context: InProcess(OneByOneLearner(task, context)))
+    Played(study, task, _stacked(4)).require_like(one_by_one)
+
+
+def test_convolutions_of_stacks_are_products(monkeypatch):
+    convolved: list[torch.Size] = []
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda module, x: convolved.append(x.shape))
+    Played(_study("fedavg", "none"), _task(_convolutional), _stacked(3))
+    assert not convolved
+
+
 def test_independent_clients_are_trained_with_nothing_sent():
     assert not same_as_one_at_a_time(_study("independent"), _task(Residual)).server.tensors
 
@@ -218,6 +245,13 @@ def test_the_memory_of_a_client_covers_what_its_training_holds():
     assert nbytes("fedavg", 4) > 2 * values
     assert nbytes("fedavg-adam", 4) > 4 * values
     assert nbytes("fedavg", 8) - nbytes("fedavg", 4) > 4 * 4 * (FEATURES + 2 * 8 + CLASSES)
+
+
+def test_the_memory_of_a_client_covers_the_windows_of_a_convolution():
+    task = _task(lambda: nn.Sequential(nn.Conv2d(1, 2, 5), nn.Flatten(), nn.Linear(2 * 16 * 16, CLASSES)))
+    x, y = torch.zeros((3, 1, 20, 20)), torch.zeros(3, dtype=torch.int64)
+    model = StackedModel(task, find_strategy("fedavg").plan(0.1, 3, 1, 0, 0), torch.device("cpu"))
+    assert model.nbytes_per_client(x, y) > 4 * 3 * 16 * 16 * 25
 
 
 UNMAPPED = r"task 'toy': its model cannot be computed for many clients at once .*--device cpu"

@@ -156,14 +156,31 @@ def test_diverged_training_is_reported(program, monkeypatch):
         given["on_point"](points_of(study, None)[0])
         raise UpdateRefused("not_finite", "fc1.weight is not finite")
 
-    monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=diverging))
+    monkeypatch.setitem(
+        sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=diverging, versions=dict)
+    )
     ended = program("paper", *TWO_CELLS)
-    assert (ended.code, ended.err.splitlines()[-1]) == (1, "computed 0, 2 diverged")
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, "computed 0, 2 diverged")
     assert "seed 0: training diverged: fc1.weight is not finite" in ended.err
     assert "2 of 2 cells finished" in ended.out
     assert "div. / 21" in ended.out
     summary = json.loads(program("paper", *TWO_CELLS, "--summary", "--json").out)
     assert [(one["diverged"], one["rounds_to_target"]) for one in summary["cells"]] == [(1, [None])] * 2
+    checked = program("paper", "check", "--cells", "table2/mnist/fedavg/affine/W200/C1.0")
+    assert (checked.code, "recorded div., again div." in checked.out) == (0, True)
+
+
+def test_a_result_names_the_processor_of_its_device_and_check_compares_by_it(program, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpatch.simulator.paper.command.name_processor", {"cpu": "EPYC", "cuda": "H200"}.__getitem__)
+    cell = "mnist/fedavg/affine/W200/C1.0"
+    for device in ("cuda", "cpu"):
+        program("paper", "table2", "--cells", cell, "--device", device)
+    assert program("paper", "check", "--cells", f"table2/{cell}", "--device", "cuda").code == 0
+    (recorded,) = select_cells("table2", cell)
+    for store in (Results(tmp_path / "results"), Results(tmp_path / "results" / "rechecks" / "h200")):
+        found = store.read(recorded, 0)
+        assert found is not None
+        assert (found.processor, found.device) == ("H200", "cuda")
 
 
 def test_cell_locked_by_another_process_is_reported(program, tmp_path):

@@ -16,7 +16,7 @@ from fedpatch.simulator.experiment.plots import mean_and_confidence, smooth, ste
 from fedpatch.simulator.paper.comparison import Comparison
 from fedpatch.simulator.paper.experiments import cells_of
 from fedpatch.simulator.paper.figures import draw_fig3, draw_fig4, draw_fig5
-from tests.simulator.fake_simulation import result
+from tests.simulator.fake_simulation import diverged_result, result
 
 SERIES = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 STEPS = 4
@@ -84,7 +84,8 @@ def test_fig_5_is_drawn_from_what_there_is(tmp_path: Path):
     comparisons = [Comparison(cell) for cell in cells_of("fig5")]
     for place in (0, 1):
         cell = comparisons[place].cell
-        comparisons[place] = Comparison(cell, tuple(result(cell, seed, None) for seed in range(2)))
+        found = (*(result(cell, seed, None) for seed in range(2)), diverged_result(cell, 2, 3))
+        comparisons[place] = Comparison(cell, found)
     text = picture_text(draw_fig5(comparisons, tmp_path / "new" / "fig5"))
     for words in ("W = 200, C = 0.5", "MNIST", "user accuracy (%)", "round", "not computed yet", "FL(FedAvg)"):
         assert f"<!-- {words} -->" in text

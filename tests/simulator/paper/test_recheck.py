@@ -11,7 +11,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.paper.experiments import select_cells, select_named_cells
 from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
 from fedpatch.simulator.paper.results import Attempt, Results
-from tests.simulator.fake_simulation import result
+from tests.simulator.fake_simulation import diverged_result, result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
 
@@ -31,6 +31,15 @@ from tests.simulator.fake_simulation import result
 )
 def test_verdict_depends_on_the_difference_of_rounds(recorded, again, verdict):
     assert Recheck(result(CELL, 0, recorded), result(CELL, 0, again)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict"), [(diverged_result(CELL, 0, 3), "same"), (result(CELL, 0, None), "outside")]
+)
+def test_training_that_diverged_has_to_diverge_again(again, verdict):
+    one = Recheck(diverged_result(CELL, 0, 3), again)
+    assert one.verdict == verdict
+    assert one.to_dict()["recorded"]["diverged"] == "client 3: a loss of nan"
 
 
 def test_verdict_of_other_bits_with_equal_rounds_is_within():

@@ -17,6 +17,7 @@ from fedpatch.simulator.paper.comparison import (
     Comparison,
     compare,
     count,
+    format_entry,
     legend,
     markdown,
     rich_table,
@@ -25,7 +26,7 @@ from fedpatch.simulator.paper.comparison import (
 )
 from fedpatch.simulator.paper.experiments import cells_of, select_cells
 from fedpatch.simulator.paper.results import Results
-from tests.simulator.fake_simulation import result
+from tests.simulator.fake_simulation import diverged_result, result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")  # 21 in the paper
 (CROSSED,) = select_cells("table2", "mnist/fedavg/stats/W200/C1.0")  # X in the paper
@@ -147,6 +148,20 @@ def test_cells_of_a_figure_are_summarised_by_user_accuracy():
         *("fedavg", "affine", "0.968", "(0.968)", "-"),
     ]
     assert "in brackets of the best round" in legend([of(CURVE, None)])
+
+
+def test_training_that_diverges_is_not_a_round_of_a_figure():
+    cell = cells_of("fig5")[0]
+    assert format_entry(Comparison(cell, (diverged_result(cell, 0, 3),))) == "div."
+    whole = Comparison(cell, (result(cell, 0, None),))
+    assert format_entry(replace(whole, results=(*whole.results, diverged_result(cell, 1, 3)))) == format_entry(whole)
+
+
+def test_training_that_diverges_does_not_reach_the_target():
+    (cell,) = select_cells("table2", "mnist/fedavg/stats/W200/C1.0")
+    assert Comparison(cell, (diverged_result(cell, 0, 3),)).within
+    mixed = Comparison(cell, (diverged_result(cell, 0, 3), result(cell, 1, 20)))
+    assert (mixed.ours(), mixed.diverged) == ("X (1 of 2: 20)", 1)
 
 
 def test_a_terminal_shows_agreement_in_colour():

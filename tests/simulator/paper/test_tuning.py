@@ -12,7 +12,7 @@ from fedpatch.simulator.paper.results import Attempt, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
 from fedpatch.simulator.spec.study import Study
-from tests.simulator.fake_simulation import Player, result
+from tests.simulator.fake_simulation import Player, diverged_result, result
 
 (CELL,) = select_cells("tuned", "mnist/fedadam/affine/W400/C1.0")  # 27 in the paper
 TRIALS = rate_cells(CELL)
@@ -76,6 +76,19 @@ def test_choose_rates_without_a_trial_that_reaches_the_target_takes_the_highest_
     assert choose_rates(CELL, results).rates == TRIALS[0].rates
     results.write(TRIALS[2], TUNING_SEED, result(TRIALS[2], TUNING_SEED, 30))
     assert choose_rates(CELL, results).rates == TRIALS[2].rates
+
+
+def test_choose_rates_leaves_out_rates_with_which_training_diverges(results):
+    results.write(TRIALS[0], TUNING_SEED, diverged_result(TRIALS[0], TUNING_SEED, 30))
+    assert choose_rates(CELL, results) == CELL
+    results.write(TRIALS[1], TUNING_SEED, result(TRIALS[1], TUNING_SEED, None))
+    assert choose_rates(CELL, results).rates == TRIALS[1].rates
+
+
+def test_run_tuned_with_trials_that_all_diverge_leaves_the_cell_uncomputed(results):
+    for trial in TRIALS:
+        results.write(trial, TUNING_SEED, diverged_result(trial, TUNING_SEED, 0))
+    assert run_tuned([CELL], range(1), results, Attempt(), simulate=Player()) == Sum(len(TRIALS), 0)
 
 
 def test_a_trial_of_the_grid_is_a_cell_with_its_rates_in_its_name(results):
