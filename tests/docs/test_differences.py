@@ -123,13 +123,25 @@ def test_results_of_the_published_code_are_told_apart_by_the_way_it_ran(store):
     assert found == {"cpu": [21], "gpu": [14, 16], "corrected": [12]}
 
 
-def test_training_that_diverges_in_the_first_round_is_counted(store):
+@pytest.mark.parametrize(("rounds", "experiment"), [(60, "published code"), (100, "**none**")])
+def test_the_published_code_as_on_a_gpu_is_an_experiment(store, rounds, experiment):
+    for seed in range(3):
+        store.write(ALL, seed, result(ALL, seed, None))
+    curve = [0.5] * (rounds + 1)
+    on_cpu = PublishedCell(ALL.name, 0, None, [0.5] * 101, 1.0)
+    write_published(store, [on_cpu, PublishedCell(ALL.name, 0, rounds, curve, 1.0, copied=True)])
+    (one,) = compare(store, [ALL])
+    assert differences.agreeing_experiment(store, one) == experiment
+    assert f"| {rounds} |" in differences.differing_table(store)
+
+
+def test_training_that_diverges_is_counted(store):
     cells = select_cells("table2", "mnist/fedadam/all")
     for cell, rounds in zip(cells, (0, 2), strict=False):
         store.write(cell, 0, diverged_result(cell, 0, rounds))
     store.write(cells[2], 0, result(cells[2], 0, None))
     assert differences.outcome(store.read(cells[0], 0)) == "div."
-    assert differences.diverging(compare(store, cells)) == "1 of 3"
+    assert differences.diverging(compare(store, cells)) == "2 of 3 trials, in 1 in the first round"
 
 
 @pytest.mark.parametrize(
