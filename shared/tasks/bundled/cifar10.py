@@ -162,7 +162,7 @@ TASK = Task(
     loss=cross_entropy,
     metric=accuracy,
     batch_size=20,
-    learning_rates={"fedavg": 0.1, "fedadam": 0.3, "fedavg-adam": 0.003},
+    learning_rates={"fedavg": 0.1, "fedadam": 0.1, "fedavg-adam": 0.003},
     server_learning_rates={"fedadam": 0.01},
     demo_data="shard:{index}/{count},validation=0.1",
     load_many=load_many,
