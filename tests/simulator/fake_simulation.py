@@ -28,7 +28,7 @@ def result(cell: Cell, seed: int, needed: int | None) -> Result:
 
 
 def diverged_result(cell: Cell, seed: int, rounds: int) -> Result:
-    """That of a cell whose training diverged after `rounds` rounds."""
+    """Return the result of a cell whose training diverged after `rounds` rounds."""
     study = study_of(cell, seed)
     outcome = Outcome(study, points_of(study, None)[: rounds + 1], False)
     return result_of(cell, outcome, Attempt(), STARTED_AT, diverged="client 3: a loss of nan")
