@@ -25,7 +25,10 @@ from tests.coordinator.effect_runners import Bench
 Mark = Callable[..., None]
 
 ROUNDS = 2
-TERMS: dict[str, Any] = {"rounds": ROUNDS, "quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
+_DAY_S = 86_400.0
+# A disk is tried minutes after it was recorded; the open round must not be over by then.
+_NEVER_LATE: dict[str, Any] = {"deadline_s": _DAY_S, "grace_s": _DAY_S, "recruit_deadline_s": _DAY_S / 2}
+TERMS: dict[str, Any] = {"rounds": ROUNDS, "quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1} | _NEVER_LATE
 VALUES = {"a": 0.1, "b": 0.7}
 FLEET = "demo"
 
