@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         host = Host(options.arch, python, tuple(options.needed), tuple(options.pip_args.split()))
         libraries[host.kind] = _libraries(host, libraries.get(host.kind), out)
     version = wheel.name.split("-")[1]
-    told = {"version": version, "wheel": wheel.name, "sha256": _sha256(wheel), "libraries": libraries}
-    _write(out / MANIFEST, json.dumps(told, indent=1) + "\n")
+    described = {"version": version, "wheel": wheel.name, "sha256": _sha256(wheel), "libraries": libraries}
+    _write(out / MANIFEST, json.dumps(described, indent=1) + "\n")
     print(f"{out / MANIFEST}: fedpatch {version} for {', '.join(sorted(libraries))}")  # noqa: T201
 
 

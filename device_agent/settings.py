@@ -178,7 +178,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     @property
     def tells_metrics(self) -> bool:
-        """True if somebody wants to read this device's metrics."""
+        """True if this device's metrics are served or written."""
         return self.metrics is not None or self.metrics_textfile is not None
 
     def check(self) -> list[tuple[str, ...]]:

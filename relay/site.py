@@ -113,7 +113,7 @@ class Site:
         on_fault: Called, in the site's thread, where the site's coordinator cannot go on.
 
     Attributes:
-        summary: The site as the agent was last told of it.
+        summary: The site as the agent last received it.
         tells_members: Whether the parent of the request in hand knows `members` of a report; the agent's limits set it.
         busy: Whether the agent has a job; its policy sets it. Meanwhile the figures of the presence only grow: the parent
             refuses an update of more devices and examples than the relay has registered.

@@ -226,7 +226,7 @@ def _progress_stream() -> Iterator[TextIO]:
 
 
 class _Watch:
-    """Shows every point, and says so where a study goes on: then it has points before it is first asked whether to stop."""
+    """Shows every point, and that a study is resumed: then it receives points before the first call of `stopped`."""
 
     def __init__(self, progress: StudyProgress, stopped: Callable[[], bool]) -> None:
         self._progress = progress

@@ -107,7 +107,7 @@ class ModelChunks:
 
 
 class LightDevice:
-    """One device. `events` gets what its link says; the thread that owns the device hands it to `handle`, and calls `tick`.
+    """One device. `events` receives the link's events; the thread of the device hands them to `handle`, and calls `tick`.
 
     With `ca_file` it fetches models by URL, from servers whose certificate is of that CA.
     """

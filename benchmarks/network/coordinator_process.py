@@ -3,7 +3,7 @@
     python -m benchmarks.network.coordinator_process SETTINGS        (JSON: names and values of `fedpatch run`'s options)
 
 Nothing of the run is replaced. Between the record of a round, when it is on the disk, and the publishing of the next model the
-coordinator's thread waits for a line, which says how many rounds to play. The first round is played unasked.
+coordinator's thread waits for a line with the number of rounds to run. The first round runs without a line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rounds of Flower's deployment engine: `python -m benchmarks.peers.flower_deployment CLIENTS SHAPES`.
 
 One SuperLink, CLIENTS SuperNodes and the app of flower_app, all with Flower's defaults but for ports of their own and no TLS.
-SHAPES is JSON: the shapes of the model's tensors. After the first round it says which processes coordinate (SuperLink and
-ServerApp); then it plays a round for each line on stdin.
+SHAPES is JSON: the shapes of the model's tensors. After the first round it prints the numbers of the processes that
+coordinate (SuperLink and ServerApp); then it runs a round for each line on stdin.
 """
 
 from __future__ import annotations

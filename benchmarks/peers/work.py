@@ -1,6 +1,6 @@
 """Input of a peer's program: the folder that benchmarks.support.work.write_work filled; stdin and stdout.
 
-The program says `ready` when it has warmed up. Then, for each line on stdin, it plays one round and answers with the round's
+The program prints `ready` when it has warmed up. Then, for each line on stdin, it runs one round and answers with the round's
 mean training loss as JSON (null where the simulator has none). It ends when stdin does.
 """
 

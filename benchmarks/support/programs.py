@@ -1,7 +1,7 @@
-"""Contestants that are programs of their own: one plays so many rounds for each line that it is sent.
+"""Contestants that are programs of their own: one runs so many rounds for each line that it is sent.
 
-The program says something in JSON, on a line of its own, when it has warmed up. For each line on stdin it does its work and
-answers with one line of JSON. It ends when stdin does. Lines that are not JSON are somebody's chatter.
+The program prints a line of JSON when it has warmed up. For each line on stdin it does its work and
+answers with one line of JSON. It ends when stdin does. Lines that are not JSON are output of its libraries, and are skipped.
 """
 
 from __future__ import annotations

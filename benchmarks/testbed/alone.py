@@ -1,7 +1,7 @@
 """A device that learns alone: `python -m benchmarks.testbed.alone TASK DATA ROUNDS`, for the testbed's "Independent".
 
-It says `ready` when its data are loaded, begins when a line comes on its standard input, and prints the seconds of each round:
-the same passes over the data, and the same measuring of user accuracy, as in a round of a federation; no messages.
+It prints `ready` when its data are loaded, begins when a line comes on its standard input, and prints the seconds of each
+round: the same passes over the data, and the same measuring of user accuracy, as in a round of a federation; no messages.
 """
 
 from __future__ import annotations

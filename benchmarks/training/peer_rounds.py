@@ -14,7 +14,7 @@ PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 @dataclass(frozen=True)
 class Peer:
-    """A simulator of somebody else's, and the program that plays rounds in it."""
+    """Another project's simulator, and the program that runs rounds in it."""
 
     name: str
     what: str
@@ -29,7 +29,7 @@ PEERS = (
 
 
 class PeerRounds:
-    """A program that plays one round for each line that it is sent (benchmarks.peers.work says how)."""
+    """A program that runs one round for each line that it is sent, as benchmarks.peers.work describes."""
 
     def __init__(self, peer: Peer, python: Path, work_folder: Path, processes: int) -> None:
         line: list[str | Path] = [python, "-m", peer.module, work_folder, str(processes)]

@@ -1,4 +1,4 @@
-"""One process that predicts, with torch or with onnxruntime, and says how long that took and how much memory.
+"""One process that predicts, with torch or with onnxruntime, and prints the time and the memory that it took.
 
     python -m benchmarks.training.prediction_process torch|onnxruntime DIRECTORY
 

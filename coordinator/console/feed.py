@@ -1,7 +1,7 @@
 """The thread that reads: the registry of a state directory, and the status messages of the coordinator.
 
-The registry is opened to read only. SQLite's data_version says at each look whether another process has changed it, so an
-idle console reads nothing else.
+The registry is opened to read only. SQLite's data_version shows whether another process has changed it, so a poll
+without a change reads nothing else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("fedpatch.console")
 class RegistryReader:
     """The runs, rounds and devices in the registry of a state directory, as a snapshot.
 
-    The file may come later, be replaced or be damaged: then the last content stays, and `problem` says why.
+    The file may come later, be replaced or be damaged: then the last content stays, and `problem` has the reason.
 
     Args:
         state_dir: The state directory.

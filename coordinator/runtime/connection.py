@@ -63,7 +63,7 @@ class EventQueue:
         queue: Holds the events.
 
     Attributes:
-        ending: Set once an event that ends the run is put: nobody waits long for a store or a database from then on.
+        ending: Set once an event that ends the run is put: from then on no thread waits long for a store or a database.
     """
 
     def __init__(

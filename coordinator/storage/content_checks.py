@@ -92,7 +92,7 @@ def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
         run, records = known.run, known.records
         directory = state_dir / RUNS / run.id
         if not directory.is_dir():
-            continue  # somebody deleted it, or it was never begun
+            continue  # the directory was deleted, or the run has not begun
         yield from _journal_problems(known, directory / FILE, rebuild_hint(path))
         try:
             blobs = run_blobs(run.settings, directory, run.epoch)

@@ -2,9 +2,9 @@
 
     RUN/epoch-000007/checkpoint-000012.fp ...
 
-A leader copies the folder of its predecessor into its own and then writes its epoch into the row of the run, which says from
-then on where the state is. So no process reads an object of a former leader that wakes up, and the store need not refuse it:
-not every S3 server knows conditional requests. A run that is resumed without standbys moves back to `RUN/`.
+A leader copies the folder of its predecessor into its own and then writes its epoch into the row of the run, which from
+then on names the folder of the state. So no process reads an object of a former leader that wakes up, and the store need not
+refuse it: not every S3 server knows conditional requests. A run that is resumed without standbys moves back to `RUN/`.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Registry(Tables):
         Args:
             fleet: Name of the fleet.
             epoch: Epoch of a leader with standbys: its changes raise LeadershipLost once a later one has begun.
-            ending: Set when the process shall end: nobody waits long for a lost connection from then on.
+            ending: Set when the process shall end: from then on no thread waits long for a lost connection.
 
         Raises:
             UsageError: Another one is at work.

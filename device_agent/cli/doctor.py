@@ -189,7 +189,7 @@ def _running_agent(directory: Path) -> str:
 def _loading(
     settings: AgentSettings, identity: Identity, checkup: Checkup
 ) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]]]:
-    """The training process at work, and what it says."""
+    """The training process at work, and the queue of its events."""
     checkup.say(f"loading task {settings.task} with data {settings.data} (torch takes its time)")
     answers: SimpleQueue[TrainerEvent] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="fedpatch-doctor-") as nowhere:

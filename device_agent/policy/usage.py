@@ -39,7 +39,7 @@ LOCALTIME = Path("/etc/localtime")
 def local_now(localtime: Path = LOCALTIME) -> datetime:
     """Now, aware. The zone is $TZ or what `localtime` holds; it is read each time, as a device may travel.
 
-    Where neither has it, the offset of this moment stands in, which knows of no changes.
+    Where neither names a zone, the present offset is used, without changes to or from summer time.
     """
     zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
     return datetime.now(UTC).astimezone(zone)

@@ -369,7 +369,7 @@ class EffectRunner:
         try:
             try:
                 version = models.publish(key.task, key.run, key.round)
-            except UsageError:  # somebody rolls back, which takes moments
+            except UsageError:  # the owner rolls back meanwhile, which takes moments
                 time.sleep(LOCK_PAUSE_S)
                 version = models.publish(key.task, key.run, key.round)
         except FedpatchError as error:

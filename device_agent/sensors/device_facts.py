@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Confidence(StrEnum):
-    """Confidence of a fact: measured, usual (no source says otherwise), or unknown."""
+    """Confidence of a fact: measured, usual (no source differs), or unknown."""
 
     MEASURED = "measured"
     ASSUMED = "assumed"

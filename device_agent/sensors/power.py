@@ -296,7 +296,7 @@ _MAX_ANSWER_BYTES = 4096
 def read_supplies(tree: SysFs) -> Power:
     """Read /sys/class/power_supply, and systemd-ac-power where batteries leave it open. Raises FactUnavailable, OSError."""
     if not tree.exists("sys/class"):
-        raise FactUnavailable("there is no /sys/class here, so nothing says what feeds this device")
+        raise FactUnavailable("there is no /sys/class here, so the power source of this device is unknown")
     found = (
         parse_supply(name, {one: text for one in ATTRIBUTES if (text := tree.text(f"{_SUPPLIES}/{name}/{one}"))})
         for name in tree.names(_SUPPLIES)

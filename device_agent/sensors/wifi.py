@@ -158,7 +158,7 @@ class _Bus:
                 raise FactUnavailable("the message bus has hung up")
             received += len(piece)
             self._parser.add_data(piece)
-        raise FactUnavailable("the message bus says too much")
+        raise FactUnavailable("the message bus sends too many bytes")
 
     def _left_s(self) -> float:
         left_s = self._deadline - time.monotonic()
@@ -200,12 +200,12 @@ def read_network(tree: SysFs, ask: Callable[[str, bool], NmState], interface: st
     try:
         state = ask(interface, wireless)
     except FactUnavailable as error:
-        # Who is there and silent may know better than what is usual.
+        # A manager that is there but does not answer may know better than the usual value.
         metered = usual_metering(link) if isinstance(error, NoManager) else Fact[bool].unknown(str(error))
         return Network(_name_without(tree, interface, str(error)) if wireless else no_name, metered)
     if state.ssid is not None:
         return Network(Fact(state.ssid, "NetworkManager"), reported_metering(state.metered, link))
-    if wireless:  # it may leave this interface to somebody else, such as wpa_supplicant
+    if wireless:  # it may leave this interface to another program, such as wpa_supplicant
         no_name = _name_without(tree, interface, f"NetworkManager knows no network that {interface} has joined")
     return Network(no_name, reported_metering(state.metered, link))
 

@@ -162,7 +162,7 @@ def _section(path: Sequence[str], command: Any, shared: Mapping[str, _Option]) -
 
 
 def _about(text: str, *, short: bool) -> str:
-    """The help of a command; `short` leaves out what its guide says, all but the first paragraph and exit codes."""
+    """The help of a command; `short` keeps the first paragraph and the exit codes; its guide has the rest."""
     first, _, rest = (" ".join(part.split()) for part in text.partition("\n\n"))
     if short:
         rest = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z])", rest) if "xit code" in one)

@@ -1,8 +1,8 @@
 """Check of a broker's access rules for write and read, with empty messages only.
 
-With MQTT 5 a broker says in its acknowledgement that a message was refused, so what a side may write is simply tried. What
-it may read shows by a delivery, for which somebody has to write: the doctor itself, where the broker lets it. A message
-that was taken, and is not delivered to a subscriber, means that a rule for reading is missing.
+With MQTT 5 a broker reports in its acknowledgement that a message was refused, so the rules for writing are simply tried. The
+rules for reading show by a delivery, for which a client has to write: the doctor itself, where the broker permits it. A message
+that was accepted, but not delivered to a subscriber, means that a rule for reading is missing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AclParty:
         )
 
     def presence_filters(self) -> tuple[str, ...]:
-        """Where the other side says that it is there; on a device also where an agent of its name would."""
+        """The topics where the other side publishes its presence; on a device also that of an agent of its name."""
         if self.party == "coordinator":
             return (self.rule("device_state"), topics.coordinator_state(self.fleet))
         return (topics.coordinator_state(self.fleet), topics.device_state(self.fleet, self.device))

@@ -35,7 +35,7 @@ def check_holder(files: TlsFiles, fleet: str, part: str, name: str = "") -> None
 def check_own_certificate(settings: BrokerSettings, part: str, name: str, checkup: Checkup) -> None:
     """Check `certificate`: key and certificate belong together, their owner, permissions of the key, and the dates.
 
-    There is no finding without a certificate, for a broker that requires one says so itself.
+    There is no finding without a certificate: a broker that requires one refuses the connection.
 
     Args:
         settings: Settings of the connection.

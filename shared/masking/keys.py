@@ -4,7 +4,7 @@ X25519 (RFC 7748) agrees on keys between two members, HKDF-SHA256 (RFC 5869) wit
 box keys from them, and ChaCha20-Poly1305 (RFC 8439) seals the boxes. A key that two members agree on serves one group only, for
 the context is in each derivation.
 
-`cryptography` does all of it, and is imported where it is used: `is_available` says whether it is installed.
+`cryptography` does all of it, and is imported where it is used: `is_available` returns whether it is installed.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class ModelMetadata:
     nothing was measured.
 
     `source` is the kind of a personal model: FEDERATED, or ALONE for one that the device trained on its own data only, which
-    was better on validation data; `reason` says why in words. `candidates` are the validation accuracies that were compared,
-    by source, and that of the `previous` model. `int8` describes the int8 model beside it; None without one.
+    was better on validation data; `reason` is the reason in words. `candidates` are the validation accuracies that were
+    compared, by source, and that of the `previous` model. `int8` describes the int8 model beside it; None without one.
 
     `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
     must apply to raw inputs (None: there is none), `inputs` how the training inputs were, after it. Both are computed from the

@@ -110,7 +110,7 @@ class Manifest:
         raw_bytes: Size of the blob when decompressed.
         schema: Digest of the schema of its tensors.
         url: Where the blob can be fetched too, of a request to a device with URL_FEATURE. It may hold a signature, so it is in
-            no log. Two manifests are equal without it: it says where a blob is, and not which.
+            no log. It is not compared: it is the place of a blob, not its identity.
     """
 
     digest: Digest
@@ -453,7 +453,7 @@ class DeviceState:
     """Retained presence and capabilities of a device.
 
     Attributes:
-        online: Whether the device is connected; its last will says False.
+        online: Whether the device is connected; its last will has False.
         boot: New at each start of the agent.
         version: Version of fedpatch.
         tasks: Tasks that the device can train.

@@ -24,7 +24,7 @@ Turn = tuple[int, int]
 
 
 class MinibatchStream:
-    """The batches of device_agent.training.batches, for clients of `num_examples` examples; `plan` says how many."""
+    """The batches of device_agent.training.batches, for clients of `num_examples` examples; size and number as in `plan`."""
 
     def __init__(self, plan: TrainPlan, num_examples: Sequence[int], batches_per_step: int) -> None:
         self._plan, self._num_examples, self._batches_per_step = plan, num_examples, batches_per_step

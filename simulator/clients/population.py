@@ -28,8 +28,8 @@ from fedpatch.simulator.clients.patches import shared
 from fedpatch.simulator.spec.data_template import data_specs
 
 _MANY = 10_000
-"""From so many clients on, the first one's data are asked for before the others' specs are written: a task without so many
-shares says so at once."""
+"""From so many clients on, the first one's data are loaded before the others' specs are written: a task without so many
+shares raises its error at once."""
 
 
 @dataclass(frozen=True)

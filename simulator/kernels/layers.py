@@ -39,8 +39,8 @@ class Layer:
     `params`, `grads` and `buffers` are views into storage of the model, set by its owner; by the names that the
     module gives them. `order`: the axes of the weight in the order in which they are to be stored; none: as they are. With
     `learning_rate` None the gradient is stored, else applied. `first` is True for the layer
-    whose input is data: the result of its `backward` is unused. `spare_output` says whether the next layer may put its
-    own output in the place of this one's, `in_place` whether this layer does so with the output of the one before.
+    whose input is data: the result of its `backward` is unused. `spare_output`: whether the next layer may put its
+    own output in the place of this one's; `in_place`: whether this layer does so with the output of the one before.
     """
 
     first = False

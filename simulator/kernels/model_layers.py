@@ -46,7 +46,7 @@ def layers_of(model: nn.Module) -> list[Layer] | None:
 
 
 def _sequence(prefix: str, model: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
-    # named_children() would leave out a module that stands in a second place.
+    # named_children() would leave out a module that is used a second time.
     for name, module in zip(model._modules, model, strict=True):
         if type(module) is nn.Sequential:
             yield from _sequence(f"{prefix}{name}.", module)

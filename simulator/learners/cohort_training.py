@@ -64,7 +64,7 @@ def train_chunk(learner: Learner, members: Sequence[CohortMember]) -> list[float
     for one in members:
         try:
             loss = learner.train(one.client, one.first_batch, one.weight)
-        except UpdateRefused as error:  # as the device says it, which knows no number
+        except UpdateRefused as error:  # a device's own text, which has no client number
             raise UpdateRefused(error.reason, f"client {one.client}: {error}") from error
         if not math.isfinite(loss):
             raise UpdateRefused(

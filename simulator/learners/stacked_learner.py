@@ -206,7 +206,7 @@ def _along(per_client: Tensor, value: Tensor) -> Tensor:
 
 @contextmanager
 def _task_errors(task: Task) -> Iterator[None]:
-    """Say what is wrong where torch says that a model or a batch cannot be computed in stacks."""
+    """Raise an error with the remedy where torch cannot compute a model or a batch in stacks."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:

@@ -30,7 +30,7 @@ from fedpatch.simulator.paper.experiments import (
     study_of,
 )
 from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
-from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Result, Results, measured_seeds, read_json
+from fedpatch.simulator.paper.results import UNFINISHED, Result, ResultOrigin, Results, measured_seeds, read_json
 from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
 from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, name_processor, worker_count
@@ -91,13 +91,13 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     if markdown and as_json:
         raise UsageError("--markdown and --json are two forms of one comparison; leave one of them out")
     processor = name_processor(device_name(device))
-    sitting = Attempt(worker_count(workers), device, _command_line(), source_commit(), processor)
+    origin = ResultOrigin(worker_count(workers), device, _command_line(), source_commit(), processor)
     if which in MEASURED:
         if cells is not None or markdown or device != "cpu":
             raise UsageError(
                 f"{which} is a measurement on the CPU, and a picture; leave out --cells, --markdown and --device"
             )
-        measure = None if summary else partial(_measure, which, results, rounds, sitting)
+        measure = None if summary else partial(_measure, which, results, rounds, origin)
         _draw_measured(which, results, range(seeds), measure, as_json=as_json)
         return
     if rounds is not None:
@@ -107,12 +107,12 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         if markdown:
             raise UsageError("check prints a table or JSON; leave out --markdown")
         again = Results(folder_of(results, processor))
-        raise typer.Exit(_check(cells, range(seeds), (store, again), None if summary else sitting, as_json=as_json))
+        raise typer.Exit(_check(cells, range(seeds), (store, again), None if summary else origin, as_json=as_json))
     chosen = select_cells(which, cells)
     if which == "fig5":
         require_matplotlib()
     chosen_seeds = (TUNING_SEED,) if which in TRIALS else range(seeds)
-    exit_code = 0 if summary else _compute(chosen, chosen_seeds, store, sitting)
+    exit_code = 0 if summary else _compute(chosen, chosen_seeds, store, origin)
     if which == "tuned":
         chosen = tuple(choose_rates(one, store) for one in chosen)
     _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
@@ -124,13 +124,13 @@ def _command_line() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitting: Attempt) -> int:
+def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, origin: ResultOrigin) -> int:
     """Exit code."""
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
         with stoppable(STOPPING) as stopped, ProgressPrinter(plain=plain) as watcher:
             run = run_tuned if chosen[0].where == "tuned" else run_paper
-            total = run(chosen, seeds, store, sitting, watcher=watcher, stopped=stopped)
+            total = run(chosen, seeds, store, origin, watcher=watcher, stopped=stopped)
     except KeyboardInterrupt:
         say(_how_to_go_on(store))
         raise
@@ -145,11 +145,11 @@ def _check(
     patterns: str | None,
     seeds: Sequence[int],
     stores: tuple[Results, Results],
-    sitting: Attempt | None,
+    origin: ResultOrigin | None,
     *,
     as_json: bool,
 ) -> int:
-    """Compute cells again, unless `sitting` is None, and print the comparison; return the exit code.
+    """Compute cells again, unless `origin` is None, and print the comparison; return the exit code.
 
     `stores` are the recorded results and those of this processor.
     """
@@ -161,9 +161,9 @@ def _check(
     recorded, again = stores
     require_recorded(cells, seeds, recorded)
     exit_code = 0
-    if sitting is not None:
-        discard_stale(cells, seeds, again, sitting)
-        exit_code = _compute(cells, seeds, again, sitting)
+    if origin is not None:
+        discard_stale(cells, seeds, again, origin)
+        exit_code = _compute(cells, seeds, again, origin)
     found = rechecks(cells, seeds, recorded, again)
     if as_json:
         print_json({"cells": [one.to_dict() for one in found]})
@@ -299,14 +299,14 @@ def _draw_measured(
     typer.echo(json.dumps({"pictures": pictures}) if as_json else "\n".join(pictures))
 
 
-def _measure(which: str, folder: Path, rounds: int | None, sitting: Attempt, seed: int) -> dict[str, Any]:
+def _measure(which: str, folder: Path, rounds: int | None, origin: ResultOrigin, seed: int) -> dict[str, Any]:
     """Measures and saves it, below `folder`."""
     from fedpatch.simulator.paper.inspection import run_fig3, run_fig4
 
     run = {"fig3": run_fig3, "fig4": run_fig4}[which]
-    origin = {"command": sitting.command, "commit": sitting.commit, "processor": sitting.processor}
+    named = {"command": origin.command, "commit": origin.commit, "processor": origin.processor}
     with interruptible():
-        return run(folder, seed, rounds, say, origin)
+        return run(folder, seed, rounds, say, named)
 
 
 def _read_measured(path: Path) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def study_of(cell: Cell, seed: int) -> Study:
 
 
 def in_order(cells: Iterable[Cell], seeds: Sequence[int]) -> list[tuple[Cell, int]]:
-    """Every cell with every seed: the first seed of all cells before the second of any, and cheap cells before dear ones."""
+    """Every cell with every seed: the first seed of all cells before the second of any, and quick cells before slow ones."""
     by_cost = sorted(cells, key=_cost)
     return [(cell, seed) for seed in seeds for cell in by_cost]
 

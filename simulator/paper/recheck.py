@@ -14,7 +14,7 @@ from typing import Any
 
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.paper.experiments import Cell
-from fedpatch.simulator.paper.results import Attempt, Result, Results
+from fedpatch.simulator.paper.results import Result, ResultOrigin, Results
 
 RELATIVE_SPREAD = 0.25
 SPREAD_ROUNDS = 3
@@ -89,12 +89,12 @@ def require_recorded(cells: Sequence[Cell], seeds: Sequence[int], recorded: Resu
                 )
 
 
-def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, sitting: Attempt) -> None:
+def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, origin: ResultOrigin) -> None:
     """Delete new results of another commit, and those whose commit is unknown: they say nothing about this code."""
     for cell in cells:
         for seed in seeds:
             found = again.read(cell, seed)
-            if found is not None and (found.commit is None or found.commit != sitting.commit):
+            if found is not None and (found.commit is None or found.commit != origin.commit):
                 again.path(cell, seed).unlink()
 
 

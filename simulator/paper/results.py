@@ -74,8 +74,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """Processes, device (as torch names it), command, commit and processor that results are computed with."""
+class ResultOrigin:
+    """Number of processes, device (as torch names it), command, commit and processor that results are computed with."""
 
     workers: int = 1
     device: str = "cpu"
@@ -85,7 +85,7 @@ class Attempt:
 
 
 def result_of(
-    cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str, *, diverged: str | None = None
+    cell: Cell, outcome: Outcome, origin: ResultOrigin, started_at: str, *, diverged: str | None = None
 ) -> Result:
     """Return the stored values of a simulation of `cell` that is complete, or that ended with the error `diverged`."""
     points = outcome.points
@@ -100,13 +100,13 @@ def result_of(
         p10=tuple(round(one.p10, _OTHER_DIGITS) for one in points),
         train_loss=tuple(_rounded_loss(one.train_loss) for one in points[1:]),
         started_at=started_at,
-        command=sitting.command,
-        workers=sitting.workers,
-        device=sitting.device,
+        command=origin.command,
+        workers=origin.workers,
+        device=origin.device,
         fedpatch=__version__,
         versions=outcome.versions,
-        commit=sitting.commit,
-        processor=sitting.processor,
+        commit=origin.commit,
+        processor=origin.processor,
         diverged=diverged,
     )
 

@@ -1,4 +1,4 @@
-"""Computes the missing cells of the paper one after the other, cheap ones first, and none twice.
+"""Computes the missing cells of the paper one after the other, quick ones first, and none twice.
 
 A simulation that is interrupted is saved and goes on from there the next time. Several processes may work on the same
 results at once: each cell and seed is claimed by a lock on a file.
@@ -16,14 +16,14 @@ from typing import Protocol
 
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.simulator.paper.experiments import Cell, in_order, study_of
-from fedpatch.simulator.paper.results import Attempt, Result, Results, result_of
+from fedpatch.simulator.paper.results import Result, ResultOrigin, Results, result_of
 from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 _NOTE_EVERY_S = 20.0
 
 
 class Simulate(Protocol):
-    """`fedpatch.simulator.experiment.simulation.simulate`, or what stands in for it."""
+    """The type of `fedpatch.simulator.experiment.simulation.simulate`."""
 
     def __call__(
         self,
@@ -35,17 +35,17 @@ class Simulate(Protocol):
         stopped: Callable[[], bool],
         saved: Path | None,
     ) -> Outcome:
-        """Play `study` to its end, or until `stopped()` says True between two rounds."""
+        """Run `study` to its end, or until `stopped()` returns True between two rounds."""
 
 
 class CellWatcher:
     """Receives the progress of a computation; this one ignores it."""
 
     def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
-        """A simulation begins or is taken up again, the `place`-th of `count` cells and seeds."""
+        """A simulation begins or is resumed, the `place`-th of `count` cells and seeds."""
 
     def point(self, cell: Cell, seed: int, point: Point) -> None:
-        """A round of it is completed; where it is taken up again, the rounds of before come first."""
+        """A round is completed; a resumed simulation reports its earlier rounds first."""
 
     def finished(self, cell: Cell, seed: int, result: Result) -> None:
         """Its result is on disk."""
@@ -58,8 +58,8 @@ class CellWatcher:
 class Sum:
     """Outcome of the requested cells and seeds.
 
-    `present` were finished before, `computed` now. `elsewhere` are being computed by another process, `diverged` ended
-    with an error; `left` were not finished, because the run was interrupted.
+    `present` were finished before, `computed` now. `elsewhere` are being computed by another process. In `diverged` the
+    training diverged. `left` were not finished, because the run was interrupted.
     """
 
     present: int
@@ -82,7 +82,7 @@ def run_paper(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     results: Results,
-    sitting: Attempt,
+    origin: ResultOrigin,
     *,
     watcher: CellWatcher | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -96,10 +96,10 @@ def run_paper(
         cells: Cells of the paper.
         seeds: Seeds of each.
         results: Folder of the results.
-        sitting: Processes, device and origin, which each result names.
-        watcher: Receives the progress; None: nobody does.
-        stopped: Asked between rounds; True ends the run, with the state of the simulation under way kept.
-        simulate: Plays a study; None: simulator.experiment.simulation.simulate.
+        origin: Processes and device to compute with, and command, commit and processor, which each result names.
+        watcher: Receives the progress; None: it is not reported.
+        stopped: Called between rounds; True ends the run, and the state of the current simulation is saved.
+        simulate: Runs a study; None: simulator.experiment.simulation.simulate.
 
     Returns:
         Numbers of the results by their state.
@@ -122,7 +122,7 @@ def run_paper(
                 continue
             attempt = _Attempt(cell, seed, results, watcher or CellWatcher())
             attempt.watcher.begins(cell, seed, present + index + 1, len(wanted))
-            result = attempt.play(play, sitting, stopped)
+            result = attempt.play(play, origin, stopped)
             if result is None:
                 break
             counts["computed" if result.diverged is None else "diverged"] += 1
@@ -131,14 +131,14 @@ def run_paper(
 
 
 class _Attempt:
-    """One cell with one seed, now."""
+    """The computation of one cell with one seed."""
 
     def __init__(self, cell: Cell, seed: int, results: Results, watcher: CellWatcher) -> None:
         self.cell, self.seed, self.results, self.watcher = cell, seed, results, watcher
         self._noted_at = float("-inf")
         self._points: list[Point] = []
 
-    def play(self, simulate: Simulate, sitting: Attempt, stopped: Callable[[], bool]) -> Result | None:
+    def play(self, simulate: Simulate, origin: ResultOrigin, stopped: Callable[[], bool]) -> Result | None:
         """Return the result, which is written; None where the simulation was interrupted."""
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         study, saved, diverged = study_of(self.cell, self.seed), self.results.saved(self.cell, self.seed), None
@@ -146,8 +146,8 @@ class _Attempt:
         try:
             outcome = simulate(
                 study,
-                workers=sitting.workers,
-                device=sitting.device,
+                workers=origin.workers,
+                device=origin.device,
                 on_point=self._on_point,
                 stopped=stopped,
                 saved=saved,
@@ -162,7 +162,7 @@ class _Attempt:
         if diverged is None and not outcome.complete:
             self.results.note_progress(self.cell, self.seed, max(0, len(outcome.points) - 1))
             return None
-        result = result_of(self.cell, outcome, sitting, began_at, diverged=diverged)
+        result = result_of(self.cell, outcome, origin, began_at, diverged=diverged)
         self.results.write(self.cell, self.seed, result)
         if diverged is None:
             self.watcher.finished(self.cell, self.seed, result)

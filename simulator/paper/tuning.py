@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, rate_cells
-from fedpatch.simulator.paper.results import Attempt, Result, Results
+from fedpatch.simulator.paper.results import Result, ResultOrigin, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
 
 
@@ -41,14 +41,14 @@ def _rank(result: Result) -> tuple[bool, float]:
     return False, result.rounds_to_target
 
 
-def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, sitting: Attempt, **hooks: Any) -> Sum:
+def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, origin: ResultOrigin, **hooks: Any) -> Sum:
     """Compute the cells with `seeds`, each after the trials of its learning rates.
 
     Args:
         cells: Cells of the table `tuned`.
         seeds: Seeds to report; TUNING_SEED is not one of them.
         results: The folder of results; finished ones are kept.
-        sitting: The processes and the device to compute with.
+        origin: Processes and device to compute with; each result names it.
         hooks: `watcher`, `stopped` and `simulate` of `run_paper`.
 
     Returns:
@@ -56,7 +56,7 @@ def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, sit
     """
 
     def play(some: Sequence[Cell], by: Sequence[int]) -> Sum:
-        return run_paper(some, by, results, sitting, **hooks)
+        return run_paper(some, by, results, origin, **hooks)
 
     total = Sum(0, 0)
     for cell, _ in in_order(cells, (TUNING_SEED,)):

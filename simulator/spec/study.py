@@ -271,7 +271,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Computing time of all points, over all the sittings it took."""
+        """Computing time of all points, in seconds, those before an interruption included."""
         return math.fsum(one.seconds for one in self.points)
 
     def to_frame(self) -> DataFrame:

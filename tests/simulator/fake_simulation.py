@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedpatch.simulator.paper.experiments import Cell, study_of
-from fedpatch.simulator.paper.results import Attempt, Result, result_of
+from fedpatch.simulator.paper.results import Result, ResultOrigin, result_of
 from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 STATE_FILE = "rounds"
@@ -24,14 +24,14 @@ def points_of(study: Study, needed: int | None) -> tuple[Point, ...]:
 def result(cell: Cell, seed: int, needed: int | None) -> Result:
     """That of a cell that took `needed` rounds."""
     study = study_of(cell, seed)
-    return result_of(cell, Outcome(study, points_of(study, needed), True), Attempt(), STARTED_AT)
+    return result_of(cell, Outcome(study, points_of(study, needed), True), ResultOrigin(), STARTED_AT)
 
 
 def diverged_result(cell: Cell, seed: int, rounds: int) -> Result:
     """Return the result of a cell whose training diverged after `rounds` rounds."""
     study = study_of(cell, seed)
     outcome = Outcome(study, points_of(study, None)[: rounds + 1], False)
-    return result_of(cell, outcome, Attempt(), STARTED_AT, diverged="client 3: a loss of nan")
+    return result_of(cell, outcome, ResultOrigin(), STARTED_AT, diverged="client 3: a loss of nan")
 
 
 class Player:

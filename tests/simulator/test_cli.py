@@ -37,7 +37,7 @@ FILES = {"curve.csv", "curve.png", "curve.svg", "outcome.json"}
 class Engine:
     """Stands in for `fedpatch.simulator.experiment.simulation.simulate`: user accuracy rises by 0.1 each round, up to `best`.
 
-    As there, the first `known` points are those of an earlier sitting.
+    As there, the first `known` points are those of an earlier process.
     """
 
     def __init__(self) -> None:

@@ -188,8 +188,8 @@ class Leadership:
                 self._proved_at = began
             except SQLAlchemyError as error:
                 if self._session is not None:
-                    said = _in_words(error)
-                    _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, said)
+                    cause = _in_words(error)
+                    _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, cause)
                 self._end_session()
             except LeadershipLost as error:
                 self._why = str(error)

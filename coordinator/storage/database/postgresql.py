@@ -1,8 +1,8 @@
 """The registry in a PostgreSQL database (13 or later), for several machines and for backups by the database's own means.
 
 Each transaction is on the server's disk when it returns (synchronous_commit). A connection that is lost is made again, for
-PATIENCE_S, and the transaction is repeated, unless the server had committed it: `pg_xact_status` says so of a COMMIT whose
-answer was lost. An advisory lock of the session lets one coordinator lead a fleet; it is taken again with the connection.
+PATIENCE_S, and the transaction is repeated, unless the server had committed it: `pg_xact_status` shows this for a COMMIT
+whose answer was lost. An advisory lock of the session lets one coordinator lead a fleet; it is taken again with the connection.
 
 With standbys the lock is in a session of its own (coordinator.storage.database.leadership), and each transaction first locks
 the row of the fleet's leader, shared, and compares its epoch. The next leader raises the epoch by an update of that row, which
@@ -113,10 +113,10 @@ class PostgresDatabase(Database):
         """Return the error with the URL and the remedy."""
         assert isinstance(raised, DBAPIError)
         state = getattr(raised.orig, "sqlstate", None) or ""
-        said = " ".join(str(raised.orig).split())
+        cause = " ".join(str(raised.orig).split())
         if state.startswith("23"):
-            return StateError(f"{self.name}: refused ({said}); what it belongs to is not in this registry")
-        return StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, UNREACHABLE)}")
+            return StateError(f"{self.name}: refused ({cause}); what it belongs to is not in this registry")
+        return StateError(f"{self.name}: cannot be used: {cause}; {_REMEDIES.get(state, UNREACHABLE)}")
 
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""
@@ -199,9 +199,9 @@ class PostgresDatabase(Database):
 
     def _reconnect(self, lost: DBAPIError) -> bool:
         """Connect again; return whether the transaction whose COMMIT had no answer was committed."""
-        said = " ".join(str(lost.orig).split())
+        cause = " ".join(str(lost.orig).split())
         if self._patience_s:
-            _log.warning("%s: the connection is lost (%s); trying again for %.0f s", self.name, said, self._patience_s)
+            _log.warning("%s: the connection is lost (%s); trying again for %.0f s", self.name, cause, self._patience_s)
         since = time.monotonic()
         # Where it stays away, the next calls do not wait again.
         patience_s, self._patience_s, self._lost = self._patience_s, 0.0, lost

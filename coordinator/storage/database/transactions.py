@@ -36,7 +36,7 @@ class Database(ABC):
     Attributes:
         name: Name of the database in messages.
         is_copy: Whether a copy has just replaced a damaged registry.
-        ending: Set when the process shall end: nobody waits long for a lost connection from then on.
+        ending: Set when the process shall end: from then on no thread waits long for a lost connection.
         failures: Errors of the database and of its disk.
         led: Epochs of the runs that are led through this connection: a later one in the registry is another coordinator's.
     """

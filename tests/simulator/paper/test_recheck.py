@@ -10,7 +10,7 @@ import pytest
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.paper.experiments import select_cells, select_named_cells
 from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
-from fedpatch.simulator.paper.results import Attempt, Results
+from fedpatch.simulator.paper.results import ResultOrigin, Results
 from tests.simulator.fake_simulation import diverged_result, result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
@@ -59,7 +59,7 @@ def test_require_recorded_names_the_command_that_computes_a_missing_cell(tmp_pat
 def test_discard_stale_keeps_new_results_of_the_present_commit_only(tmp_path: Path, made_by, now, kept):
     again = Results(folder_of(tmp_path, "Cortex-A72 (r0p3)"))
     again.write(CELL, 0, replace(result(CELL, 0, 21), commit=made_by))
-    discard_stale([CELL], [0], again, Attempt(commit=now))
+    discard_stale([CELL], [0], again, ResultOrigin(commit=now))
     assert (again.read(CELL, 0) is not None) == kept
     assert again.folder == tmp_path / "rechecks" / "cortex-a72-r0p3"
 

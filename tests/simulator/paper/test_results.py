@@ -14,7 +14,7 @@ from fedpatch.shared import __version__
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.bundled.cifar10 import ARCHIVE, JPEG75
 from fedpatch.simulator.paper.experiments import cells_of, select_cells, study_of
-from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Results, dataset_name, result_of
+from fedpatch.simulator.paper.results import UNFINISHED, ResultOrigin, Results, dataset_name, result_of
 from fedpatch.simulator.spec.study import Outcome
 from tests.simulator.fake_simulation import STARTED_AT, points_of, result
 
@@ -53,9 +53,9 @@ def test_without_a_file_there_is_no_result(results):
 
 def test_a_result_names_its_origin(results):
     """Command, commit, processor, versions, start, data and terms are in the file beside the numbers."""
-    attempt = Attempt(2, "cpu", "fedpatch simulate paper table2", "0123abc", "Cortex-A72")
+    origin = ResultOrigin(2, "cpu", "fedpatch simulate paper table2", "0123abc", "Cortex-A72")
     outcome = Outcome(study_of(CELL, 0), points_of(study_of(CELL, 0), 2), True, {"torch": "2.9"})
-    results.write(CELL, 0, result_of(CELL, outcome, attempt, STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, origin, STARTED_AT))
     values = json.loads(results.path(CELL, 0).read_text())
     named = ("cell", "commit", "dataset", "command", "fedpatch", "processor", "started_at", "workers")
     assert {name: values[name] for name in named} == {
@@ -77,7 +77,7 @@ def test_the_longest_result_is_small(results):
         for one in points_of(study_of(CELL, 0), None)
     ]
     outcome = Outcome(study_of(CELL, 0), tuple(points), True)
-    results.write(CELL, 0, result_of(CELL, outcome, Attempt(), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, ResultOrigin(), STARTED_AT))
     assert len(points) == 501
     assert results.path(CELL, 0).stat().st_size < 15_000
 
@@ -86,7 +86,7 @@ def test_a_loss_that_is_no_number_is_kept_as_absent(results):
     """Training that diverged leaves a result that any JSON reader reads."""
     points = [replace(one, train_loss=math.nan) for one in points_of(study_of(CELL, 0), 3)]
     outcome = Outcome(study_of(CELL, 0), tuple(points), True)
-    results.write(CELL, 0, result_of(CELL, outcome, Attempt(), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, ResultOrigin(), STARTED_AT))
     read = results.read(CELL, 0)
     assert read is not None
     assert read.train_loss == (None, None, None)
@@ -96,7 +96,7 @@ def test_rounding_the_curve_moves_no_target(results):
     """A user accuracy just below the target is not reached, though it is written as the target."""
     study = study_of(CELL, 0)
     points = [replace(one, user_accuracy=0.9699996) for one in points_of(study, None)]
-    results.write(CELL, 0, result_of(CELL, Outcome(study, tuple(points), True), Attempt(), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, Outcome(study, tuple(points), True), ResultOrigin(), STARTED_AT))
     read = results.read(CELL, 0)
     assert read is not None
     assert (read.rounds_to_target, read.curve[-1]) == (None, 0.97)

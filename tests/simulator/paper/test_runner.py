@@ -9,7 +9,7 @@ import pytest
 
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.simulator.paper.experiments import select_cells
-from fedpatch.simulator.paper.results import Attempt, Results
+from fedpatch.simulator.paper.results import ResultOrigin, Results
 from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
 from tests.simulator.fake_simulation import Player, points_of
 
@@ -50,7 +50,7 @@ class Stop:
 
 def test_every_missing_cell_is_computed_and_kept(results):
     player = Player()
-    done = run_paper(CELLS, range(2), results, Attempt(), simulate=player)
+    done = run_paper(CELLS, range(2), results, ResultOrigin(), simulate=player)
     assert done == Sum(present=0, computed=12)
     assert all(results.seeds(cell) == [0, 1] for cell in CELLS)
     assert [study.seed for study in player.studies] == [0] * 6 + [1] * 6
@@ -58,35 +58,35 @@ def test_every_missing_cell_is_computed_and_kept(results):
 
 
 def test_nothing_is_computed_twice(results):
-    run_paper(CELLS[:2], range(1), results, Attempt(), simulate=Player())
+    run_paper(CELLS[:2], range(1), results, ResultOrigin(), simulate=Player())
     player = Player()
-    assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(2, 4)
+    assert run_paper(CELLS, range(1), results, ResultOrigin(), simulate=player) == Sum(2, 4)
     assert len(player.studies) == 4
-    assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(6, 0)
+    assert run_paper(CELLS, range(1), results, ResultOrigin(), simulate=player) == Sum(6, 0)
 
 
 def test_runner_reports_each_cell_to_its_watcher(results):
-    run_paper(CELLS[:1], range(1), results, Attempt(), simulate=Player())
+    run_paper(CELLS[:1], range(1), results, ResultOrigin(), simulate=Player())
     diary = Diary()
-    run_paper(CELLS[:1], range(2), results, Attempt(), watcher=diary, simulate=Player(needed=2))
+    run_paper(CELLS[:1], range(2), results, ResultOrigin(), watcher=diary, simulate=Player(needed=2))
     assert diary.lines == ["2/2 mnist/fedavg/affine/W200/C0.5 1", "0", "1", "2", "-> 2"]
 
 
 @pytest.mark.parametrize("asked", range(0, 26, 5))
 def test_an_interrupted_run_goes_on_where_it_was(results, asked):
     player = Player(needed=5)
-    first = run_paper(CELLS, range(1), results, Attempt(), stopped=Stop(asked), simulate=player)
+    first = run_paper(CELLS, range(1), results, ResultOrigin(), stopped=Stop(asked), simulate=player)
     assert (first.interrupted, first.computed + first.left) == (True, 6)
-    rest = run_paper(CELLS, range(1), results, Attempt(), simulate=player)
+    rest = run_paper(CELLS, range(1), results, ResultOrigin(), simulate=player)
     assert (rest.interrupted, rest.present + rest.computed) == (False, 6)
     assert player.rounds_played == 6 * 5
     whole = Results(results.folder / "whole")
-    run_paper(CELLS, range(1), whole, Attempt(), simulate=Player(needed=5))
+    run_paper(CELLS, range(1), whole, ResultOrigin(), simulate=Player(needed=5))
     assert [results.read(cell, 0).curve for cell in CELLS] == [whole.read(cell, 0).curve for cell in CELLS]  # type: ignore[union-attr]
 
 
 def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
-    run_paper(CELLS[:1], range(1), results, Attempt(), stopped=Stop(3), simulate=Player(needed=None))
+    run_paper(CELLS[:1], range(1), results, ResultOrigin(), stopped=Stop(3), simulate=Player(needed=None))
     assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)
 
 
@@ -98,8 +98,8 @@ def test_raised_error_loses_no_result(results):
             return super().__call__(study, **given)
 
     with pytest.raises(UsageError, match="no data"):
-        run_paper(CELLS, range(1), results, Attempt(), simulate=Failing())
-    assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(2, 4)
+        run_paper(CELLS, range(1), results, ResultOrigin(), simulate=Failing())
+    assert run_paper(CELLS, range(1), results, ResultOrigin(), simulate=Player()) == Sum(2, 4)
 
 
 def test_training_that_diverges_does_not_keep_the_others_back(results):
@@ -116,14 +116,14 @@ def test_training_that_diverges_does_not_keep_the_others_back(results):
             reported.append((cell.strategy, seed, error))
 
     reported: list[tuple] = []
-    assert run_paper(CELLS, range(1), results, Attempt(), watcher=Reported(), simulate=Diverging()) == Sum(
+    assert run_paper(CELLS, range(1), results, ResultOrigin(), watcher=Reported(), simulate=Diverging()) == Sum(
         0, 4, diverged=2
     )
     assert reported == [("fedadam", 0, "fc1.weight is not finite")] * 2
     (found, *_) = (one for one in (results.read(cell, 0) for cell in CELLS) if one is not None and one.diverged)
     assert (found.diverged, found.rounds, found.rounds_to_target) == ("fc1.weight is not finite", 2, None)
     assert set(found.versions) == {"fedpatch", "python", "torch", "numpy"}
-    assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(6, 0)
+    assert run_paper(CELLS, range(1), results, ResultOrigin(), simulate=Player()) == Sum(6, 0)
 
 
 def test_a_model_that_cannot_be_measured_ends_the_run(results):
@@ -131,21 +131,21 @@ def test_a_model_that_cannot_be_measured_ends_the_run(results):
         raise UpdateRefused("not_finite", "fc1.weight is not finite")
 
     with pytest.raises(UpdateRefused):
-        run_paper(CELLS, range(1), results, Attempt(), simulate=refusing)
+        run_paper(CELLS, range(1), results, ResultOrigin(), simulate=refusing)
 
 
 def test_a_damaged_result_stops_the_run_before_it_computes(results):
-    run_paper(CELLS[-1:], range(1), results, Attempt(), simulate=Player())
+    run_paper(CELLS[-1:], range(1), results, ResultOrigin(), simulate=Player())
     results.path(CELLS[-1], 0).write_text("{")
     player = Player()
     with pytest.raises(UsageError, match="is damaged"):
-        run_paper(CELLS, range(1), results, Attempt(), simulate=player)
+        run_paper(CELLS, range(1), results, ResultOrigin(), simulate=player)
     assert player.studies == []
 
 
 def test_cell_computed_by_another_process_is_skipped(results):
     with results.claimed(CELLS[0], 0):
-        assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(0, 5, elsewhere=1)
+        assert run_paper(CELLS, range(1), results, ResultOrigin(), simulate=Player()) == Sum(0, 5, elsewhere=1)
     assert results.read(CELLS[0], 0) is None
 
 
@@ -153,7 +153,7 @@ def test_two_runs_at_once_share_the_cells(results):
     players, sums = [Player(needed=30), Player(needed=30)], []
     runs = [
         threading.Thread(
-            target=lambda player: sums.append(run_paper(CELLS, range(4), results, Attempt(), simulate=player)),
+            target=lambda player: sums.append(run_paper(CELLS, range(4), results, ResultOrigin(), simulate=player)),
             args=(player,),
         )
         for player in players

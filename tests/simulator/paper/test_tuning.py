@@ -8,7 +8,7 @@ import pytest
 
 from fedpatch.simulator.paper.comparison import compare, markdown
 from fedpatch.simulator.paper.experiments import RATE_GRID, TUNING_SEED, rate_cells, select_cells
-from fedpatch.simulator.paper.results import Attempt, Results
+from fedpatch.simulator.paper.results import ResultOrigin, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
 from fedpatch.simulator.spec.study import Study
@@ -41,7 +41,7 @@ def test_trials_have_each_rate_of_the_grid_and_end_where_a_rate_is_worse_than_th
 
 def test_run_tuned_computes_the_cell_with_the_rates_that_need_the_fewest_rounds(results):
     player = RateDependentPlayer()
-    done = run_tuned([CELL], range(2), results, Attempt(), simulate=player)
+    done = run_tuned([CELL], range(2), results, ResultOrigin(), simulate=player)
     assert done == Sum(present=0, computed=len(TRIALS) + 2)
     assert {one.seed for one in player.studies[: len(TRIALS)]} == {TUNING_SEED}
     chosen = choose_rates(CELL, results)
@@ -54,16 +54,21 @@ def test_run_tuned_computes_the_cell_with_the_rates_that_need_the_fewest_rounds(
 
 
 def test_run_tuned_again_computes_nothing(results):
-    run_tuned([CELL], range(1), results, Attempt(), simulate=RateDependentPlayer())
+    run_tuned([CELL], range(1), results, ResultOrigin(), simulate=RateDependentPlayer())
     player = RateDependentPlayer()
-    assert run_tuned([CELL], range(1), results, Attempt(), simulate=player).computed == 0
+    assert run_tuned([CELL], range(1), results, ResultOrigin(), simulate=player).computed == 0
     assert player.studies == []
 
 
 def test_run_tuned_after_an_interruption_of_a_trial_leaves_the_cell_uncomputed(results):
     rounds_left = iter([False] * 20)
     done = run_tuned(
-        [CELL], range(1), results, Attempt(), stopped=lambda: next(rounds_left, True), simulate=RateDependentPlayer()
+        [CELL],
+        range(1),
+        results,
+        ResultOrigin(),
+        stopped=lambda: next(rounds_left, True),
+        simulate=RateDependentPlayer(),
     )
     assert done.interrupted
     assert results.seeds(CELL) == []
@@ -88,13 +93,13 @@ def test_choose_rates_leaves_out_rates_with_which_training_diverges(results):
 def test_run_tuned_with_trials_that_all_diverge_leaves_the_cell_uncomputed(results):
     for trial in TRIALS:
         results.write(trial, TUNING_SEED, diverged_result(trial, TUNING_SEED, 0))
-    assert run_tuned([CELL], range(1), results, Attempt(), simulate=Player()) == Sum(len(TRIALS), 0)
+    assert run_tuned([CELL], range(1), results, ResultOrigin(), simulate=Player()) == Sum(len(TRIALS), 0)
 
 
 def test_a_trial_of_the_grid_is_a_cell_with_its_rates_in_its_name(results):
     (trial,) = select_cells("tuning", "mnist/fedadam/affine/W400/C1.0/rate0.1-server0.01")
     assert trial.rates == (0.1, 0.01)
     assert trial in TRIALS
-    run_paper([trial], (TUNING_SEED,), results, Attempt(), simulate=Player())
+    run_paper([trial], (TUNING_SEED,), results, ResultOrigin(), simulate=Player())
     comparison = compare(results, [trial])
     assert "| fedadam rate0.1-server0.01 | affine | 3 / 27" in markdown(comparison)

@@ -82,7 +82,7 @@ def to_text(built: Dashboard) -> str:
         if panel["type"] == "table":
             panel["options"].pop("footer", None)
     for variable in plain["templating"]["list"]:
-        # The SDK says this of every variable; Grafana's schema knows it of none but intervals.
+        # The SDK writes these keys for every variable; Grafana's schema has them for intervals only.
         for name in ("auto", "auto_min", "auto_count"):
             variable.pop(name, None)
     return json.dumps(plain, indent=2, sort_keys=True) + "\n"

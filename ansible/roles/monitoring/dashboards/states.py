@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.looks import BAD, IDLE, OK, WARNING
 
-# (number, what it says, colour, states of fedpatch_device_state)
+# (number, label, colour, states of fedpatch_device_state)
 _GROUPS = (
     (1, "offline", IDLE, ("offline",)),
     (2, "vanished in the round", "purple", ("lost",)),
