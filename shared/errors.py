@@ -16,7 +16,7 @@
     ├── IllegalTransition         a fault of this program: an event that the transition table does not have
     └── WireError                 a fault of the peer: bytes from the network are not a valid message
 
-A command prints the message, never a traceback, and exits with `exit_code`. A message names the thing and the remedy.
+A command prints the message, never a traceback, and exits with `exit_code`. A message names the faulty part and the remedy.
 """
 
 from __future__ import annotations

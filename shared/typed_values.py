@@ -11,8 +11,8 @@ import msgspec
 def learn_types(*kinds: Any) -> None:
     """Let msgspec describe types now, while the module that defines them is imported.
 
-    Otherwise it does so at the first conversion, and msgspec 0.22 shows the description to other threads before it is complete:
-    the process ends with a segmentation fault (one of six processes in which 16 threads began with the same messages).
+    Otherwise msgspec does so at the first conversion, and version 0.22 shows an incomplete description to other threads: the
+    process ends with a segmentation fault (one of six processes in which 16 threads began with the same messages).
 
     Args:
         kinds: The types; types within them are described too.

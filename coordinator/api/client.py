@@ -47,12 +47,13 @@ class ResumeTerms(TypedDict, total=False):
 
 
 class Client:
-    """Reads and changes what a coordinator keeps in its state directory, also while it runs.
+    """Reads and changes the state directory of a coordinator, also while the coordinator runs.
 
     A run is named by its id, the beginning of its id, or "last".
 
     Args:
-        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else the one of a demo here.
+        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else that of a demo in the current
+            directory.
 
     Example:
         >>> from fedpatch import Client
@@ -81,12 +82,12 @@ class Client:
             return Rows(registry.runs())
 
     def run_info(self, run: str = LAST) -> RunInfo:
-        """Return a run with its settings. UsageError for an unknown one."""
+        """Return a run with its settings. UsageError for an unknown run."""
         with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
             return registry.run(run)
 
     def show(self, run: str = LAST) -> RunSummary:
-        """Return a run with the records of its rounds; `stopped_because` is "running" while it goes on."""
+        """Return a run with the records of its rounds; `stopped_because` is "running" while the run continues."""
         with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
             info = registry.run(run)
             return summary_of(info, registry.records_as_written(info.id))
@@ -97,7 +98,7 @@ class Client:
             return Rows(one for one in registry.devices() if fleet in (None, one.fleet))
 
     def quarantine(self, device: str, reason: str, fleet: str | None = None) -> HoldChange:
-        """Reject a device's messages and ask it no more, within seconds.
+        """Within seconds, reject a device's messages and do not ask it again.
 
         Args:
             device: Id of the device.
@@ -107,7 +108,7 @@ class Client:
         return self._hold(device, QUARANTINED, reason, fleet)
 
     def drain(self, device: str, reason: str = "maintenance", fleet: str | None = None) -> HoldChange:
-        """Ask a device no more; its current work still counts.
+        """Do not ask a device again; its current work still counts.
 
         Args:
             device: Id of the device.
@@ -180,10 +181,10 @@ class Client:
             run: The run.
             progress: As of `fedpatch.run`.
             changes: New values of `broker`, `password`, `password_file`, `rounds`, `target_ua`, `metrics`, `encoding` or
-                `insecure`; None for the run's.
+                `insecure`; None keeps the run's value.
 
         Raises:
-            UsageError: A keyword is unknown, there is no such run, or another coordinator is at work.
+            UsageError: A keyword is unknown, there is no such run, or another coordinator is running.
         """
         from fedpatch.coordinator.api.running import play_here
 
@@ -210,10 +211,10 @@ class Client:
         password_file: str | Path | None = None,
         progress: bool | None = None,
     ) -> RoundRecord:
-        """Measure a run's model on its devices without training, as `fedpatch evaluate` does, and add the round to the run.
+        """Measure a run's model on its devices without training, as `fedpatch evaluate` does; add the round to the run.
 
         Args:
-            run: The run, which is not at work.
+            run: The run, which must not be running.
             participation: Share of the fleet that is asked, above 0 and at most 1.
             broker: URL of the broker; None: the run's.
             password: Password for the broker.
@@ -225,10 +226,10 @@ class Client:
             `user_accuracies` by device. `measured` is 0 where no device answered.
 
         Raises:
-            UsageError: The run hides the figures of single devices, has an open round, or another coordinator is at work.
-            FedpatchError: No device came.
+            UsageError: The run hides the figures of single devices, has an open round, or another coordinator is running.
+            FedpatchError: No device came online.
             BrokerError: The broker does not answer.
-            KeyboardInterrupt: The round was interrupted; it leaves nothing.
+            KeyboardInterrupt: The round was interrupted; nothing of it is stored.
 
         Example:
             >>> from fedpatch import Client
@@ -248,7 +249,7 @@ class Client:
         )
 
     def rebuild(self) -> Rebuilt:
-        """Replace a damaged or lost registry by one that is made from the runs' files."""
+        """Replace a damaged or lost registry by a new one, made from the runs' files."""
         from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 
         return rebuild_registry(self.state_dir() / REGISTRY_FILE)

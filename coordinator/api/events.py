@@ -1,4 +1,4 @@
-"""Events of a run for programs, and the view that makes them of its status."""
+"""Events of a run for programs, and the view that makes events from the status of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpatch.shared.app.terminal import can_draw, plain_console
 
 @dataclass(frozen=True)
 class RunMessage:
-    """A line of text about a run: its beginning, a broker that is away, a warning.
+    """A line of text about a run: its beginning, a lost connection to the broker, a warning.
 
     Args:
         text: The line.
@@ -74,9 +74,9 @@ Emit = Callable[[RunEvent], object]
 
 
 class EventView:
-    """A view that makes events of the status, and passes everything on to another view.
+    """A view that makes events from the status, and passes all calls on to another view.
 
-    The rounds before a resume are no events.
+    Rounds before a resume make no events.
 
     Args:
         emit: Takes the events.
@@ -90,7 +90,7 @@ class EventView:
         self._opened = 0
 
     def show(self, message: StatusMessage) -> None:
-        """Make events of the rounds that have opened or ended since the last call."""
+        """Emit events for the rounds that have opened or ended since the last call."""
         last = message.records[-1].round if message.records else 0
         if self._known is None:
             self._known = last
@@ -106,7 +106,7 @@ class EventView:
             self._shown.show(message)
 
     def say(self, line: str) -> None:
-        """Make an event of a line."""
+        """Emit an event for a line."""
         self._emit(RunMessage(line))
         if self._shown is not None:
             self._shown.say(line)

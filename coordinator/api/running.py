@@ -41,8 +41,8 @@ def run(
         new: Begin a new run in any case. Otherwise an interrupted run with the same settings is resumed.
         unless_done: If the last run ended and had the same settings, return its result without contact to the broker.
         progress: Show the run on stderr: None where a terminal or a notebook can draw it, True in any case, False never.
-        settings: Settings by name, as in docs/reference/configuration.md: `broker`, `task`, `devices`, `rounds`, ... They go
-            before variables FEDPATCH_..., which go before the file. The text "none" unsets a setting.
+        settings: Settings by name, as in docs/reference/configuration.md: `broker`, `task`, `devices`, `rounds`, ... They
+            override variables FEDPATCH_..., which override the file. The text "none" unsets a setting.
 
     Returns:
         The result. `stopped_because` is "interrupted" after an interrupt, and "failed" after an error within the run.
@@ -50,7 +50,7 @@ def run(
     Raises:
         ConfigError: Settings are unknown, wrong, or do not fit together.
         BrokerError: The broker does not answer.
-        UsageError: Another coordinator is at work.
+        UsageError: Another coordinator is running.
 
     Example:
         >>> import fedpatch
@@ -66,7 +66,7 @@ def run(
 def start_run(
     *, config: str | Path | None = None, new: bool = False, unless_done: bool = False, **settings: Any
 ) -> BackgroundJob[RunEvent, RunSummary]:
-    """Start a run in a thread of its own. Several may go on in one process, each with a fleet or a state directory of its own.
+    """Start a run in a thread of its own. One process may have several runs, each with its own fleet or state directory.
 
     Args:
         config: As of `run`.
@@ -95,13 +95,13 @@ def start_run(
 
 
 def play_here(play: Callable[[View, Ports], Result], progress: bool | None) -> Result:
-    """Play a run or an evaluate round in this thread; in the main thread SIGINT and SIGTERM interrupt it."""
+    """Execute a run or an evaluate round in this thread; in the main thread SIGINT and SIGTERM interrupt it."""
     with shown_on_stderr(progress) as shown:
         return play(EventView(_ignore, shown), _ports())
 
 
 def play_in_thread(play: Play, name: str) -> BackgroundJob[RunEvent, RunSummary]:
-    """Play a run in a thread with that name."""
+    """Execute a run in a thread with that name."""
 
     def work(emit: Emit, cancellation: Cancellation) -> RunSummary:
         def interrupts(queue: EventQueue) -> AbstractContextManager[None]:

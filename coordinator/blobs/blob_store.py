@@ -45,7 +45,7 @@ class BlobStore(BlobReader, Protocol):
     Each method raises StateError if a disk refuses, and StoreUnavailable if an object store does.
 
     Attributes:
-        concurrency: Requests that are worth having under way at once.
+        concurrency: Number of requests that are worth making in parallel.
     """
 
     concurrency: int
@@ -60,8 +60,8 @@ class BlobStore(BlobReader, Protocol):
         Args:
             key: The key.
             parts: The content.
-            durable: Whether the blob survives a power cut of the store when this returns.
-            durable_name: Whether its name does too; without it the caller calls `sync`.
+            durable: Whether the blob survives a power cut of the store once `put` has returned.
+            durable_name: Whether its name survives too; if not, the caller calls `sync`.
         """
         ...
 
@@ -70,7 +70,7 @@ class BlobStore(BlobReader, Protocol):
         ...
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the sorted names directly in `folder`, those of folders with a slash at the end; none if it is absent."""
+        """Return the sorted names directly in `folder`, folders with a slash at the end; none if `folder` is absent."""
         ...
 
     def delete(self, *keys: str) -> None:
@@ -119,7 +119,8 @@ def run_blobs(settings: Mapping[str, Any], directory: Path, epoch: int) -> BlobS
     Args:
         settings: Stored settings of the run.
         directory: Directory of the run, which has the run's name.
-        epoch: Epoch of the run in the registry. If it was a leader's with standbys, the state is in its folder.
+        epoch: Epoch of the run in the registry. If it is the epoch of a leader with standbys, the state is in the folder of
+            that leader.
 
     Raises:
         UsageError, StoreUnavailable: As `open_blobs`.
@@ -197,17 +198,17 @@ class FileBlobs:
         return str(self._directory / key)
 
     def check(self) -> None:
-        """Do nothing: the state directory is checked elsewhere, and another one at the first write."""
+        """Do nothing: the state directory is checked elsewhere, and another directory at the first write."""
 
     def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
         """Replace a file, or make it."""
         path = self._directory / key
         with _disk_errors(path):
             make_directory(path.parent, self._directory_mode)
-            if path.is_dir():  # a repaired file system may hold anything; a rename cannot replace a directory by a file
+            if path.is_dir():  # a repaired file system may have a directory here; a rename cannot replace it by a file
                 path.rename(path.with_name(f"{path.name}.damaged"))
             if durable and durable_name:
-                remove_unfinished(path.parent)  # of a process that was killed; only the run's process writes here
+                remove_unfinished(path.parent)  # files of a killed process; only the run's process writes here
             with open_atomic(path, mode=self._file_mode, durable=durable, durable_name=durable_name) as file:
                 for part in parts:
                     file.write(part)

@@ -1,10 +1,11 @@
 """Blobs as objects of an S3 bucket, by obstore: the one module that imports it.
 
-A PUT is one request, so an object is there whole or not at all, and its answer means that it is durable. Requests that fail for
+A PUT is one request, so an object exists whole or not at all; it is durable once the store has answered. Requests that fail for
 a passing reason are repeated for RETRY_S seconds. obstore reads address and credentials from the AWS_* environment.
 
-obstore does not return before a request is over, and takes no signal meanwhile. So each request is made in a thread of its own,
-which a caller that shall end abandons after ENDING_S: as after a kill, the object is then there whole or not at all.
+obstore does not return before a request is over, and handles no signal meanwhile. So each request is made in a thread of its
+own. When the process shall end, the caller abandons that thread after ENDING_S. As after a kill, the object then exists whole
+or not at all.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ RETRY_S = 90.0
 ENDING_S = 3.0
 """Seconds for a request when the process shall end."""
 _LOOK_S = 0.2
-_FIRST_RETRY_S = 10.0  # for the check at the start, which an operator waits for
+_FIRST_RETRY_S = 10.0  # of the check at the start, since an operator waits for it
 _MAX_PAUSE_S = 5.0
-_MAX_RETRIES = 10_000  # the time is the bound
-_TIMEOUT_S = 30.0  # of one request; shorter than the bound, so that one without an answer is repeated too
+_MAX_RETRIES = 10_000  # the time ends the retries
+_TIMEOUT_S = 30.0  # of one request; shorter than RETRY_S, so that a request without an answer is repeated too
 _CONCURRENCY = 8
-_MOST_SIGNED_S = 7 * 24 * 3600.0  # AWS takes no longer one
+_MOST_SIGNED_S = 7 * 24 * 3600.0  # AWS accepts no longer time
 _PROBE = "write-check"
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -99,7 +100,7 @@ class ObjectBlobs:
                 },
             )
         except (BaseError, ValueError) as error:
-            # Not the error's text: it may show a value of the environment.
+            # The error's text is left out: it may show a value of the environment.
             raise UsageError(f"blobs: {self.where()}: the AWS_* environment cannot be used; correct it") from error
 
     def where(self, key: str = "") -> str:
@@ -189,7 +190,7 @@ class ObjectBlobs:
             code, text = _code(error), str(error)
             if code:
                 problem, remedy = code, _REMEDIES.get(code, "see the log of the object store")
-            elif "/latest/api/token" in text:  # where a machine in AWS gets those of its role
+            elif "/latest/api/token" in text:  # from which a machine in AWS gets the credentials of its role
                 problem, remedy = "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             else:
                 problem = f"{self._endpoint} does not answer"

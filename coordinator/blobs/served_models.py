@@ -1,6 +1,6 @@
-"""The blobs of an open round where devices fetch them by URL: presigned of a bucket, or of a web server before a store.
+"""The blobs of an open round that devices fetch by URL, presigned by a bucket or of a web server in front of a store.
 
-Keys are `FLEET/DIGEST`: a digest is known to those who may read the fleet's messages, so a URL cannot be guessed.
+Keys are `FLEET/DIGEST`: a URL cannot be guessed, since only clients that may read the fleet's messages have the digest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedpatch.shared.mqtt.url import is_place, split_url
 from fedpatch.shared.wire.messages import MAX_URL
 
 MARGIN_S = 3600.0
-"""How long a presigned URL outlives the deadline of a round: pauses of a round prolong it."""
+"""Seconds for which a presigned URL is valid after the deadline of a round, since pauses prolong a round."""
 _PUBLIC_FILE, _PUBLIC_DIRECTORY = 0o644, 0o755
-_RETRY_S = 10.0  # of a request; chunks on the broker replace a store that stays away longer
+_RETRY_S = 10.0  # of a request; then chunks on the broker are used instead of the store
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -30,7 +30,7 @@ class ServedModels:
     """Models and deltas of a fleet in a store, each by its digest.
 
     Args:
-        store: The store of this fleet, and of nothing else.
+        store: The store, for this fleet only.
         url_of: Returns the URL of a key.
     """
 
@@ -45,7 +45,7 @@ class ServedModels:
         self._url_of("0" * 64)
 
     def serve(self, contents: Mapping[str, bytes]) -> dict[str, str]:
-        """Store blobs by digest, delete all others, and return the URLs; none of a blob that the store refuses.
+        """Store blobs by digest, delete all others, and return the URLs, without those of blobs that the store refuses.
 
         Example:
             >>> from fedpatch.coordinator.blobs.blob_store import FileBlobs
@@ -73,7 +73,7 @@ class ServedModels:
         return urls
 
     def close(self) -> None:
-        """Delete all at the end of a run."""
+        """Delete all blobs at the end of a run."""
         self.serve({})
 
 

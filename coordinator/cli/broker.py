@@ -65,7 +65,7 @@ def _rule(parties: Sequence[Party]) -> str:
 
 
 def _filter(row: Topic, fleet: str, party: Party) -> str:
-    """The topic filter of a party. `%u` stands for the user's own name."""
+    """The topic filter of a party. `%u` means the user's own name."""
     names = {"fleet": fleet, "device": "%u" if party == "device" else "+"}
     return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], "+"), row.pattern)
 
@@ -79,7 +79,7 @@ _PATTERNS = (
 def members(
     fleet: str | None, devices: list[str] | None, watchers: list[str] | None, ca_dir: Path | None
 ) -> tuple[str, list[str] | None, list[str]]:
-    """Return the fleet, its devices (None: unknown) and its watchers: those named, and those that the CA has not revoked.
+    """Return the fleet, its devices (None: unknown) and its watchers: the named ones, and those not revoked by the CA.
 
     Raises:
         UsageError: There is no CA, no fleet, or two different fleets.

@@ -1,4 +1,4 @@
-"""The command `fedpatch console`: a command of its own file, since the web server is imported when it runs."""
+"""The command `fedpatch console`, in a file of its own: the web server is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Begin = Annotated[
 _OnStdin = Annotated[bool, typer.Option("--status-on-stdin", hidden=True, help="Statuses come on stdin.")]
 _NO_BROKER = "none"
 _NICENESS = 5
-"""On a machine without idle processors, the coordinator's rounds come before pages."""
+"""Lower priority of the console: without idle processors, the coordinator's rounds come before pages."""
 
 
 def add_console(app: typer.Typer) -> None:
@@ -92,7 +92,7 @@ def add_console(app: typer.Typer) -> None:
         settings = None
         if not status_on_stdin and given["broker"] != _NO_BROKER:
             settings = _broker_of(given, place, begin)
-        drop_secrets(os.environ)  # a run that is begun gets its own password by its file
+        drop_secrets(os.environ)  # a run that is begun reads its password by its own settings
 
         def ready(url: str, token_file: Path | None) -> None:
             os.nice(_NICENESS)

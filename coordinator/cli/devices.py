@@ -38,7 +38,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], Client]) -> N
         The subcommands drain or quarantine a device or end that, within seconds and for later runs too.
         """
         if context.invoked_subcommand is not None:
-            # Options before the name of a subcommand hold for the subcommand unless it has its own.
+            # Options before the name of a subcommand apply to the subcommand unless it has its own.
             context.default_map = {
                 context.invoked_subcommand: {"state_dir": state_dir, "fleet": fleet, "as_json": as_json}
             }

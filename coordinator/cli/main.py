@@ -1,6 +1,6 @@
 """The command line `fedpatch`: run the coordinator and read its results.
 
-stdout has results only (with `--json` one JSON document), stderr everything else. A command imports what it needs when it is
+stdout has results only (with `--json` one JSON document), stderr everything else. A command imports its packages when it is
 called, so that help, `runs` and `show` start quickly. Further commands, such as `simulate`, are found as entry points.
 """
 
@@ -408,7 +408,7 @@ def _client(state_dir: Path | None, run: str | None = None) -> Client:
 
 
 def _say_leaders(state_dir: Path, fleets: Iterable[str]) -> None:
-    """Print who leads each fleet whose coordinators have standbys; only a registry in a database knows."""
+    """Print the leader of each fleet whose coordinators have standbys; only a registry in a database has leaders."""
     from fedpatch.coordinator.storage.database.leadership import leader_in_words
     from fedpatch.coordinator.storage.database.opening import url_of
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE

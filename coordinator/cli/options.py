@@ -16,8 +16,7 @@ _STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else the one of a
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="FEDPATCH_STATE_DIR", metavar="PATH", help=_STATE_DIR_HELP)
 ]
-# For a subcommand of a group with a StateDir: the group has read the variable, and an option before the subcommand's name
-# overrides the variable.
+# For a subcommand of a group with a StateDir: the group has read the variable, and its own option overrides the variable.
 InnerStateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="PATH", help=_STATE_DIR_HELP)]
 PasswordFile = Annotated[
     Path | None,

@@ -58,7 +58,7 @@ def plan(
 
 
 def _groups(dp: str, devices: int, group_size: int, threshold: str) -> list[tuple[int, int]]:
-    """Return the size and threshold of each masked group; none where the coordinator adds the noise."""
+    """Return the size and threshold of each masked group; empty if the coordinator adds the noise."""
     from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
     from fedpatch.coordinator.masking.group_drawing import group_sizes
     from fedpatch.coordinator.settings import LEAST_GROUP

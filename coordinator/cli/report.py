@@ -1,4 +1,4 @@
-"""`fedpatch report`, a command of its own file: what draws is imported when it runs."""
+"""The command `fedpatch report`, in a file of its own: the drawing code is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also dr
 
 
 def add_report(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
 
     @command(app, "report", example="fedpatch report last --out last.html")
     def report(

@@ -1,4 +1,4 @@
-"""Output of the commands that read: tables for people, JSON for programs, both on stdout."""
+"""Output of the commands that only read: tables for people, JSON for programs, both on stdout."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 SESSION_S = 12 * 3600.0
 """Time after which a session ends; a login begins another."""
 MAX_SESSIONS = 50
-"""Sessions at a time; of more, the oldest ends."""
+"""Sessions at a time; with one more, the oldest ends."""
 MAX_FAILURES = 10
 """Wrong tokens within `FAILURES_S` after which no token is accepted until that time is over."""
 FAILURES_S = 60.0
@@ -31,7 +31,7 @@ class Login:
 
     Attributes:
         csrf: The token that each action repeats in a header.
-        ends_at: Monotonic time at which it ends, in seconds.
+        ends_at: Monotonic time at which the session ends, in seconds.
     """
 
     csrf: str
@@ -81,7 +81,7 @@ class Access:
         return name
 
     def barred_s(self) -> float:
-        """Return the seconds for which no login is tried, after too many wrong tokens; 0 for none."""
+        """Return the seconds for which logins are refused, after too many wrong tokens; 0 if they are not."""
         now = self._clock()
         self._failures = [at for at in self._failures if at > now - FAILURES_S][-MAX_FAILURES:]
         return 0.0 if len(self._failures) < MAX_FAILURES else self._failures[0] + FAILURES_S - now
@@ -110,7 +110,7 @@ class Access:
 
 
 def known_host(header: str, names: Collection[str]) -> bool:
-    """Return whether a `Host` header names this console: a site that points its own name here is refused (DNS rebinding).
+    """Return whether a `Host` header names this console: another site's name for this address is refused (DNS rebinding).
 
     Any port counts, since a tunnel has another one. `names` are lower-case hosts without port and brackets.
     """
@@ -123,10 +123,10 @@ def known_host(header: str, names: Collection[str]) -> bool:
 
 
 def own_origin(origin: str | None, host: str, *, secure: bool) -> bool:
-    """Return whether an `Origin` header is the console that the `Host` header names. A request without one is foreign."""
+    """Return whether an `Origin` header is the console that the `Host` header names. A request without it is foreign."""
     return origin is not None and origin.lower() == f"{'https' if secure else 'http'}://{host.lower()}"
 
 
 def _digest(text: str) -> bytes:
-    """SHA-256: comparisons take the same time for any length, and memory holds no session id."""
+    """The SHA-256: comparisons take the same time for any length, and no session id is in memory."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

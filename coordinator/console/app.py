@@ -80,7 +80,7 @@ class Console:
         streams: The event streams.
         access: Who may read and act.
         names: Lower-case hosts under which the console is reached.
-        starter: Begins runs; None where no page may.
+        starter: Begins runs; None if no page may begin one.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Console:
         found = self._files.get(request.path_params["name"])
         if found is None:
             return _refusal(404, "there is no such file")
-        # The page names each file with its digest, so a browser may keep it for ever.
+        # The page names each file with its digest, so a browser may keep the file for ever.
         return Response(found.content, media_type=found.media_type, headers={"cache-control": _MAX_AGE})
 
     async def _session(self, request: Request) -> Response:
@@ -140,7 +140,7 @@ class Console:
 
     async def _login(self, request: Request) -> Response:
         token = str((await _body(request)).get("token", ""))
-        # Nothing waits between the check and the login, so requests at the same time are counted one after the other.
+        # No `await` is between the check and the login, so simultaneous requests are counted one after the other.
         if (wait_s := self._access.barred_s()) > 0.0:
             return _refusal(429, f"too many wrong tokens; try again in {wait_s:.0f} s")
         name = self._access.login(token)
@@ -285,7 +285,7 @@ def _run_document(state_dir: Path, run: str) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request. Raises UsageError for another body, TimeoutError for one that does not arrive."""
+    """Return the JSON object of a request. Raises UsageError for another body, TimeoutError if none arrives."""
     data = b""
     async with asyncio.timeout(BODY_S):
         async for part in request.stream():

@@ -1,7 +1,8 @@
 """A console beside a coordinator: a process of its own, which gets the status of the run through a pipe.
 
-The coordinator never waits for it: a status that does not fit into the pipe is dropped, and the next one has everything. The
-console ends with the pipe, also after a kill of the coordinator. It needs no connection to the broker and no password.
+The coordinator never waits for the console: a status that does not fit into the pipe is dropped, and the next status is
+complete. The console ends with the pipe, also after a kill of the coordinator. It needs no connection to the broker and no
+password.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class StatusPipe:
         self._broken = False
 
     def write(self, message: StatusMessage) -> None:
-        """Write a status if it is new, or an old one again after REPEAT_S; drop it while an earlier one is on its way."""
+        """Write a status if it is new, or unchanged for REPEAT_S; drop it while an earlier one is not yet written."""
         now = self._clock()
         if self._broken or now < self._at + LEAST_S:
             return

@@ -126,7 +126,7 @@ def device_row(device: DeviceInfo) -> dict[str, Any]:
 
 
 def device_history(device: str, records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
-    """Return what the rounds say of a device: its user accuracy, or its rounds missed in a row."""
+    """Return the entries about a device in the rounds: its user accuracy, or its rounds missed in a row."""
     found = []
     for record in records[-MAX_HISTORY:]:
         ua, missed = record.user_accuracies.get(device), record.absent.get(device)
@@ -139,7 +139,7 @@ def device_history(device: str, records: Sequence[RoundRecord]) -> list[dict[str
 def live_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a status (StatusFollower.document) with words for states and reasons.
 
-    The completed rounds of the status stay out: they come from the registry, or from the records of the message.
+    The completed rounds of the status are left out: they come from the registry, or from the records of the message.
     """
     plain = {name: value for name, value in document.items() if name not in ("rounds", "earlier")}
     plain["devices"] = [

@@ -1,4 +1,4 @@
-"""Server-sent events: one response per page that never ends, bounded in number, memory and patience."""
+"""Server-sent events: one endless response per page, with limits for number, memory and waiting time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedpatch.coordinator.console.snapshot import Cursor, Snapshot, events_since
 MAX_STREAMS = 100
 """Open streams at most; a further page gets a response to retry later."""
 BEAT_S = 15.0
-"""A comment keeps an idle stream open and shows that its page is still there."""
+"""Seconds until a comment keeps an idle stream open and shows that its page is still there."""
 PATIENCE_S = 20.0
-"""Time in which a page must read what was sent; then its stream ends."""
+"""Time in which a page must read the sent data; otherwise its stream ends."""
 
 _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class EventStreams:
-    """All open streams and the newest snapshot. It lives in one event loop, but for `publish_from_thread`.
+    """All open streams and the newest snapshot. All methods run in one event loop, except `publish_from_thread`.
 
     Args:
         patience_s: Seconds in which a page must read.
@@ -35,7 +35,7 @@ class EventStreams:
         self._patience_s = patience_s
         self._changed = asyncio.Event()
         self._closed = False
-        # Pages that have received the same get the same bytes.
+        # Pages with the same cursor get the same bytes.
         self._made: dict[Cursor, tuple[bytes, Cursor]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -70,7 +70,7 @@ class EventStreams:
         Args:
             receive: Of ASGI.
             send: Of ASGI.
-            allowed: Whether the page may still read; asked before each event.
+            allowed: Whether the page may still read; called before each event.
         """
         self.count += 1
         left: asyncio.Future[Any] = asyncio.ensure_future(_left(receive))

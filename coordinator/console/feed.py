@@ -34,7 +34,7 @@ from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 
 LOOK_EVERY_S = 0.2
-"""Pause between two looks at the registry; the page shows a record at most this much and one write later."""
+"""Pause between two reads of the registry; the page shows a record after at most this pause and one write."""
 _RETRY_S = 1.0
 
 _log = logging.getLogger("fedpatch.console")
@@ -90,7 +90,7 @@ class RegistryReader:
         self._registry, self._version, self._run = None, -1, ("", 0)
 
     def _opened(self) -> Registry | None:
-        """Return the open registry; a replaced file is opened anew. None while there is no registry."""
+        """Return the open registry; a replaced file is opened again. None while there is no registry."""
         stamp = _identity(self._path)
         if self._registry is not None and stamp == self._stamp:
             return self._registry
@@ -249,7 +249,7 @@ class Feed:
 
 
 def _with_status_rounds(snapshot: Snapshot, run: str, fleet: str, records: Sequence[RoundRecord]) -> Snapshot:
-    """Without a registry, or before it has the run: the rounds that the status itself names."""
+    """Without a registry, or before it has the run, use the rounds in the status."""
     if snapshot.runs or (snapshot.run == run and list(records) == list(snapshot.records)):
         return snapshot
     return with_rounds(snapshot, run, records, fleet=fleet, whole=True, added=records)
@@ -261,5 +261,5 @@ def _timeless(live: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Return the inode, which tells a file from one that has replaced it; () if there is no file."""
+    """Return the inode, which differs after a file was replaced; () if there is no file."""
     return stamp_of(path)[:1]

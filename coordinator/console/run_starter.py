@@ -1,6 +1,6 @@
 """Starts runs from files of settings that the operator named at the start of the console.
 
-Settings name code to load, files and a broker. A page therefore names one of these files, and can change nothing in it.
+Settings name code to load, files and a broker. So a page can only choose one of these files, and cannot change it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunStarter:
         for path in files:
             _need_password(path, load(RunSettings, file=path, environ=os.environ, flags={}))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        # One start at a time. The console lowers its priority later, which counts for threads that are made after it.
+        # One start at a time. The thread is made now: the console lowers its priority later, for newer threads only.
         self._thread = ThreadPoolExecutor(1, "run starter")
         self._thread.submit(int).result()
 
@@ -56,7 +56,7 @@ class RunStarter:
         """Start the run of a file, or resume its interrupted one; return the result in words.
 
         Raises:
-            UsageError: There is no such file, its run is at work, or the run ended at once with an error.
+            UsageError: There is no such file, its run is already running, or the run ended at once with an error.
             StateError: The state directory cannot be written.
         """
         return self._thread.submit(self._begin, name).result()

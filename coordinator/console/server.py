@@ -34,7 +34,7 @@ _GOODBYE_S = 1
 class LimitedProtocol(H11Protocol):
     """HTTP/1.1 with limits that uvicorn lacks: the number of connections, and the time of one without a request.
 
-    A connection that is to close but whose peer does not read is cut, so that its buffer is freed.
+    A closing connection whose peer does not read is aborted, so that its buffer is freed.
     """
 
     _watch: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class ConsoleServer(uvicorn.Server):
         return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does; then its event loop takes snapshots."""
+        """Attach the streams to the event loop and call `on_start`; then start as uvicorn does."""
         self._streams.attach()
         self.on_start()
         await super().startup(sockets=sockets)
@@ -95,7 +95,7 @@ def console_server(
     """Return the server of a console and the file with its token, if it has one.
 
     Args:
-        terms: Where and for whom it is served.
+        terms: Where and for whom the console is served.
         state_dir: The state directory; None without one.
         streams: Its event streams.
 
@@ -168,8 +168,9 @@ def serve(
         state_dir: The state directory; None without one.
         make_feed: Makes the feed, whose snapshots go to the streams.
         ready: Called with the URL and the file of the token once the console listens.
-        around: Gets the feed and a function that stops the server, callable from any thread; its block is the work.
-        streams: The event streams; None for usual ones.
+        around: Gets the feed and a function that stops the server, callable from any thread; the console is served in its
+            block.
+        streams: The event streams; None: new ones with the defaults.
 
     Raises:
         UsageError: As `console_server` and `listening`.

@@ -1,4 +1,4 @@
-"""State that the page shows at a moment, and the events that bring a page from an earlier moment to it.
+"""The state that the page shows at a moment, and the events that bring a page from an earlier state to it.
 
 A stream keeps a `Cursor` and no queue: a slow page gets the newest state when it reads again, and costs no memory meanwhile.
 """
@@ -26,10 +26,10 @@ class Snapshot:
         fleet: The fleet of that run.
         metric: The metric of that run.
         rounds: Rows of its completed rounds.
-        rounds_since: Number of the change that replaced `rounds`; later ones only append.
+        rounds_since: Number of the change that replaced `rounds`; later changes only append.
         records: The records of these rounds.
         devices: Rows of the fleet by device, each with the number of its last change.
-        devices_since: Number of the change that removed a device; a page starts anew with it.
+        devices_since: Number of the last change that removed a device; a page then replaces all its devices.
     """
 
     live: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Cursor:
-    """State that a page has received; the default is a page without any."""
+    """The state that a page has received; by default none."""
 
     live_number: int = -1
     runs_number: int = -1
@@ -96,7 +96,7 @@ def _fleet(cursor: Cursor, snapshot: Snapshot) -> list[tuple[str, Any]]:
 
 
 def with_live(snapshot: Snapshot, live: Mapping[str, Any], *, news: bool) -> Snapshot:
-    """Return the snapshot with another live status; without `news` only times differ, and no page is sent them."""
+    """Return the snapshot with another live status; without `news` only times differ, and no event is sent."""
     return replace(snapshot, live=live, live_number=snapshot.live_number + news)
 
 

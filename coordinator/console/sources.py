@@ -17,7 +17,7 @@ from fedpatch.shared.wire.topics import watcher_filters
 
 @contextmanager
 def from_broker(settings: BrokerSettings, feed: Feed) -> Iterator[None]:
-    """Give the feed the messages of a broker within the block. It is tried again for ever while it does not answer."""
+    """Give the feed the messages of a broker within the block. A broker that does not answer is retried for ever."""
     link = MqttLink(
         settings.broker,
         client_id=f"fedpatch.{settings.fleet}.console.{secrets.token_hex(4)}",
@@ -42,7 +42,7 @@ def from_stdin(fleet: str, feed: Feed, ended: Callable[[], None]) -> Iterator[No
 
     Args:
         fleet: Name of the fleet.
-        feed: Takes them.
+        feed: Takes the statuses.
         ended: Called from a thread.
     """
 

@@ -1,4 +1,4 @@
-"""The terms on which a console is served: address, TLS, token, and what is refused before anything listens."""
+"""The terms of a console: address, TLS and token, and the checks before it listens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ConsoleTerms:
         token_file: File with the operator's token, mode 0600.
         tls_cert: Certificate of the console, PEM.
         tls_key: Its key, PEM; None if the certificate's file has it.
-        client_ca: CA of the browsers' certificates, PEM; a browser without one gets no answer.
+        client_ca: CA of the browsers' certificates, PEM; a browser without a certificate gets no answer.
         names: Further hosts under which the console is reached.
         begin: Files of settings of runs that the operator may begin.
     """
@@ -93,7 +93,7 @@ class ConsoleTerms:
 
 
 def token_of(terms: ConsoleTerms, state_dir: Path | None) -> tuple[str | None, Path | None]:
-    """Return the operator's token and its file; a token that is needed and not given is made in the state directory.
+    """Return the operator's token and its file; if a token is needed and not given, make one in the state directory.
 
     Raises:
         UsageError: The file is unusable, others may read it, or the token is too short.

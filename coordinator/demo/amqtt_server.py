@@ -1,21 +1,21 @@
-"""The built-in broker's own process: amqtt serves an inherited socket until stdin ends. Started by embedded_broker.py.
+"""The built-in broker's own process: amqtt serves an inherited socket until stdin ends. Started by broker.py.
 
-amqtt 0.12 is good for a demonstration on one machine. What it does not do, as found by trying, and what is done about it
-here, before it sees a connection:
+amqtt 0.12 is good enough for a demonstration on one machine. Tests found these faults, which are corrected here, before amqtt
+gets a connection:
 
-- It speaks MQTT 3.1.1 only, and a CONNECT of MQTT 5 that has properties makes it wait for bytes that never come. Such a
-  client gets the answer that the standard wants, and comes back with 3.1.1.
-- A client that comes back while its old connection is still there shares one session with it, and gets nothing once the
-  old one has ended. The old connection is closed and every session starts clean, which costs nothing: amqtt keeps
-  nothing for an anonymous client that is away.
-- A connection that it cannot set up, it leaves open and unserved. It is closed, and the client tries again.
+- It supports MQTT 3.1.1 only, and after a CONNECT of MQTT 5 with properties it waits for bytes that never come. Such a client
+  gets the answer that the standard requires, and connects again with 3.1.1.
+- A client that connects again while its old connection is open shares one session with it, and gets nothing once the old
+  connection has ended. So the old connection is closed and every session starts clean. That loses nothing: amqtt stores nothing
+  for an anonymous client that is offline.
+- It leaves a connection open that it cannot set up. Such a connection is closed, and the client tries again.
 
-What remains:
+These faults remain:
 
-- To each client that connects it sends the retained messages of *every* client's subscriptions; a link drops what it
-  did not subscribe to.
-- It knows no limit of packet size, no queue limit and no access rules, and keeps nothing over a restart. What a
-  subscriber has not acknowledged after five seconds it forgets.
+- It sends to each new client the retained messages of *every* client's subscriptions; a link drops messages of other
+  subscriptions.
+- It has no limit of packet size, no queue limit and no access rules, and keeps nothing over a restart. After five seconds it
+  drops a message that a subscriber has not acknowledged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Connect:
 
 
 class _Replayed(StreamReaderAdapter):  # type: ignore[misc] # amqtt has no types
-    """A reader that returns bytes again which were read before."""
+    """A reader that first returns the bytes that were already read."""
 
     def __init__(self, reader: asyncio.StreamReader, head: bytes) -> None:
         super().__init__(reader)
@@ -105,7 +105,7 @@ async def _read_connect(reader: asyncio.StreamReader) -> _Connect:
 
 
 async def _read_text(reader: asyncio.StreamReader) -> bytes:
-    """A text with the two bytes of its length before it."""
+    """Return a text with the two bytes of its length before it."""
     size = await reader.readexactly(2)
     return size + await reader.readexactly(int.from_bytes(size, "big"))
 
@@ -126,7 +126,7 @@ async def serve(listener: socket.socket, plugins: dict[str, dict[str, object]]) 
     broker = Broker(BrokerConfig(listeners={"default": ListenerConfig(type=ListenerType.EXTERNAL)}, plugins=plugins))
     await broker.start()
     server = await asyncio.start_server(_Server(broker).connected, sock=listener)
-    with contextlib.suppress(BrokenPipeError):  # who started us is gone, and so stdin is at its end
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone, and so stdin is at its end
         os.write(sys.stdout.fileno(), READY)
     await _end_of_stdin()
     server.close()

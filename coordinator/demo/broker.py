@@ -1,7 +1,6 @@
 """The broker of a demo: amqtt in a process of its own (amqtt_server.py).
 
-It is a process and not a thread: with ten clients that send chunks of 96 KiB, a thread in the coordinator's process is half as
-fast (measured).
+A thread in the coordinator's process is half as fast (measured with ten clients that send chunks of 96 KiB).
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class EmbeddedBroker:
 
 
 def _spawn(listener: socket.socket, server: Sequence[str]) -> subprocess.Popen[bytes]:
-    # The child inherits the listening socket, so its port is known here and a client may connect at once. It has a session
-    # of its own: Ctrl-C reaches all processes of a terminal's, but the parent still has to disconnect through us.
+    # The child inherits the listening socket, so its port is known here and a client may connect at once. It has a session of
+    # its own: Ctrl-C reaches all processes of the terminal's session, but the parent must still disconnect from the broker.
     roots = [str(import_root()), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *server, "--fd", str(listener.fileno())],

@@ -1,7 +1,7 @@
 """The command `fedpatch demo`: a real broker, real agents and a coordinator on this machine, until a target is reached.
 
 The directory holds `coordinator` (the runs of all demos there), `devices/<id>` and `devices/<id>.log`. Devices start without
-patches, so that the same seed gives the same result; the devices of the demo before are removed once this one can start.
+patches, so that the same seed gives the same result; the devices of the previous demo are removed once this demo can start.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
             forget_the_former()
             wait_until_ready(devices, settings.wait_s, lambda there: view.show(_starting(settings, there)))
             summary = start_run(run_settings, view)
-            ignore_signals()  # stopping the fleet takes a while, and the result must still be printed
+            ignore_signals()  # stopping the fleet takes time, and the result must still be printed
             for device in devices:
                 if error := device.why_ended():
                     view.say(str(error))
@@ -98,7 +98,8 @@ def _devices(
             floor = "none" if settings.private in SHORTHANDS else settings.private
             options += ["--private", floor, "--max-steps", "100000000", "--max-epochs", "100000"]
             options += ["--fork-server", str(forks)]
-            # Models of rounds a second apart would take longer than the rounds; each device writes its last when it stops.
+            # To write a model in each short round would take longer than the round; a device writes its last model when it
+            # stops.
             options += ["--model-every-s", "600"]
             started.append(start_device(name, options, directory))
         yield started
@@ -149,7 +150,7 @@ def open_directory(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that removes the devices of the demo before; unless it is called, they are restored."""
+    """Yield a function that removes the devices of the previous demo; unless it is called, they are restored."""
     devices, before = out / _DEVICES, out / _BEFORE
 
     def restore() -> None:

@@ -1,6 +1,6 @@
 """The devices of a demo: agents as processes on this machine, each with data and a state directory of its own.
 
-They end with the demo in any case: each holds the reading end of a pipe that the kernel closes with the demo.
+They end with the demo in any case: each has the reading end of a pipe that the kernel closes when the demo ends.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevi
     """Start an agent in `directory`/`name`, in a session of its own: only the demo handles Ctrl-C."""
     state_dir, log = directory / name, directory / f"{name}.log"
     command = [sys.executable, "-P", "-m", "fedpatch.device_agent", "run", "--until-stdin-closes"]
-    # The user of a demo is the owner, so power and network are not asked for.
+    # The user of a demo is the owner, so power and network are not checked.
     command += ["--device-id", name, "--state-dir", str(state_dir), "--admission", "always", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -95,7 +95,7 @@ def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, report: C
         report: Called with the number of ready devices.
 
     Raises:
-        FedpatchError: A device ended, with its own error, or none became ready in time.
+        FedpatchError: A device ended (then with its error), or no further device became ready in time.
     """
     waiting = list(devices)
     give_up_at = time.monotonic() + patience_s

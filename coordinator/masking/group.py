@@ -9,7 +9,7 @@ upload. COLLECTED: the set of reported members is fixed. UNMASKING: members reve
 OPEN: every secret is recovered, so the sum can be computed. LOST: fewer members than the threshold were left.
 
 The owner writes each step to the disk before it sends the messages of the next one: the roster before rosters, the masking set
-with its shares before inboxes, the reported set before `unmask`. So no restart ever asks for another set.
+with its shares before inboxes, the reported set before `unmask`. So a restart never requests shares for another set.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class OpenGroup:
 class MaskedGroup:
     """One group from its roster to its secrets.
 
-    A message that is damaged or of another group raises WireError, and one at the wrong time changes nothing. A call of the
-    program out of order raises IllegalTransition.
+    A message that is damaged or of another group raises WireError; a message at the wrong time changes nothing. A method that
+    is called in the wrong state raises IllegalTransition.
 
     Args:
         request: Digest of the round's work request (shared.masking.group_context.request_digest).
@@ -65,7 +65,7 @@ class MaskedGroup:
         masking: Names of the masking set, once it is fixed.
         reported: Names of the members whose update is in the sum, once they are fixed.
         reveals: The reveals by name.
-        offenders: Senders of wrong shares of most members.
+        offenders: Members that revealed wrong shares of most members of the masking set.
 
     Example:
         >>> group = MaskedGroup(request, roster)  # doctest: +SKIP
@@ -139,7 +139,7 @@ class MaskedGroup:
     def end_collecting(self, committed: Collection[str]) -> None:
         """Fix the reported set: the members of the masking set with a committed update.
 
-        With fewer than the threshold the group is LOST. So is a group that shares keys still.
+        With fewer than the threshold the group is LOST. A group in the state KEYED is LOST too.
         """
         if self.over:
             return
@@ -149,7 +149,7 @@ class MaskedGroup:
         self.state = GroupState.COLLECTED if enough else GroupState.LOST
 
     def begin_unmasking(self) -> Unmask:
-        """Return the message for all members of the masking set. The reported set must be on the disk before it is sent."""
+        """Return the message for all members of the masking set. Before it is sent, the reported set must be on disk."""
         if self.state is not GroupState.UNMASKING:
             self._require(GroupState.COLLECTED, "begin_unmasking")
             self.state = GroupState.UNMASKING
@@ -182,9 +182,9 @@ class MaskedGroup:
     def open(self, *, last: bool = False) -> None:
         """Recover the secrets, if enough members have revealed theirs; the group is then OPEN.
 
-        A secret counts only if it has the commitment, or the public key, that its owner sent. Where no subset of the shares
-        gives one, the group waits for more reveals. As a vain search takes half a second, it is repeated after 1, 2, 4, 8 and
-        so on more reveals.
+        A secret counts only if it fits the commitment, or the public key, that its owner sent. If no subset of the shares gives
+        such a secret, the group waits for more reveals. A search without success takes half a second, so it is repeated only
+        after 1, 2, 4, 8 and so on more reveals.
 
         Args:
             last: Search in any case: no more reveals will come.
@@ -208,13 +208,13 @@ class MaskedGroup:
         self.state = GroupState.OPEN
 
     def end_unmasking(self) -> None:
-        """Open the group with the reveals that came, or give it up."""
+        """Open the group with the reveals that have arrived, or set it to LOST."""
         self.open(last=True)
         if not self.over:
             self.state = GroupState.LOST
 
     def lose(self) -> None:
-        """Give up the group, for example because an update of it is damaged."""
+        """Set the group to LOST, for example because one of its updates is damaged."""
         self.state = GroupState.LOST
 
     def result(self) -> OpenGroup:

@@ -1,7 +1,7 @@
 """The groups of a masked round: a random partition of the devices that accepted, the same for the same seed and round.
 
-Random groups are the groups of Bonawitz et al. 2019, "Towards federated learning at scale", section 6: secure aggregation
-within each group, and a sum of the sums. The cost of a device is constant in the size of the cohort.
+Random groups follow Bonawitz et al. 2019, "Towards federated learning at scale", section 6: secure aggregation within each
+group, and a sum of the sums. The cost of a device is constant in the size of the cohort.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def draw_groups(
 
 
 def group_sizes(devices: int, *, size: int, least: int) -> list[int]:
-    """Return the sizes of the groups of so many devices, at least `least` of them.
+    """Return the sizes of the groups; `devices` must be at least `least`.
 
     Args:
         devices: Number of devices that accepted.

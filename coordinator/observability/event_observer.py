@@ -62,6 +62,6 @@ class Observers:
 
 
 def joined(*observers: Observer | None) -> Observer:
-    """Return one observer for all that are not None; it is the observer itself where there is one."""
+    """Return one observer for all that are not None; a single observer is returned itself."""
     there = [one for one in observers if one is not None]
     return there[0] if len(there) == 1 else Observers(there)

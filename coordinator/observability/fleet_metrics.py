@@ -119,10 +119,10 @@ def _fill(family: _Family, name: str, rows: Iterable[DeviceRow], *more: str) -> 
 
 
 STALE_S = 1200.0
-"""A device sends its vitals every five minutes; older ones are not shown."""
+"""A device sends its vitals every five minutes; vitals older than this are not shown."""
 
 HOT_C = 80.0
-"""A Raspberry Pi slows itself down from here on."""
+"""Temperature from which a Raspberry Pi slows itself down."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ class VitalsMetrics:
         self._metrics = fleet
         self._uploads = rounds.phases.labels("upload", "device")
         self._engine = engine
-        # Earlier rounds belong to the process that ran them.
+        # Earlier rounds were counted by the process that ran them.
         self._since = engine.last_round
         self._seen: dict[str, _SeenVitals] = {}
 
@@ -157,10 +157,10 @@ class VitalsMetrics:
         if last is not None and last.run == self._engine.spec.run and counted < last.round <= self._engine.last_round:
             self._uploads.observe(last.upload_s)
             counted = last.round
-        if known is not None:  # the bytes before the first vitals are of an earlier coordinator
+        if known is not None:  # an earlier coordinator counted the bytes before the first vitals
             for way, size_bytes in _downloaded(vitals).items():
                 more = size_bytes - _downloaded(known.vitals)[way]
-                # The agent counts from its start.
+                # After a restart the agent counts from 0.
                 self._metrics.downloaded.labels(way).inc(more if more >= 0 else size_bytes)
         self._seen[device] = _SeenVitals(vitals, now, tuple(_signs(vitals)), counted)
 
@@ -235,7 +235,7 @@ class History:
 
 
 def standing(member: Member, task: str, *, offender: bool = False) -> str:
-    """Return the state of a device, one of FLEET_STATES; `offender` marks an offender. Offline comes before all else."""
+    """Return the state of a device, one of FLEET_STATES; `offender` marks an offender. Offline has precedence."""
     if not member.state.online:
         return "offline"
     if not member.state.tasks:
@@ -267,7 +267,7 @@ class FleetMetrics:
         self._choose_anew = True
 
     def presence(self, device: str) -> None:
-        """Take a change of presence."""
+        """Handle a change of presence."""
         member = self._engine.fleet.members.get(device)
         if member is None:
             return
@@ -278,7 +278,7 @@ class FleetMetrics:
         history.online = member.state.online
 
     def performed(self, effect: Effect, began_at: float) -> None:
-        """Take an effect that concerns devices."""
+        """Handle an effect that concerns devices."""
         match effect:
             case SaveJournal():
                 self._open = self._engine.open
@@ -340,7 +340,7 @@ class FleetMetrics:
         history.user_accuracy_after = report.user_accuracy_after
 
     def _over(self, record: RoundRecord, now: float) -> None:
-        """Count the devices that were lost or late, which is known only at the end of the round."""
+        """Count the devices that were lost or late: this is known only at the end of the round."""
         if stayed_away := record.failures.get("lost"):
             self._metrics.failures.labels("lost").inc(stayed_away)
         participants = self._open.round.participants if self._open else {}
@@ -355,7 +355,7 @@ class FleetMetrics:
     def _choose(self) -> None:
         """Choose at most `max_devices` devices to export, once per round: Prometheus keeps every series it has ever seen."""
         members = self._engine.fleet.members
-        # Histories of devices that were evicted from the fleet go, too.
+        # Histories of devices that were evicted from the fleet are deleted too.
         if len(self._histories) > 2 * len(members) + self._max_devices:
             self._histories = {device: one for device, one in self._histories.items() if device in members}
         if len(members) <= self._max_devices:

@@ -1,4 +1,4 @@
-"""The run on stderr while it goes on: a live display in a terminal, one line per round in a pipe or a file.
+"""The progress of a run on stderr: a live display in a terminal, one line per round in a pipe or a file.
 
 A frame of the live display has the phase of the round, the devices and the curve of user accuracy. It fits 80 columns and the
 height of the terminal (at least 24 lines) for any number of devices: a large fleet is shown by its slowest devices.
@@ -201,7 +201,7 @@ class LiveView:
         self._console = console
         self._latest: StatusMessage | None = None
         self._over = False
-        # stdout stays as it is: what is printed there is a result and may go into a file.
+        # stdout stays as it is: results are printed there and may go into a file.
         self._live = Live(
             console=console,
             get_renderable=lambda: draw(self._latest, over=self._over, lines=console.height) if self._latest else "",

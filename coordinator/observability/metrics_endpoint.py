@@ -1,4 +1,4 @@
-"""Serves the metrics of a run at http://HOST:PORT/metrics. A run goes on without metrics if they cannot be served.
+"""Serves the metrics of a run at http://HOST:PORT/metrics. A run continues without metrics if they cannot be served.
 
 Expiry times of certificates are read at each scrape, so that a renewal is visible at once.
 """
@@ -41,7 +41,7 @@ def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
     The threads of the endpoint call these functions. They read one reference and change nothing.
     """
     asks: dict[str, Ask] = {}
-    if revocations.index.entries:  # there is a CA, and the first device may come while the run goes on
+    if revocations.index.entries:  # there is a CA, and the first device may be enrolled during the run
         asks["device"] = lambda: revocations.index.first_expiry(DEVICE)
     if broker_ends() is not None:
         asks["broker"] = broker_ends
@@ -94,7 +94,7 @@ def observed(
         metrics.traffic.expiry.labels(name).set_function(partial(as_number, ask))
     try:
         stop, url = serve(metrics.registry, address)
-    except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that cannot be looked up
         why = getattr(error, "strerror", None) or error
         view.say(f"no metrics: cannot listen on {address}: {why}; --metrics names another HOST:PORT")
         yield NullObserver()
@@ -108,7 +108,7 @@ def observed(
 
 @contextmanager
 def waiting_as_standby(settings: RunSettings, view: View) -> Iterator[None]:
-    """Serve the metric of a standby, `fedpatch_leader` 0, while it waits, if that is possible.
+    """While a standby waits, serve its metric, `fedpatch_leader` 0, if the address can be used.
 
     Args:
         settings: `metrics` is the address.
@@ -144,7 +144,7 @@ def serve(registry: CollectorRegistry, address: Address) -> tuple[Callable[[], N
 
 
 def _of_disk(directory: Path, what: str) -> float:
-    """Free bytes of the disk, read at each scrape so that a slow disk does not delay the coordinator's thread."""
+    """Free or total bytes of the disk, read at each scrape so that a slow disk does not delay the coordinator's thread."""
     try:
         return float(getattr(shutil.disk_usage(directory), what))
     except OSError:

@@ -1,4 +1,4 @@
-"""Metrics of the run and its rounds: phases by both clocks, outcomes, user accuracy."""
+"""Metrics of the run and its rounds: phases by the clocks of coordinator and devices, outcomes, user accuracy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RoundMetrics:
         metrics.planned.set(spec.rounds)
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """Take an effect that concerns rounds."""
+        """Handle an effect that concerns rounds."""
         match effect:
             case SaveJournal():
                 self._open(began_at)
@@ -59,13 +59,13 @@ class RoundMetrics:
         metrics.pause.set(engine.pause_s(now))
 
     def _open(self, now: float) -> None:
-        """Keep the reports of the round: the engine drops them before the record comes."""
+        """Keep the reports of the round: the engine drops them before the record is saved."""
         if self._engine.open is not None:
             self._reports = self._engine.open.reports
             began_at = now - self._engine.open.round.elapsed_s(now)
         else:  # the round ended in the call that opened it
             self._reports, began_at = {}, now
-        # The engine opens the next round before the last one is saved: that time belongs to the last one.
+        # The engine opens the next round before the last one is saved: the time until then belongs to the last round.
         self._began_at = max(began_at, self._ended_at)
         self._overlap_s = self._began_at - began_at
 
@@ -111,7 +111,7 @@ class RoundMetrics:
             self._user_accuracy(record)
 
     def _evaluation(self, record: RoundRecord) -> None:
-        """Set the figures of an evaluate round; one without an answer leaves those of the round before."""
+        """Set the figures of an evaluate round; without an answer the earlier figures stay."""
         self._metrics.outcomes.labels(record.outcome).inc()
         values = (record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min)
         for stat, value in zip(EVALUATION_STATS, (*values, record.measured), strict=True):
@@ -133,7 +133,7 @@ class RoundMetrics:
                 self._metrics.user_accuracy.labels(stat, moment).set(value)
 
     def _summed_accuracy(self, record: RoundRecord) -> None:
-        """Set the figures of a masked round, of which there are only sums."""
+        """Set the figures of a masked round, which has only sums."""
         sums = (
             ("mean", MOMENTS[0], record.user_accuracy),
             ("p10", MOMENTS[0], record.user_accuracy_p10),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def evaluation_words(record: RoundRecord) -> str:
-    """Return the figures of an evaluate round in words, "" for another round, or one that no device measured."""
+    """Return the figures of an evaluate round in words; "" for another round, or if no device measured."""
     if not record.is_evaluation or not record.measured:
         return ""
     tenth, worst = ("10th percentile", "min") if record.metric_goal == "max" else ("90th percentile", "worst")
@@ -28,7 +28,7 @@ def evaluation_words(record: RoundRecord) -> str:
 
 
 def troubles(record: RoundRecord) -> list[str]:
-    """List why invited devices are missing from the round or weigh less, e.g. `declined: unwilling 2`."""
+    """List why invited devices are missing from the round or weigh less, for example `declined: unwilling 2`."""
     counts = (
         ("declined", record.decline_reasons),
         ("failed", record.failures),

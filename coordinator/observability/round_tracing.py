@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one trace for each round, with spans for its phases and a bounded number of devices.
 
-A trace is made when the record of its round is saved, from times that were noted before, so a round costs a few dictionary
-entries. A thread of the SDK exports it. Traces need the extra `otel`; nothing of it is imported without the setting `traces`.
+A trace is made from noted times when the record of its round is saved, so a round costs only a few dictionary entries. A thread
+of the SDK exports the trace. Traces need the extra `otel`; its packages are imported only with the setting `traces`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RoundTracer(NullObserver):
     Args:
         tracer: Makes spans.
         spec: The run.
-        max_devices: Devices with a span of their own in a round: those that were asked first.
+        max_devices: Number of devices with a span of their own in a round: the devices asked first.
         unix_ns: Returns nanoseconds of the wall clock.
     """
 
@@ -132,7 +132,7 @@ def traced(settings: RunSettings, spec: RunSpec, say: Callable[[str], None]) -> 
     Args:
         settings: `traces` is the endpoint, `metrics_max_devices` the largest number of devices in a trace.
         spec: The run.
-        say: Shows a line where the endpoint does not take traces.
+        say: Shows a line if the endpoint does not accept traces.
     """
     if settings.traces is None:
         yield None
@@ -170,7 +170,7 @@ def _provider(settings: RunSettings, say: Callable[[str], None]) -> TracerProvid
     endpoint = endpoint_of(settings.traces)
 
     class Exporter(SpanExporter):
-        """Says once that the endpoint does not take traces, where the SDK logs each time."""
+        """Reports once that the endpoint does not accept traces; the SDK would log each failure."""
 
         def __init__(self) -> None:
             self._reason = _LastMessage()

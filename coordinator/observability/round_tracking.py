@@ -45,7 +45,7 @@ def tracked(settings: RunSettings, engine: Engine, say: Callable[[str], None]) -
 
 
 def tracked_round(record: RoundRecord) -> TrackedRound:
-    """Return a round for trackers. Of a failed round only counts are figures: it measured a part of its devices."""
+    """Return a round for trackers. The figures of a failed round are only counts, since it measured a part of its devices."""
     names = _COUNTS if record.failure else (*_MEASURES, *_COUNTS)
     place = "evaluation/" if record.is_evaluation else ""
     figures: dict[str, float | None] = {place + name: getattr(record, name) for name in names}

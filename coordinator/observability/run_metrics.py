@@ -12,7 +12,7 @@ from fedpatch.coordinator.observability.traffic_metrics import TrafficMetrics
 from fedpatch.coordinator.rounds.run_effects import Effect, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
 
-# An update is linear in the size of the fleet, and no scraper asks more often.
+# The cost of an update is linear in the size of the fleet, and no scraper reads more often.
 LOOK_EVERY_S = 1.0
 
 
@@ -34,13 +34,13 @@ class RunMetrics:
         self._vitals = VitalsMetrics(metrics.fleet, metrics.rounds, engine)
         self._fleet = FleetMetrics(metrics, self._vitals, series, engine, max_devices)
         self._traffic = TrafficMetrics(metrics.traffic, directory, engine.spec.encoding)
-        # Events with a single receiver go to it directly.
+        # Events with a single receiver are passed to it directly.
         self.sent, self.received, self.link = self._traffic.sent, self._traffic.received, self._traffic.link
         self.presence, self.vitals = self._fleet.presence, self._vitals.take
         self._looked_at = -math.inf
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """Take an effect that was performed."""
+        """Handle an effect that was performed."""
         if isinstance(effect, SendMessage):  # the most frequent effect, used by the traffic metrics alone
             self._traffic.on_sent(effect)
             return

@@ -1,4 +1,4 @@
-"""Follows a run by the messages of its coordinator: events and the time go in, a status and lines of text come out.
+"""Follows a run by the messages of its coordinator: takes events and the time, returns a status and lines of text.
 
 There is no IO here: `fedpatch watch` owns the connection and the terminal.
 """
@@ -59,7 +59,7 @@ class StatusFollower:
         return self._online is False and self._status is None
 
     def take(self, event: LinkEvent, now: float) -> list[str]:
-        """Take an event of the connection; return lines to print."""
+        """Handle an event of the connection; return lines to print."""
         match event:
             case Connected():
                 back, self._linked = not self._linked, True
@@ -91,7 +91,7 @@ class StatusFollower:
         return f"{where}: no coordinator is at work for it, the fleet has another name, or {allow}"
 
     def message(self, now: float) -> StatusMessage | None:
-        """Return the last status with its times moved on to `now`; None before the first."""
+        """Return the last status with its times advanced to `now`; None before the first status."""
         if self._envelope is None or self._status is None:
             return None
         message = received_message(self._envelope, self._status)

@@ -71,15 +71,15 @@ EMPTY_STATUS = RunStatus(
     bytes_down=0,
     bytes_up=0,
 )
-"""The status before anything is known of a run."""
+"""The status before any data of a run are known."""
 
 
 @dataclass(frozen=True)
 class StatusMessage:
     """A `RunStatus` with the run and the round that its envelope names.
 
-    `records` are the completed rounds that the text of a round is made of: in the coordinator all rounds of the run in full,
-    in a watcher those of `status.rounds` with the fields that travel.
+    `records` are the completed rounds, for the texts about rounds. In the coordinator they are all rounds of the run in full,
+    in a watcher those of `status.rounds` with the fields that the message has.
     """
 
     run: str
@@ -104,7 +104,7 @@ def status_message(engine: Engine, now: float, phase: str = "") -> StatusMessage
     Args:
         engine: The run. It is only read.
         now: Monotonic time, in seconds.
-        phase: Shown in place of the phase of the open round, e.g. "starting".
+        phase: Shown in place of the phase of the open round, for example "starting".
 
     Returns:
         The status, within the limits of the wire.
@@ -145,8 +145,8 @@ def bounded(
     Args:
         status: Its own devices, rounds and reasons are replaced.
         devices: All participants of the open round. The slowest `MAX_DEVICES` are named, the others counted.
-        records: All completed rounds, the oldest first. The last `MAX_ROUNDS` go in whole, of the `MAX_EARLIER` before them the
-            user accuracies.
+        records: All completed rounds, the oldest first. The last `MAX_ROUNDS` are included whole, of the `MAX_EARLIER` before
+            them only the user accuracies.
         unwilling: Devices that cannot take part now, counted by reason. The most frequent `MAX_REASONS` are kept.
 
     Returns:
@@ -178,7 +178,7 @@ def bounded(
 
 
 def received_message(envelope: Envelope, status: RunStatus) -> StatusMessage:
-    """Read a status from the network. States that only a newer coordinator knows are left out, control characters replaced."""
+    """Read a status from the network. Unknown states, of a newer coordinator, are left out; control characters are replaced."""
     status = replace(
         status,
         devices=tuple(device for device in status.devices if device.state in _RANKS),
@@ -212,7 +212,7 @@ def _participants(engine: Engine) -> list[DeviceStatus]:
 
 
 def _others(devices: Sequence[DeviceStatus], named: Sequence[DeviceStatus]) -> tuple[StateCount, ...]:
-    """Count the devices that are not `named`. Where the reasons are too many, the rarest are counted without their reason."""
+    """Count the devices that are not `named`. If there are too many reasons, the rarest are counted without their reason."""
     if len(named) == len(devices):
         return ()
     names = {device.device for device in named}
@@ -251,7 +251,7 @@ def _round(record: RoundRecord) -> RoundStatus:
 
 
 def _record(received: RoundStatus, status: RunStatus) -> RoundRecord:
-    """A record with the fields that travel. The time of single phases does not travel, so all time counts as training."""
+    """A record with the fields of the message. The message has no times of single phases, so all time counts as training."""
     return RoundRecord(
         round=received.round,
         outcome=received.outcome,
@@ -305,7 +305,7 @@ LEAST_S = 1.0
 """Shortest time between two messages."""
 
 REPEAT_S = 5.0
-"""An unchanged status is published again after this time, for new watchers. A busy connection delays a status no longer."""
+"""An unchanged status is published again after this time, for new watchers. A busy connection delays no status longer."""
 
 _PROOF_S = 5.0
 _MAX_STRIKES = 3
@@ -349,7 +349,7 @@ class StatusPublisher:
                 )
 
     def publish(self, message: StatusMessage, now: float) -> None:
-        """Publish `message` if a status is due; that of a run that has stopped is always due."""
+        """Publish `message` if a status is due; the status of a stopped run is always due."""
         if not self._connected or self._strikes >= _MAX_STRIKES:
             return
         status, stopped = message.status, bool(message.status.stopped)

@@ -29,7 +29,7 @@ _DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("
 
 
 class TrafficMetrics:
-    """Updates the metrics of traffic. `directory` is the run's: an open round may have updates there from before a restart."""
+    """Updates the metrics of traffic. `directory` is the run's; it may have updates from before a restart."""
 
     def __init__(self, metrics: TrafficGauges, directory: Path, encoding: str = "") -> None:
         self._metrics = metrics
@@ -64,7 +64,7 @@ class TrafficMetrics:
             self._travelled[labels] = 0
 
     def performed(self, effect: Effect) -> None:
-        """Take an effect that concerns transfers, except messages."""
+        """Handle an effect that concerns transfers, except messages."""
         metrics = self._metrics
         match effect:
             case StoreUpdate():
@@ -84,14 +84,14 @@ class TrafficMetrics:
                 self._record(effect.record)
 
     def on_sent(self, effect: SendMessage) -> None:
-        """Take a message to a device."""
+        """Handle a message to a device."""
         match effect.envelope.body:
             case WorkRequest(model=model, encoding=encoding):
                 self._model = model
                 (self._lacking.add if encoding != self._encoding else self._lacking.discard)(effect.device)
                 self._metrics.lacking.set(len(self._lacking))
             case Grant(digest=digest):
-                # A device repeats an offer that was granted only after a silence.
+                # A device repeats a granted offer only after a silence.
                 if self._granted.get(effect.device) == digest:
                     self._metrics.stalls.inc()
                 self._granted[effect.device] = digest

@@ -1,4 +1,4 @@
 """The work of commands that belongs to no run: doctor, export, watch, inventory.
 
-It is imported when its command is called, so that the other commands start quickly; options and output are in `cli`.
+A module is imported when its command is called, so that the other commands start quickly; options and output are in `cli`.
 """

@@ -1,6 +1,6 @@
 """The checks of `fedpatch doctor`: installation, task, disk, broker and devices.
 
-A running coordinator is left alone: no model is built beside it, and the checks connect as a client of their own.
+The checks do not disturb a running coordinator: they build no model beside it, and connect as a client of their own.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 
-# Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
-# the process held with torch loaded.
+# Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the 77 MB, in addition to the
+# memory of the process with torch loaded.
 RUN_FACTOR = 11
 
 _LEAST_DISK_BYTES = 16 * 2**20
@@ -54,7 +54,7 @@ _SHOWN_DEVICES = 5
 
 
 def examine(settings: RunSettings, checkup: Checkup) -> None:
-    """Yield all checks of a coordinator."""
+    """Run all checks of a coordinator."""
     broker = parse_broker_url(settings.broker)
     directory = settings.state_dir.absolute()
     check_versions("coordinator", checkup)
@@ -91,7 +91,7 @@ def _is_running(directory: Path, fleet: str) -> bool:
 
 
 def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
-    """Yield the check `task` and, if the model could be built, `memory`."""
+    """Run the check `task` and, if the model could be built, `memory`."""
     checkup.say(f"building the model of task {settings.task} (torch takes its time)")
     try:
         prepared = prepare(settings)
@@ -116,7 +116,7 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
 
 
 def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
-    """Check for room for two checkpoints and the updates of a cohort."""
+    """Return the disk space that two checkpoints and the updates of a cohort need."""
     if prepared is None:
         return Space(_LEAST_DISK_BYTES, _LEAST_DISK_BYTES, "checkpoints and updates")
     cohort = math.ceil(settings.devices * settings.participation * settings.over_select)
@@ -127,7 +127,7 @@ def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
 
 
 def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> None:
-    """Check an object store by an object that is written and deleted; no check for files."""
+    """Check an object store: write and delete an object. There is no check for files."""
     if settings.blobs is None:
         return
     try:
@@ -140,7 +140,7 @@ def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> No
 
 
 def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
-    """Check who leads a fleet whose coordinators have standbys."""
+    """Check which coordinator leads a fleet with standbys."""
     if settings.state is None or not settings.standby:
         return
     try:
@@ -153,7 +153,7 @@ def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
 
 
 def _check_models_store(settings: RunSettings, checkup: Checkup) -> None:
-    """Check the store of models that devices fetch by URL, as `_check_blobs` does; whether devices reach it shows there."""
+    """Check the store of models that devices fetch by URL, as `_check_blobs` does; devices may still not reach it."""
     try:
         served = open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)
         if served is None:
@@ -189,7 +189,7 @@ def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Check
 
 
 def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Asked, checkup: Checkup) -> None:
-    """Yield the check `devices`, and one for each kind of mismatch."""
+    """Run the check `devices`, and one check for each kind of mismatch."""
     online = dict(_online(settings.fleet, asked.presence))
     if not online:
         remedy = (

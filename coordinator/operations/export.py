@@ -36,7 +36,7 @@ class GlobalExport:
 
     Attributes:
         asked_round: The round that was requested, or the last one.
-        problem: Where the model is that of an earlier round (`metadata.round`): what is wrong with the requested checkpoint.
+        problem: The fault of the requested checkpoint, if the model is that of an earlier round (`metadata.round`).
     """
 
     path: Path
@@ -72,7 +72,7 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
     directory = state_dir / "runs" / run.id
     blobs = run_blobs(run.settings, directory, run.epoch)
     last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
-    # Found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
+    # The round is found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
     asked = max(last, newest_round(blobs)) if round is None else round
     state = load_checkpoint(blobs)[0] if round is None else load_checkpoint_after(blobs, round)
     problem = _problem_of(blobs, asked) if state.round < asked else ""
@@ -90,7 +90,7 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
 
 
 def _problem_of(blobs: BlobStore, round: int) -> str:
-    """Why the state after this round cannot be used."""
+    """Return why the state after this round cannot be used."""
     try:
         load_checkpoint_after(blobs, round)
     except FedpatchError as error:

@@ -65,6 +65,6 @@ def _groups(device: DeviceInfo) -> list[str]:
     named = [("fleet", device.fleet), ("version", device.version), *(("task", task) for task in device.tasks)]
     return [
         "online" if device.online else "offline",
-        # Ansible takes letters, digits and _ in the name of a group.
+        # Ansible accepts only letters, digits and _ in the name of a group.
         *dict.fromkeys(re.sub(r"\W", "_", f"{kind}_{name}", flags=re.ASCII) for kind, name in named if name),
     ]

@@ -110,7 +110,7 @@ class _Stdout(PlainView):
 
 
 def newest_run(places: Iterable[Path], fleet: str | None) -> RunInfo:
-    """Return the newest run in these state directories; a run that still goes on comes before newer ones.
+    """Return the newest run in these state directories; a running one comes before newer ones.
 
     Args:
         places: State directories; one without a registry has no runs.

@@ -1,9 +1,9 @@
-"""The CA of a fleet as a directory, and what is done with it: issue, renew, revoke.
+"""The CA of a fleet in a directory, and its operations: issue, renew, revoke.
 
-    ca.key ca.crt ca.crl           the CA, and the list of what it revoked
-    index.json                     the record, which decides; all else can be made again from it and the CA's key
+    ca.key ca.crt ca.crl           the CA, and the list of revoked certificates
+    index.json                     the authoritative record; with the CA's key, the rest can be made again from it
     broker/ coordinator/           a certificate and its key each
-    devices/ID/ watchers/NAME/     the certificate alone: its key is in the bundle, and nowhere else
+    devices/ID/ watchers/NAME/     the certificate alone: its key is only in the bundle
 
 Everything is written with shared/app/files.py. A key is on the disk before its certificate, and the record before both.
 """
@@ -166,7 +166,7 @@ class Authority:
         """Issue a certificate and write it to disk; older certificates stay valid.
 
         Args:
-            part: Kind of holder, e.g. DEVICE.
+            part: Kind of holder, for example DEVICE.
             name: Name at the broker. A name belongs to one part only.
             now: Unix time, in seconds.
             days: Validity.
@@ -206,7 +206,7 @@ class Authority:
         """Revoke the entries of a holder. A second call changes nothing.
 
         Args:
-            part: Kind of holder, e.g. DEVICE.
+            part: Kind of holder, for example DEVICE.
             name: Name of the holder.
             now: Unix time, in seconds.
             reason: Kept in the record.
@@ -253,14 +253,14 @@ class Authority:
         return self.directory / _FOLDERS[part] / name if part in _FOLDERS else self.directory / part
 
     def _finish(self, now: float) -> None:
-        """Complete the revocation list where a command was killed."""
+        """Complete the revocation list if a command was killed."""
         for one in (self.directory, self.directory / BROKER, self.directory / COORDINATOR):
             if one.is_dir():
                 remove_unfinished(one)
         number = ends = -1
         with suppress(OSError, ValueError):
             number, ends = read_crl((self.directory / CRL).read_bytes())
-        # One that ends before the CA is from before `renew`; that of a CA which has expired cannot last longer.
+        # A list that ends before the CA is older than `renew`; the list of an expired CA cannot last longer.
         if number < self.index.crl_number or number < 0 or (ends < self.ends and now < self.ends):
             self.write_crl(now)
 
@@ -296,7 +296,7 @@ class Authority:
 
 
 def _begin(directory: Path, fleet: str, now: int, days: int) -> None:
-    """Write the key, then the certificate. A key without certificate is left from a killed command, and is used."""
+    """Write the key, then the certificate. A key without a certificate, left by a killed command, is used."""
     path = directory / KEY
     with refusals_of(directory):
         if not path.exists():

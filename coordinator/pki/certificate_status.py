@@ -57,7 +57,7 @@ def _row(entries: tuple[Entry, ...], now: float) -> IdentityRow:
 
 
 def check_authority(settings: RunSettings, checkup: Checkup) -> None:
-    """Yield the check `identities`: the CA, its key, and certificates that expire soon; nothing where there is no CA."""
+    """Run the check `identities`: the CA, its key, and certificates that expire soon; nothing where there is no CA."""
     directory = settings.ca_directory
     try:
         index = read_index(directory)

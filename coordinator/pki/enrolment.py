@@ -23,7 +23,7 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 
 @contextmanager
 def opened(directory: Path) -> Iterator[Authority]:
-    """Open the CA for a change; complete a change that was killed first."""
+    """Open the CA for a change; first complete a change whose command was killed."""
     with Authority.open(directory, now=time.time()) as authority:
         keep_passwords(directory, authority.index)
         yield authority
@@ -38,7 +38,7 @@ def enrol(
         authority: The CA.
         device: Device id.
         out: File to write, mode 0600.
-        broker: URL of the broker; that of a hosted one brings its profile along.
+        broker: URL of the broker; for a hosted broker the bundle also has its profile.
         days: Validity of a certificate.
         password: Create a password instead of a certificate.
         renewal: The device is enrolled already, and its present certificate stays valid.
@@ -79,7 +79,7 @@ def revoke(authority: Authority, part: str, name: str, *, reason: str, only_old:
 
     Args:
         authority: The CA.
-        part: Kind of holder, e.g. DEVICE.
+        part: Kind of holder, for example DEVICE.
         name: Name of the holder.
         reason: Kept in the record.
         only_old: Keep the newest entry.

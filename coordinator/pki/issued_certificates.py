@@ -1,7 +1,7 @@
 """The record of a CA: issued certificates and passwords, and which of them are revoked.
 
-A certificate is recorded before it is created, and a revocation before the list that brokers read. A command may be killed at
-any moment: no serial number is used twice and no revocation is lost.
+A certificate is recorded before it is created, and a revocation before the list that brokers read. So even if a command is
+killed, no serial number is used twice and no revocation is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedpatch.shared.config.fields import Name
 from fedpatch.shared.errors import StateError, UsageError
 
 DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
-PASSWORD = "password"  # the word, not one  # nosec B105
+PASSWORD = "password"  # the word, not a password  # nosec B105
 
 CA_DAYS, DAYS = 3650, 365  # default validity of the CA and of a certificate
 
@@ -30,7 +30,7 @@ _Seconds = Annotated[int, msgspec.Meta(ge=0)]
 class Entry:
     """An issued certificate or password. Times are unix seconds; `revoked_at` is 0 unless it was revoked.
 
-    `serial` is hexadecimal; that of a password is known to this record only. A password does not expire (0).
+    `serial` is hexadecimal; the serial of a password is in this record only. A password does not expire (0).
     """
 
     serial: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{1,40}\Z")]
@@ -43,7 +43,7 @@ class Entry:
     reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
     def good(self, now: float) -> bool:
-        """Return whether it is neither revoked nor expired."""
+        """Return whether the entry is neither revoked nor expired."""
         return not self.revoked_at and (not self.not_after or now < self.not_after)
 
 
@@ -95,7 +95,7 @@ class Index:
         Args:
             serials: Serial numbers of the certificates.
             now: Time of the revocation, in seconds since 1970.
-            reason: Text for the record.
+            reason: Reason, kept in the record.
         """
         taken = frozenset(serials)
         entries = tuple(

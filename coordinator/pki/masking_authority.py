@@ -1,4 +1,4 @@
-"""The CA whose certificates sign the keys of masked groups, and the place of its key, which must not be the coordinator's."""
+"""The CA whose certificates sign the keys of masked groups. Its key must not be on the coordinator's machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def masking_authorities(settings: RunSettings) -> Authorities | None:
     """Return the CAs whose certificates sign the keys of masked groups; None where keys need no signature.
 
     Raises:
-        UsageError: Keys must be signed, and the CA is unknown, or its key is here: the coordinator could make up members.
+        UsageError: Keys must be signed, but the CA is unknown, or its key is here, so that the coordinator could make up
+            members.
     """
     if not settings.masked or settings.threshold != ThresholdRule.TWO_THIRDS:
         return None
@@ -45,7 +46,7 @@ def masking_authorities(settings: RunSettings) -> Authorities | None:
 
 
 def check_masking(settings: RunSettings, checkup: Checkup) -> None:
-    """Yield the check `masking` of a masked run: who could make up members of its groups."""
+    """Run the check `masking` of a masked run: whether anybody could make up members of its groups."""
     if not settings.masked:
         return
     try:

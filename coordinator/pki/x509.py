@@ -1,7 +1,7 @@
 """Creates certificates and revocation lists (RFC 5280) with ECDSA over P-256.
 
-The subject has the name at the broker (CN), the fleet (O) and the part (OU). A certificate starts an hour in the past, for
-clocks that are slow, and ends no later than its CA.
+The subject has the name at the broker (CN), the fleet (O) and the part (OU). A certificate starts an hour in the past, because
+of slow clocks, and ends no later than its CA.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int,
 
 
 def read_crl(pem: bytes) -> tuple[int, int]:
-    """Return the number of a revocation list and its expiry in unix seconds; ValueError where it is not one of this CA."""
+    """Return the number of a revocation list and its expiry in unix seconds; ValueError if it cannot be read."""
     found = x509.load_pem_x509_crl(pem)
     try:
         number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number

@@ -1,7 +1,7 @@
-"""The book of releases: `privacy-book.fp` of the run, how often each device's updates were released.
+"""The book of releases, `privacy-book.fp` of the run: how often each device's updates were released.
 
-It is written before the checkpoint, so a release never lacks in it. A round that a crash interrupted counts once; a round that
-is repeated because its checkpoint is lost draws anew and counts again.
+The book is written before the checkpoint, so no release is missing in it. A round that a crash interrupted counts once. A round
+that is repeated because its checkpoint is lost draws new noise and counts again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PrivacyBook:
 
     @property
     def most_used(self) -> int:
-        """The number of releases of the device that is in most of them; 0 before the first."""
+        """The number of releases of the device that is in most releases; 0 before the first."""
         return max(_totals(self._pages).values(), default=0)
 
     def most_used_with(self, digest: str, devices: Iterable[str]) -> int:

@@ -26,7 +26,7 @@ class PrivateAggregation:
 
     Args:
         blobs: Blob store of the run, for the book.
-        directory: Directory of the run, for the noise: a store may keep what is deleted.
+        directory: Directory of the run, for the noise: a store may keep deleted blobs.
         policy: The terms of differential privacy.
         schema: Names, shapes and dtypes of the tensors that travel.
         saved_round: The last round whose model is saved; its noise is deleted.
@@ -91,8 +91,8 @@ class PrivateAggregation:
 
         Args:
             state: The state before the round.
-            groups: The open groups. After a crash they and their sums are the same, so they are one release; a round that is
-                repeated has other masks and other noise, so it is another one.
+            groups: The open groups. After a crash the groups and their sums are the same, so they are one release. A repeated
+                round has other masks and other noise, so it is another release.
             read: Returns the masked update of a device.
             denominator: Devices that the round is meant for.
 
@@ -114,7 +114,7 @@ class PrivateAggregation:
         return mean, account
 
     def _count(self, digest: str, devices: Sequence[str]) -> dict[str, float | None]:
-        """Count a release in the book, and return the account. UsageError beyond `max_epsilon`: then nothing is counted."""
+        """Count a release in the book, and return the account. Beyond `max_epsilon` raise UsageError and count nothing."""
         spent = self._policy.epsilon(used := self._book.most_used_with(digest, devices))
         limit = self._policy.max_epsilon
         if limit is not None and spent > limit:
@@ -131,5 +131,5 @@ class PrivateAggregation:
         }
 
     def saved(self, round_number: int) -> None:
-        """Delete the noise of this round and earlier ones: its model is saved, and not yet published."""
+        """Delete the noise of this round and of earlier rounds: its model is saved, and not yet published."""
         self._noise.drop_until(round_number)

@@ -1,8 +1,9 @@
 """The noise of an open round on the disk: `noise-000013.fp` in the run's directory, until the checkpoint of round 13 is saved.
 
-Noise is drawn from the operating system once a round, never from the run's seed. It is on the disk before it is used, and a
-process that continues the round uses it again: a second draw would publish the same sum twice, and the mean of both has less
-noise than the account has. It is deleted, durably, before the round's model is published, because a reader could subtract it.
+Noise is drawn from the operating system once a round, never from the run's seed. The noise is on disk before it is used, and a
+process that continues the round uses the same noise: a second draw would publish the same sum twice, and the mean of both has
+less noise than the account assumes. The noise is deleted, durably, before the round's model is published, because a reader of
+the noise could subtract it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SealedNoise:
         self._directory = directory
 
     def of_round(self, round_number: int, size: int) -> Draw:
-        """Return the noise of a round: the sealed one if there is one, else a new one, which is sealed first.
+        """Return the noise of a round: the sealed noise if there is any, else new noise, which is sealed first.
 
         Args:
             round_number: The open round.
@@ -72,7 +73,7 @@ class SealedNoise:
         return Draw(values, hashlib.sha256(content).hexdigest())
 
     def drop_until(self, round_number: int) -> None:
-        """Delete the noise of this round and of earlier ones, whose models are saved, durably."""
+        """Durably delete the noise of this round and of earlier rounds, whose models are saved."""
         with refusals_of(self._directory):
             found = self._directory.glob("noise-[0-9]*.fp")
             over = [path for path in found if int(path.stem.partition("-")[2]) <= round_number]

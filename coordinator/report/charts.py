@@ -1,7 +1,7 @@
 """Charts of a report, drawn by matplotlib as SVG for the page and as PNG.
 
-A chart holds numbers only: names of devices and runs stand in the page's own legend, which jinja2 escapes. In the SVG,
-each colour is a variable of the page's style sheet, so that a chart follows the light or dark scheme.
+A chart holds numbers only: names of devices and runs are in the page's own legend, which jinja2 escapes. In the SVG, each
+colour is a variable of the page's style sheet, so that a chart follows the light or dark scheme.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLOURS = {
     "ink": ("#1b1f23", "#e8ebee"),
     "soft": ("#545b62", "#a9b1b8"),
     "rule": ("#d3d9de", "#39424b"),
-    # Okabe and Ito's colours, which people of any colour vision distinguish, changed until each has a contrast of 3:1.
+    # The colours of Okabe and Ito, distinct for any colour vision, adapted so that each has a contrast of 3:1.
     "c0": ("#0067a8", "#5ab4f0"),
     "c1": ("#c25100", "#ff9a4d"),
     "c2": ("#007a5a", "#3ccb9f"),
@@ -35,11 +35,11 @@ COLOURS = {
 """Colours by their name in the style sheet, each for a light and for a dark page."""
 
 MAX_POINTS = 400
-"""Points of a curve; a reader could not distinguish more."""
+"""Points of a curve at most; a reader could not distinguish more."""
 _MAX_FAINT_POINTS = 100
 _MAX_DOTS = 40
 _MAX_MARKS = 200
-_INCHES = (5.0, 2.8)  # so that a number of an axis is 9 pixels high on a phone, and 18 on a wide screen
+_INCHES = (5.0, 2.8)  # then a number of an axis is 9 pixels high on a phone, and 18 on a wide screen
 _DOTS_PER_INCH = 150
 
 _STYLE: Any = {
@@ -47,7 +47,7 @@ _STYLE: Any = {
     "axes.labelcolor": COLOURS["soft"][0],
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "font.sans-serif": ["DejaVu Sans"],  # its own; the default names ten fonts in each text of an SVG
+    "font.sans-serif": ["DejaVu Sans"],  # matplotlib's own; with the default each text of an SVG names ten fonts
     "font.size": 10,
     "legend.fontsize": 8,
     "savefig.transparent": True,
@@ -88,7 +88,7 @@ class Chart:
         x_words: Label of the x axis.
         lines: Its curves, or the parts of its bars from the bottom up.
         unit: Unit of the y axis, "" for none.
-        level: A value to reach.
+        level: A value to reach, drawn as a line.
         marks: Places on the x axis where a round failed.
         bars_end: For stacked bars, the last round of the last bar; None for curves.
         whole: Whether x counts rounds.
@@ -112,7 +112,7 @@ class Chart:
 
     @property
     def legend(self) -> list[Line]:
-        """One entry for each look in the chart; all faint curves share one."""
+        """One entry for each style of line in the chart; all faint curves share one entry."""
         found = [line for line in self.lines if not line.faint]
         if len(found) < len(self.lines):
             found.append(Line("each device", (), "soft"))
@@ -132,12 +132,12 @@ class Chart:
 
 
 def svg(chart: Chart) -> Markup:
-    """The chart as an inline SVG element: no script, no address, no text but numbers and the label of the x axis."""
+    """The chart as an inline SVG element: no script, no address; its only text is numbers and the label of the x axis."""
     drawn = _figure([chart], "svg").decode()
     drawn = re.sub(
         r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", drawn[drawn.index("<svg") :], flags=re.S
     )
-    # matplotlib numbers its ids anew in each figure; within one page they must differ.
+    # matplotlib restarts the numbers of its ids in each figure; within one page ids must differ.
     drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.key}-", drawn)
     for name, (light, _) in COLOURS.items():
         drawn = drawn.replace(light, f"var(--{name})")
@@ -153,7 +153,7 @@ def _figure(charts: Sequence[Chart], form: str) -> bytes:
     file = io.BytesIO()
     style = {**_STYLE, "svg.hashsalt": charts[0].key, "savefig.transparent": form == "svg"}
     with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a name in a script without a font
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # of a name in a script without a font
         figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(charts)), layout="constrained")
         for axes, chart in zip(figure.subplots(len(charts), squeeze=False).flat, charts, strict=True):
             (_draw_curves if chart.bars_end is None else _draw_bars)(axes, chart)
@@ -174,7 +174,7 @@ def _label(axes: Any, chart: Chart) -> None:
 
 
 def _name(axes: Any, chart: Chart) -> None:
-    """Write the words that the page has in HTML."""
+    """Write title, unit and legend, which the page has in HTML."""
     axes.set_title(plain_text(chart.title), fontsize=10)
     axes.set_ylabel(chart.unit)
     if axes.lines:

@@ -44,6 +44,6 @@ def _pairs(values: Mapping[str, float]) -> str:
 
 
 def _tame(text: str) -> str:
-    """A text that a spreadsheet would take for a formula gets a quote before it; what is no printable character is replaced."""
+    """Put a quote before a text that a spreadsheet would read as a formula; replace characters that are not printable."""
     text = printable(text, "\ufffd")
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -20,7 +20,7 @@ from fedpatch.shared.app.files import remedy_for, write_atomic
 from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.errors import StateError, UsageError
 
-_MODE = 0o644  # a report is made to be shown
+_MODE = 0o644  # others may read a report
 _SECRET = frozenset(one.name for one in settings_of(RunSettings) if one.rules.secret)
 
 
@@ -33,7 +33,7 @@ class Wanted:
     png: Path | None = None
 
     def check(self) -> None:
-        """UsageError for a file that cannot be written, or that is most likely another one: before anything is read."""
+        """Raise UsageError for a path that cannot be written or has a wrong ending, before anything is read."""
         for option, path, endings in (
             ("--out", self.out, (".html", ".htm")),
             ("--csv", self.csv, (".csv",)),
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
-    """The runs of these ids (or beginnings of ids, or "last"), each once, without any secret. UsageError for an unknown one."""
+    """Return the runs of these ids (or their beginnings, or "last"), each once, without secrets. UsageError: unknown run."""
     found: dict[str, Run] = {}
     for name in names:
         with Registry(find(state_dir, name) / REGISTRY_FILE, readonly=True) as registry:
@@ -63,7 +63,7 @@ def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
 
 
 def write_report(runs: Sequence[Run], wanted: Wanted) -> dict[str, str | None]:
-    """Write what is wanted; where each file is, by "report", "csv" and "png". StateError where the disk refuses."""
+    """Write the wanted files; return their paths by "report", "csv" and "png". StateError if the disk refuses."""
     others = f"-and-{len(runs) - 1}-more" if len(runs) > 1 else ""
     out = wanted.out or Path(f"{runs[0].info.id}{others}.html")
     _write(out, make_page(runs, time.time(), __version__).encode())

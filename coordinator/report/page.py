@@ -43,12 +43,12 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord, pulled_most
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 FIRST_ROWS, LAST_ROWS = 100, 400
-"""Rounds in the table of a long run: so many from its beginning, so many from its end."""
+"""Rounds in the table of a long run: from its beginning, and from its end."""
 MAX_DEVICES = 32
 MAX_RUNS = 12
-"""In one report: six colours, solid and dashed, distinguish this many curves."""
+"""Runs in one report at most: six colours, solid and dashed, distinguish this many curves."""
 MAX_BARS = 120
-"""In one chart; of more rounds, a bar is the mean of several."""
+"""Bars in one chart at most; with more rounds, a bar is the mean of several."""
 _MAX_REASONS = 100
 _OPEN_ROWS = 20
 _RUN_COLOURS = 6
@@ -212,7 +212,7 @@ def _buffered_table(run: Run) -> Table:
 
 
 def _pulls_table(run: Run) -> Table:
-    """The devices whose updates bounds and rule pulled most."""
+    """The devices whose updates were pulled most by bounds and rule."""
     rows = [
         (device, f"{pull:.0%}".replace("%", " %"), str(count))
         for device, pull, count in pulled_most(run.records)[:MAX_DEVICES]
@@ -378,7 +378,7 @@ def _bytes(record: RoundRecord) -> list[float]:
 _TELLING = (
     "task", "strategy", "private", "encoding", "seed", "learning_rate", "steps", "epochs", "devices", "participation",
 )  # fmt: skip
-"""Settings that people compare, the most telling first."""
+"""Settings that people compare, the most informative first."""
 _NOT_TELLING = frozenset(
     {
         "state_dir",
@@ -395,7 +395,7 @@ _NOT_TELLING = frozenset(
         "key_file",
     }
 )
-"""Settings of the place of a run, without effect on its outcome."""
+"""Settings of where a run takes place, without effect on its outcome."""
 
 
 def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
@@ -467,7 +467,7 @@ def comparison_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def curves_of(runs: Sequence[Run]) -> list[Chart]:
-    """The charts of user accuracy by round: that of one run, or those that compare several."""
+    """The charts of user accuracy by round: the chart of one run, or charts that compare several."""
     if len(runs) == 1:
         info = runs[0].info
         chart = accuracy_chart(runs[0], "run-1")

@@ -1,4 +1,4 @@
-"""Data of a report's charts and tables, from the records of a run: curves, sums, as many points as can be seen."""
+"""Data of a report's charts and tables, from the records of a run: curves, sums, at most as many points as can be seen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BYTE_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3),
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 MISSING_KINDS = ("declined", "failed", "refused")
-"""Whose reasons a record has; a device that came late has none."""
+"""Results of devices for which a record has reasons; a late device has no reason."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def metric(self) -> MetricTerms:
-        """Name of the run's metric."""
+        """The run's metric."""
         last = self.records[-1] if self.records else None
         return MetricTerms(last.metric, last.metric_goal) if last else MetricTerms()
 
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def aggregated(self) -> tuple[RoundRecord, ...]:
-        """The rounds whose user accuracies count: of one that failed, only a part of the devices was measured."""
+        """The rounds whose user accuracies count: a failed round measured only a part of its devices."""
         return tuple(record for record in self.records if record.outcome == "aggregated")
 
     @property
@@ -91,12 +91,12 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """In rounds; pauses between them are not counted."""
+        """Seconds spent in rounds, without the pauses between them."""
         return within(sum(map(round_seconds, self.records)), MAX_SECONDS)
 
     @property
     def target(self) -> float | None:
-        """The user accuracy at which it was to end."""
+        """The user accuracy at which the run was to end."""
         value = self.info.settings.get("target_ua")
         return measure(float(value)) if isinstance(value, int | float) else None
 
@@ -112,12 +112,12 @@ def unit_for(most: float, units: Sequence[tuple[str, float]]) -> tuple[str, floa
 
 
 def within(value: float | None, most: float) -> float:
-    """A number that can be drawn: nothing below 0, none above `most`, and what is no number is 0."""
+    """A number that can be drawn: from 0 to `most`; 0 for None and for a value that is not finite."""
     return min(max(float(value), 0.0), most) if value is not None and math.isfinite(value) else 0.0
 
 
 def measure(value: float | None) -> float | None:
-    """A user accuracy that can be drawn; None for one that is no number."""
+    """A user accuracy that can be drawn; None if it is not a finite number."""
     return min(max(value, -MAX_MEASURE), MAX_MEASURE) if value is not None and math.isfinite(value) else None
 
 
@@ -132,13 +132,13 @@ def round_seconds(record: RoundRecord) -> float:
 
 
 def missing(record: RoundRecord, kind: str) -> dict[str, int]:
-    """Devices that were asked and gave nothing, by reason; `kind` is one of MISSING_KINDS."""
+    """Devices that were asked and gave no update, by reason; `kind` is one of MISSING_KINDS."""
     maps = dict(zip(MISSING_KINDS, (record.decline_reasons, record.failures, record.refused), strict=True))
     return {reason: max(0, count) for reason, count in maps[kind].items()}
 
 
 def reasons(records: Iterable[RoundRecord]) -> Counter[tuple[str, str]]:
-    """Return the number of times that each (kind, reason) kept a device out of a round, and a round from being aggregated."""
+    """Return how often each (kind, reason) kept a device out of a round, or a round from being aggregated."""
     found: Counter[tuple[str, str]] = Counter()
     for record in records:
         for kind in MISSING_KINDS:
@@ -155,7 +155,7 @@ def by_round(records: Sequence[RoundRecord]) -> list[float]:
 
 
 def by_time(records: Sequence[RoundRecord], unit_s: float = 1.0) -> list[float]:
-    """Where each is on an axis of time spent in rounds, in units of `unit_s`: a round is at its end."""
+    """Return the place of each record on an axis of time spent in rounds, in units of `unit_s`: the end of its round."""
     return [min(seconds, MAX_SECONDS) / unit_s for seconds in accumulate(map(round_seconds, records))]
 
 
@@ -186,7 +186,7 @@ def device_curves(records: Sequence[RoundRecord], limit: int) -> dict[str, list[
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most `limit` (4 or more) of the points, with what stands out: first and last, least and most of each stretch."""
+    """At most `limit` (4 or more) of the points, with first and last, and the least and greatest of each stretch."""
     if len(points) <= limit:
         return list(points)
     size = -(-len(points) // (limit // 2 - 1))

@@ -1,6 +1,6 @@
 """The coordinator's files: the registry, journals, checkpoints and updates, their checks, and the model deltas of a run.
 
-Nothing here knows the network.
+Nothing here uses the network.
 """
 
 from importlib.util import find_spec

@@ -1,7 +1,7 @@
 """Times that can be compared across a restart of the process or the machine.
 
-While the machine runs, its uptime gives the time that has passed, also if the wall clock is set. The uptime begins anew at each
-boot. Across a boot only the wall clock is left, and a clock that was set back counts as no time at all.
+While the machine runs, its uptime gives the time that has passed, also if the wall clock is set. The uptime restarts at each
+boot. Across a boot only the wall clock is left; if it was set back, the time that has passed counts as 0.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     model.npz                   the global model for other programs
 
 Each .fp has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged blob is
-used for training. The content is durable when a function returns, and its name too, except after `store_update`. Names with
-further parts are no checkpoints and no updates, so a later version may add some.
+used for training. The content is durable when a function returns; the name is too, except after `store_update`. Names with
+further parts are no checkpoints and no updates, so a later version may add such names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire.topics import check_name
 
 ENCODING = "fp32"
-"""Lossless for every dtype. Compressed values would take a tenth less space and seven times the time."""
+"""Lossless for every dtype. Compressed values would need a tenth less space and seven times the time."""
 
 _ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
 KEPT = 2
@@ -61,7 +61,7 @@ def save_checkpoint(
         state: The state, with the moments of the server optimizer.
         schema: Schema of the public model.
         meta: Plain data that `load_checkpoint` returns.
-        kept: Checkpoints that are kept, this one among them.
+        kept: Number of checkpoints that are kept, including the new one.
 
     Returns:
         The key of the checkpoint.
@@ -188,7 +188,7 @@ def has_checkpoint(place: Place) -> bool:
 def export_model(place: Place, tensors: Tensors) -> str:
     """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors give equal bytes.
 
-    Only the owner may read a file (mode 0600), since a model reveals something about its training data.
+    Only the owner may read a file (mode 0600), since a model reveals facts about its training data.
 
     Returns:
         Its path or URL.
@@ -199,21 +199,21 @@ def export_model(place: Place, tensors: Tensors) -> str:
 
 
 def model_bytes(tensors: Tensors) -> bytes:
-    """Return the bytes of such a file."""
+    """Return the bytes of the .npz file that `export_model` writes."""
     buffer = io.BytesIO()
-    # Not numpy.savez: it takes names as keywords, of which it has some of its own, and stamps the time into the file.
+    # Not numpy.savez: it takes names as keywords, which may clash with its own, and writes the time into the file.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(tensors):
             if base_name(name) == name:
                 info = zipfile.ZipInfo(f"{name}.npy")
-                info.external_attr = 0o644 << 16  # for those who unpack it with unzip
+                info.external_attr = 0o644 << 16  # the mode after unzip
                 with archive.open(info, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(tensors[name]), allow_pickle=False)
     return buffer.getvalue()
 
 
 def store_update(place: Place, round: int, device: str, blob: bytes, digest: str = "") -> str:
-    """Save the packed update of a device; an existing one is replaced. Its bytes are durable then, its name may not be.
+    """Save the packed update of a device; an existing one is replaced. Its bytes are then durable; its name may not be.
 
     Args:
         place: Blob store of the run, or its directory.
@@ -234,7 +234,7 @@ def store_update(place: Place, round: int, device: str, blob: bytes, digest: str
 
 
 def sync_updates(place: Place, round: int) -> None:
-    """Flush the names of the updates of a round, of many with one wait for the disk; raise StateError if it refuses."""
+    """Flush the names of a round's updates, all with one wait for the disk; raise StateError if the disk refuses."""
     blobs_at(place).sync(_round_folder(round))
 
 
@@ -258,7 +258,7 @@ def drop_round(place: Place, round: int) -> None:
 
 
 def drop_updates(place: Place, updates: Iterable[tuple[int, str]]) -> None:
-    """Delete updates, each given by its round and its device, where a round's folder may still get others."""
+    """Delete updates, each given by its round and its device; a round's folder may still get other updates."""
     blobs_at(place).delete(*(update_key(round, device) for round, device in updates))
 
 
@@ -275,7 +275,7 @@ def kept_devices(place: Place, round: int) -> list[str]:
 
 def update_key(round: int, device: str) -> str:
     """Return the key of a device's update."""
-    # Another name could be a path to anywhere.
+    # An unchecked name could be a path out of the folder.
     return f"{_round_folder(round)}/{check_name('device', device)}{_SUFFIX}"
 
 

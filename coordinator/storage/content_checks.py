@@ -28,7 +28,7 @@ _SHOWN = 5
 
 
 def check_stored(state_dir: Path, checkup: Checkup) -> None:
-    """Make the checks `registry` and `runs`; neither is made where nothing is stored yet."""
+    """Run the checks `registry` and `runs`, unless nothing is stored yet."""
     path = state_dir / REGISTRY_FILE
     if not exists(path):
         return
@@ -79,7 +79,7 @@ def _check_runs(state_dir: Path, runs: _Runs, checkup: Checkup) -> None:
 
 
 _Problem = tuple[bool, str, str]
-"""Whether it is a failure, the fault, the remedy."""
+"""Whether the problem is a failure; the fault; the remedy."""
 
 
 def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
@@ -188,7 +188,7 @@ def _blob_problems(run: RunInfo, blobs: BlobStore, kept: Sequence[Checkpoint]) -
 
 
 def _npz_problem(data: bytes, run: RunInfo, kept: Sequence[Checkpoint]) -> str | None:
-    """Return the problem of an exported model. A run at work may have written it after a round without a checkpoint."""
+    """Return the problem of an exported model. An active run may have written it after a round without a checkpoint."""
     try:
         if hashlib.sha256(data).hexdigest() in {one.model_sha256 for one in kept}:
             return None

@@ -1,10 +1,10 @@
 """The model deltas of a run: each round's step is made, saved, and offered to devices that hold an older model.
 
-A run without a delta encoding has none. The last deltas are beside the checkpoints, a cache that the run can do without:
+A run without a delta encoding has none. The last deltas are beside the checkpoints, as a cache that the run does not need:
 
     delta-000012.fp     the packed delta of round 12
 
-Each has a line with the format, the SHA-256 of the content, and the content. A damaged or missing one is left out, and
+Each file has a line with the format, the SHA-256 of the content, and the content. A damaged or missing delta is left out, and
 devices then download the whole model. So no function waits for the disk, and no error of the store ends a run.
 """
 
@@ -93,7 +93,7 @@ class DeltaHistory:
         ]
 
     def _content(self, state: ServerState) -> str:
-        """Return the digest of a state's tensors; that of the last state is remembered."""
+        """Return the digest of a state's tensors; the digest of the last state is cached."""
         if self._digest is None or self._digest[0] is not state:
             self._digest = (state, values_digest(state.tensors, self._schema))
         return self._digest[1]
@@ -108,7 +108,7 @@ _log = logging.getLogger("fedpatch.checkpoint")
 
 
 def save_step(place: Place, step: ServerDelta, beside: Collection[int]) -> None:
-    """Save a delta in place of one of the same round, and delete the deltas of other rounds.
+    """Save a delta, replacing one of the same round, and delete the deltas of other rounds.
 
     Args:
         place: Blob store of the run, or its directory.

@@ -1,10 +1,11 @@
-"""The folders of a run's leaders: each leader with standbys has one, and no other one writes there.
+"""The folders of a run's leaders: each leader with standbys has one, and no other leader writes there.
 
     RUN/epoch-000007/checkpoint-000012.fp ...
 
-A leader copies the folder of its predecessor into its own and then writes its epoch into the row of the run, which from
-then on names the folder of the state. So no process reads an object of a former leader that wakes up, and the store need not
-refuse it: not every S3 server knows conditional requests. A run that is resumed without standbys moves back to `RUN/`.
+A leader copies the folder of its predecessor into its own. Then it writes its epoch into the row of the run, which from then on
+names the folder of the state. So no process reads an object that a former leader writes after it wakes up. The store need not
+refuse such a write: not every S3 server supports conditional requests. A run that is resumed without standbys moves back to
+`RUN/`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class BlobPlaces:
         return open_blobs(self.url, self.directory, self.leader_epoch, self.ending)
 
     def move_in(self, before: int) -> BlobStore:
-        """Copy all blobs of a run into this process's store, and leave those at the source; return the store.
+        """Copy all blobs of a run into this process's store, without a change at the source; return the store.
 
         Args:
             before: Epoch of the run in the registry.
@@ -53,7 +54,7 @@ class BlobPlaces:
 
         def copy(key: str) -> None:
             blob = source.get(key)
-            if blob is not None:  # a former leader has just deleted it
+            if blob is not None:  # None: a former leader has just deleted it
                 target.put(key, blob)
 
         target.delete(*(name for name in target.list() if not name.startswith(EPOCH)))
@@ -63,10 +64,10 @@ class BlobPlaces:
         return target
 
     def drop_earlier(self, before: int) -> None:
-        """Delete the blobs of earlier leaders except the last one, which a reader may be reading.
+        """Delete the blobs of earlier leaders, except those of the previous leader, which a reader may be reading.
 
         Args:
-            before: Epoch of the leader before.
+            before: Epoch of the previous leader.
         """
         if self.leader_epoch is None:
             return

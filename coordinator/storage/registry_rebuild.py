@@ -29,7 +29,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.app.files import refusals_of, sync_directory
 from fedpatch.shared.errors import StateError, UsageError
 
-# In the order of what belongs to what. Runs without a directory have nothing to go on with.
+# Rows come after the rows that they refer to. A run without a directory is left out: it cannot be resumed.
 _TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acceptances", "updates", "carried_work")
 
 
@@ -41,7 +41,7 @@ class Rebuilt:
         runs: Ids of the runs.
         without_journal: Directories of runs whose journal does not describe the run.
         set_aside: Files that were moved aside.
-        source: The registry or its copy, of which rows were copied; None if neither could be read.
+        source: The file whose rows were copied: the registry or its copy; None if neither could be read.
         devices: Number of devices that were copied.
         holds: Number of holds that were copied.
     """
@@ -93,7 +93,7 @@ def rebuild_registry(path: Path) -> Rebuilt:
 
 
 def _restored(path: Path) -> Rebuilt:
-    """Add what a database lacks from the journals; its other rows stay."""
+    """Add the rows that a database lacks from the journals; its other rows stay."""
     with Registry(path) as registry:
         registry.restore()
         runs = tuple(run.id for run in registry.runs())
@@ -143,7 +143,7 @@ def _copy_rows(made: sqlite3.Connection, source: Path, runs: Path) -> int:
                 try:
                     taken += made.execute(sql, list(values.values())).rowcount
                 except sqlite3.Error:
-                    continue  # it belongs to a run that cannot be taken over
+                    continue  # the row belongs to a run that cannot be copied
     return taken
 
 
@@ -159,7 +159,7 @@ def _rows(db: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
 
 
 def _make_way(path: Path) -> Iterator[Path]:
-    """Move both aside, and a log without its file too: SQLite would replay it into the new registry."""
+    """Move registry and copy aside, also a log without its file: SQLite would replay it into the new registry."""
     for one in (path, copy_of(path)):
         there = one.exists()
         set_aside(one)

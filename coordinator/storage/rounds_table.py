@@ -75,7 +75,7 @@ class RoundLedger(Tables):
         self._change(lambda db: _accept(db, run, devices))
 
     def exclude_offender(self, run: str, device: str, offence: str) -> None:
-        """Note an offender of the open round, if one is open.
+        """Note an offender of the open round, if a round is open.
 
         Args:
             run: Name of the run.
@@ -91,7 +91,7 @@ class RoundLedger(Tables):
         self._change(exclude)
 
     def save_masking(self, run: str, round: int, entries: Sequence[MaskingEntry]) -> None:
-        """Write steps of a masked round; a step that is there already stays as it is.
+        """Write steps of a masked round; an existing step stays as it is.
 
         Args:
             run: Name of the run.
@@ -122,11 +122,12 @@ class RoundLedger(Tables):
 
         Args:
             run: Name of the run.
-            added: The updates, at most one of a device; one that is there already is not added again.
+            added: The updates, at most one of a device; an existing update is not added again.
             accepted: Devices that have accepted since the last call.
 
         Returns:
-            By device of which another update of that round is committed: the digest of that one. Its new one is not added.
+            For each device that has another committed update of that round: the digest of that update. The new one is not
+            added.
         """
         rows = [{"run": run, **asdict(one)} for one in added]
 
@@ -152,7 +153,7 @@ class RoundLedger(Tables):
         ]
 
     def committed(self, run: str, round: int | None, carried: Mapping[str, CarriedWork]) -> list[StoredUpdate]:
-        """Return the updates of a round, and those that came of carried work.
+        """Return the updates of a round, and those of carried work.
 
         Args:
             run: Name of the run.
@@ -165,7 +166,7 @@ class RoundLedger(Tables):
         return own + [one for one in earlier if one.device in carried and carried[one.device].round == one.round]
 
     def carried(self, run: str) -> dict[str, CarriedWork]:
-        """Return the work for rounds that are over, by device, the committed updates of a failed round among it."""
+        """Return the work for rounds that are over, by device, including the committed updates of a failed round."""
         columns = [column for column in carried_work.c if column is not carried_work.c.run]
         rows = self._read(select(*columns).where(carried_work.c.run == run))
         return {row.pop("device"): CarriedWork(**row) for row in sorted(rows, key=lambda row: str(row["device"]))}
@@ -182,7 +183,7 @@ class RoundLedger(Tables):
         self._change(lambda db: db.execute(delete(updates).where(*its_own)))
 
     def close(self, run: str, devices: Collection[str]) -> None:
-        """Note that the aggregation of the updates of `devices` begins, after which no other update counts."""
+        """Note that the aggregation of the updates of `devices` begins; other updates no longer count."""
 
         def close(db: Connection) -> None:
             db.execute(update(open_rounds).where(open_rounds.c.run == run).values(closing=1))
@@ -222,7 +223,7 @@ class RoundLedger(Tables):
         )
 
     def finish(self, run: str, record: RoundRecord, carried: Mapping[str, CarriedWork] | None = None) -> None:
-        """Write the record of a completed round, in place of one of its number, and delete its journal and updates.
+        """Write the record of a completed round, replacing one with its number, and delete its journal and updates.
 
         Args:
             run: Name of the run.
@@ -237,7 +238,7 @@ class RoundLedger(Tables):
 
         change = self._change(finish)
         self._journal.write_round(run, record, change)
-        # Of a long run not after each round: all copies together are to be no more than a few times its rounds.
+        # In a long run not after each round, so that the cost of all copies is only linear in the number of rounds.
         if record.round % max(1, record.round // 50) == 0:
             self._db.keep()
 
@@ -268,13 +269,13 @@ class RoundLedger(Tables):
 
 
 def save_records(db: Connection, run: str, records: Collection[RoundRecord], *, replace: bool = True) -> None:
-    """Write records of rounds, in place of those of the same number.
+    """Write records of rounds.
 
     Args:
         db: The connection, within a transaction.
         run: Name of the run.
         records: The records.
-        replace: Replace records; if not, one that is there already stays.
+        replace: Replace records with the same number; if not, an existing record stays.
     """
     rows = [{"run": run, "round": one.round, "record": json.dumps(one.to_dict(), allow_nan=False)} for one in records]
     if not replace:

@@ -1,15 +1,15 @@
-"""The journal of a run: the registry's data of the run once more, in a text file beside its checkpoints.
+"""The journal of a run: a second copy of the registry's data of the run, in a text file beside its checkpoints.
 
     <state directory>/runs/RUN/journal.jsonl
 
-Each line has the first 16 hex digits of a SHA-256, a space, and the JSON that the digest is of:
+Each line has the first 16 hex digits of the SHA-256 of its JSON, a space, and the JSON:
 
     {"run": {...}}      the run's row in the registry (coordinator.rounds.run_records.RunInfo); the last such line counts
-    {"round": {...}}    the record of a completed round (RoundRecord); it replaces one of its number
-    {"back_to": 12}     the rounds after that one are repeated
+    {"round": {...}}    the record of a completed round (RoundRecord); it replaces one with its number
+    {"back_to": 12}     the rounds after that number are repeated
 
-Lines are only added. So a registry can be rebuilt from journals, and the doctor can compare the two. A line that is damaged, or
-was cut off by a power cut, is left out and reported.
+Lines are only added. So a registry can be rebuilt from journals, and the doctor can compare registry and journals. A line that
+is damaged, or was cut off by a power cut, is left out and reported.
 
 Each change of a run has a number (`changes` of its row in the registry), which its line carries as "change". A journal whose
 last number is below the registry's lags: a line could not be written, and the registry is right. The next line is then written
@@ -46,11 +46,11 @@ class RunHistory:
     """The content of a journal.
 
     Attributes:
-        run: The run as it was last written; None without an undamaged line of it.
+        run: The run's row as it was last written; None without an undamaged line that has it.
         records: Records by round.
         damaged_lines: Numbers of the damaged lines.
         changes: Number of its last change; 0 in journals of earlier versions, whose lines have no number.
-        forgotten_after: The round after which rounds were rolled back and not repeated since; None without any.
+        forgotten_after: The last round before those that were rolled back and not repeated since; None if there are none.
     """
 
     run: RunInfo | None = None
@@ -148,7 +148,7 @@ class RunJournal:
             if written is None or (history.changes < known.changes and written != record):
                 entries.append({"round": record.to_dict()})
         if entries or (history.run, history.changes) != (known.run, known.changes):
-            # Last, since it carries the number: a journal that is cut short before it still lags.
+            # The run's row is last and has the number of the change: a journal that is cut off before it still lags.
             self._append(run, [*entries, {"run": _run_to_dict(known.run)}], known.changes)
 
     def _write(self, run: str, entry: Mapping[str, Any], change: int) -> None:

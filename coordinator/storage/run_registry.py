@@ -119,7 +119,7 @@ class Registry(Tables):
             ending: Set when the process shall end: from then on no thread waits long for a lost connection.
 
         Raises:
-            UsageError: Another one is at work.
+            UsageError: Another coordinator leads the fleet.
         """
         self._db.lead(fleet, epoch)
         self._db.ending = ending or self._db.ending
@@ -143,9 +143,9 @@ class Registry(Tables):
         suffix: str | None = None,
         run: str | None = None,
     ) -> RunInfo:
-        """Add a run of epoch 1, or the leader's, with the status "running".
+        """Add a run with the status "running", and with epoch 1 or the epoch of the leader.
 
-        Its id has the time and a random suffix, unless it is given.
+        Unless the id is given, it has the time and a random suffix.
 
         Args:
             created_at: Unix time, in seconds.
@@ -155,7 +155,7 @@ class Registry(Tables):
             settings: Public settings, without secrets.
             schema: Digest of the whole model's schema.
             suffix: Random hex digits.
-            run: The id: that of another coordinator's run, of which a relay plays rounds.
+            run: The id of another coordinator's run, if a relay runs rounds of that run; None: a new id.
         """
         # The random end distinguishes runs on a machine whose clock stands still or starts in 1970.
         run = run or f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
@@ -179,7 +179,7 @@ class Registry(Tables):
         return self.run(run)
 
     def next_epoch(self, run: str) -> int:
-        """Return the next epoch of a run; messages of earlier epochs are refused from now on. With standbys the leader's."""
+        """Return the run's next epoch, with standbys the leader's; messages of earlier epochs are refused from now on."""
         self._db.led[run] = epoch = self._change_run(run, epoch=self._epoch or runs.c.epoch + 1)
         self._db.keep()  # an older copy would give out this epoch a second time
         self._note_run(run)
@@ -208,7 +208,8 @@ class Registry(Tables):
     def restore(self) -> list[str]:
         """Copy data that this registry lacks from the journals (runs, records, epochs, ends); return the ids of the runs.
 
-        Used after a rebuild or a restored copy. The registry's data of a run whose journal lags is newer, and stays.
+        Used after a rebuild or a restored copy. If the journal of a run lags, the registry's data of the run are newer, and
+        stay.
         """
         found = []
         for path in journals(self.path.parent):
@@ -222,7 +223,7 @@ class Registry(Tables):
                 _log.warning("%s: damaged in line %s, which is left out", path, lines)
             if history.run is not None and history.run.id == path.parent.name:
                 found.append((history.run, history))
-        # Runs are listed by the order in which they were written down.
+        # Runs are listed in the order in which their rows were inserted.
         for run, history in sorted(found, key=lambda one: (one[0].created_at, one[0].id)):
             self._restore_run(run, history)
         self._db.keep()
@@ -231,19 +232,19 @@ class Registry(Tables):
     def newest(self, fleet: str) -> RunInfo | None:
         """Return the newest run of a fleet.
 
-        Unless it is `finished`, its coordinator is at work, was stopped or killed, or failed.
+        Unless the run is `finished`, its coordinator is running, was stopped or killed, or failed.
         """
         return next((run for run in self.runs() if run.settings.get("fleet") == fleet), None)
 
     def abandon_running(self, fleet: str) -> None:
-        """Set the runs of a fleet that are "running" to "interrupted". The caller has locked the fleet, so none is at work."""
+        """Set the runs of a fleet that are "running" to "interrupted". The caller has locked the fleet, so none runs."""
         left = [run.id for run in self.runs() if run.status == "running" and run.settings.get("fleet") == fleet]
         for run in left:
             self._change_run(run, status="interrupted", stopped_because="interrupted")
             self._note_run(run)
 
     def run(self, name: str) -> RunInfo:
-        """Return the run with that id, or the only one whose id begins so, or the newest for "last".
+        """Return the run with the id `name`, or the only run whose id begins with it, or the newest run for "last".
 
         Raises:
             UsageError: There is no such run, or there are several.
@@ -294,8 +295,8 @@ class Registry(Tables):
     def seen_devices(self, fleet: str, sightings: Iterable[Sighting], most: int | None = None) -> None:
         """Note presences in one transaction; a last will leaves the device's data as they were.
 
-        A device name belongs to its fleet: the same name in another fleet is another device. So that invented names do not fill
-        the disk, devices that were never invited are deleted beyond `most`, those with the oldest presence first.
+        A device name belongs to its fleet: the same name in another fleet is another device. So that made-up names do not fill
+        the disk, at more than `most` devices those that were never invited are deleted, the oldest presence first.
 
         Args:
             fleet: Name of the fleet.
@@ -334,7 +335,7 @@ class Registry(Tables):
     def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
         """Add to counters of devices (database.migrations.COUNTERS), all in one transaction.
 
-        `fleet` must have seen the devices. The reason is kept as the device's last one.
+        The devices must have been seen in `fleet`. The reason is kept as the device's last one.
 
         Args:
             fleet: Name of the fleet.
@@ -379,10 +380,10 @@ class Registry(Tables):
         return Known(self.run(run), self.rounds.records(run), self.changes(run))
 
     def _restore_run(self, run: RunInfo, history: RunHistory) -> None:
-        """Copy the data of a run from its journal; a completed open round and rolled-back rounds are deleted.
+        """Copy the data of a run from its journal; delete rolled-back rounds, and an open round that is completed.
 
-        A journal with damaged lines deletes no round. From a journal that lags, only records are copied that the registry lacks
-        before its last one.
+        A journal with damaged lines deletes no round. From a journal that lags, only the records that the registry lacks before
+        its last one are copied.
         """
         lags = history.changes < self.changes(run.id)
         values = {
@@ -434,7 +435,7 @@ class Registry(Tables):
 
 
 def _forget_devices(db: Connection, fleet: str, most: int) -> None:
-    """Delete devices of a fleet that were never invited beyond `most`, those with the oldest presence first."""
+    """Delete the devices beyond `most` in a fleet: only those never invited and not held, the oldest presence first."""
     surplus = (db.scalar(select(func.count()).where(devices.c.fleet == fleet)) or 0) - most
     if surplus <= 0:
         return
@@ -445,9 +446,9 @@ def _forget_devices(db: Connection, fleet: str, most: int) -> None:
 
 
 def _forget_open_round(db: Connection, run: str) -> None:
-    """Delete the open round of a run if a record of it is there, and what belongs to no open round.
+    """Delete the open round of a run if it has a record, and updates and carried work without an open round.
 
-    Carried work that was noted between two rounds may have entered a version that only the journal knows.
+    Carried work that was noted between two rounds may be in a version of the model that only the journal has.
     """
     last = db.scalar(select(func.max(rounds.c.round)).where(rounds.c.run == run))
     number = db.scalar(select(open_rounds.c.round).where(open_rounds.c.run == run))

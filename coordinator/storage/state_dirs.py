@@ -1,4 +1,4 @@
-"""Finds the state directory of a run: the one that is named, or one below the current directory."""
+"""Finds the state directory of a run: the named one, or one below the current directory."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def find_to_resume(named: Path | None, run: str) -> Path:
 
 
 def _place_of(run: str, places: Sequence[Path]) -> Path:
-    """Return the directory that has the run of that id, or the only run whose id begins so."""
+    """Return the directory that has the run with the id `run`, or the only run whose id begins with it."""
     matches: dict[str, Path] = {}
     for place in places:
         try:
             with Registry(place / REGISTRY_FILE, readonly=True) as registry:
                 matches |= {info.id: place for info in registry.runs() if run and info.id.startswith(run)}
-        except (StateError, UsageError):  # one that is damaged hides no other
+        except (StateError, UsageError):  # a damaged directory does not hide the others
             continue
     if run in matches:
         return matches[run]

@@ -1,4 +1,4 @@
 """Building blocks of every fedpatch program: command line, logging, signals, files, locks, clock.
 
-No module here knows about federated learning.
+No module here is specific to federated learning.
 """

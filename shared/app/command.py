@@ -30,15 +30,15 @@ class _StrictPaths:
     """Mixin for commands: it refuses empty paths, and corrects the help of flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as typer does. Raises ConfigError for an empty path, which pathlib takes for the current folder."""
+        """Parse as typer does. Raises ConfigError for an empty path, because pathlib reads it as the current folder."""
         typed = list(args)
-        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # of the class that this is mixed into
-        if not ctx.resilient_parsing:  # completion of a shell, which shows no errors
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # the other base class has it
+        if not ctx.resilient_parsing:  # resilient parsing is shell completion, which shows no errors
             self._refuse_empty_paths(ctx, typed)
         return rest
 
     def _refuse_empty_paths(self, ctx: Any, typed: list[str]) -> None:
-        # Parsed once more: whether ctx.params holds converted paths depends on typer's version.
+        # Parsed again, because ctx.params holds converted paths with some versions of typer only.
         given: dict[str, Any] = self.make_parser(ctx).parse_args(typed)[0]  # type: ignore[attr-defined]
         problems = []
         for param in self.get_params(ctx):
@@ -54,10 +54,10 @@ class _StrictPaths:
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the command and --help.
 
-        Flags have no metavar, which typer would show as `--json <bool>`. Paths are not looked at by typer: the command's own
-        message about an unreadable one has a remedy.
+        Flags have no metavar, because typer would show `--json <bool>`. Typer does not check paths, because the command's own
+        message about an unreadable path has a remedy.
         """
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # the other base class has it
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
@@ -204,7 +204,7 @@ def option(name: str, annotation: Any, default: object = None) -> inspect.Parame
 
     Args:
         name: Name of the parameter.
-        annotation: Its type, annotated with what typer needs to know.
+        annotation: Its type, annotated for typer.
         default: Its default.
     """
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -245,7 +245,7 @@ def add_options(
         run: Wrapper of `function`.
         function: Has parameters of its own, which typer reads.
         options: Further parameters of `run`.
-        replaced: Name of a parameter of `function` that `run` makes of the options, and typer does not see.
+        replaced: Name of the parameter of `function` that `run` builds from the options and hides from typer.
     """
     own = inspect.signature(function, eval_str=True).parameters.values()
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name != replaced] + [*options]

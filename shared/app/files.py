@@ -1,4 +1,4 @@
-"""Files that survive a power cut: after one, a path holds the old bytes or the new ones, never a mixture.
+"""Files that survive a power cut: afterwards a path holds the old bytes or the new ones, never a mixture.
 
 New bytes are written to a temporary file in the same directory and flushed to the disk. One rename then replaces the old
 file, and the directory is flushed too, because it holds the name.
@@ -81,7 +81,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 def open_atomic(
     path: Path, *, mode: int = 0o600, durable: bool = True, durable_name: bool = True
 ) -> Iterator[BinaryIO]:
-    """Do as `write_atomic` for content that is written in parts: it replaces the file when the block ends without error.
+    """Do as `write_atomic` for content written in parts. The file is replaced when the block ends without error.
 
     Args:
         path: The file; its directory must exist.
@@ -152,7 +152,7 @@ def append_durably(path: Path, line: bytes) -> None:
 
 
 def previous_of(path: Path) -> Path:
-    """Return the path at which `write_after` keeps the old version; after a kill between its renames it is the only one."""
+    """Return the path at which `write_after` keeps the old version; after a kill between its renames only this file exists."""
     return path.with_name(path.name + ".previous")
 
 
@@ -176,15 +176,15 @@ def _remedy_of_place(error: OSError, path: Path) -> str:
 
 
 def _other_owner(path: Path) -> int | None:
-    """Return the owner of a path, or of the nearest directory above it that can be seen; None for this user.
+    """Return the owner of a path, or of its nearest visible parent directory; None for this user.
 
-    Nobody owns an absent path. The owner of its directory is named, but not root, whose file a service could not use.
+    For an absent path return the owner of its directory, or None for root: a service could not use a file of root's.
     """
     absent = False
     for one in (path, *path.parents):
         try:
             owner = one.stat().st_uid
-        except PermissionError:  # in a closed directory, whose owner is looked for
+        except PermissionError:  # in a closed directory: find the directory's owner
             continue
         except OSError:
             absent = True
@@ -210,7 +210,7 @@ def remedy_at(directory: Path, otherwise: str) -> str:
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return a value that differs whenever content, owner or mode of a file have changed; () if there is no file."""
+    """Return a value that changes with a file's content, owner or mode; () if there is no file."""
     try:
         stat_result = path.stat()
     except OSError:
@@ -350,7 +350,7 @@ def read_header(path: Path, content: memoryview | bytes, fields: Mapping[str, ty
     Raises:
         StateError: The content does not begin with a map of exactly these fields.
     """
-    unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(content)))  # 0 would be no limit
+    unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(content)))  # 0 would mean no limit
     unpacker.feed(content)
     try:
         header = unpacker.unpack()

@@ -74,7 +74,7 @@ class FileLock(_LockFile):
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock. Raises OSError if the file is absent or unreadable.
 
-    It tries a shared lock, so that two callers do not take each other for a holder.
+    It tries a shared lock, so that two callers do not count each other as a holder.
     """
     fd = os.open(path, os.O_RDONLY)
     try:

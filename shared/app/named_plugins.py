@@ -40,7 +40,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True)
 class PluginKind(Generic[T]):
-    """A kind of thing that users bring with a package or a file of their own.
+    """A kind of plugin that users add by a package or a file of their own.
 
     Args:
         noun: Name of the kind in messages, such as "task".
@@ -68,7 +68,7 @@ class PluginKind(Generic[T]):
     def check_name(self, ref: str) -> None:
         """Raise UsageError where `ref` is neither an installed name nor of the form module:attribute.
 
-        Imports nothing: only `find` knows whether the module can be loaded.
+        Imports nothing: only `find` tries to load the module.
         """
         if ":" in ref:
             self._parse(ref)
@@ -78,7 +78,7 @@ class PluginKind(Generic[T]):
     def find(self, ref: str) -> T:
         """Return the installed object named `ref`, or the object that `ref` names as `module:attribute`.
 
-        A module is looked for in the current directory first. Raises UsageError, with the nearest name or with the reason
+        The search for a module begins in the current directory. Raises UsageError, with the nearest name or with the reason
         why the import failed.
         """
         if ":" in ref:

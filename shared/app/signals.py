@@ -1,8 +1,8 @@
 """Handling of SIGINT and SIGTERM.
 
-The main thread runs a Python signal handler between two of its instructions. So a handler must not take a lock, which the
-main thread may hold, and it does not wake a main thread that is about to wait for a lock or a queue. A program whose main
-thread waits for long uses `forward_signals`.
+The main thread runs a Python signal handler between two of its instructions. So a handler must not take a lock, because the
+main thread may hold it. A handler also does not wake a main thread that is about to wait for a lock or a queue. A program
+whose main thread waits for long uses `forward_signals`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def stoppable(notice: str) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay a signal whose handler may raise to the end of the block. A second signal is handled at once."""
+    """Delay a signal until the block ends, if its handler may raise. A second signal is handled at once."""
     main = threading.current_thread() is threading.main_thread()  # only the main thread may set handlers
     handlers = {number: signal.getsignal(number) for number in _SIGNALS if main}
     before = {number: old for number, old in handlers.items() if callable(old) and old is not _told_elsewhere}
@@ -121,4 +121,4 @@ def forward_signals(on_signal: Callable[[int], object]) -> Iterator[None]:
 
 
 def _told_elsewhere(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: the handler within `forward_signals`, for without a Python handler the pipe receives no signal."""
+    """Do nothing. `forward_signals` needs this handler: without a Python handler the pipe receives no signal."""

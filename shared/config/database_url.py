@@ -11,7 +11,7 @@ _EXAMPLE = "postgresql://fedpatch@db.local/fedpatch"
 
 
 def database_problem(url: str, *, insecure: bool) -> str | None:
-    """Return the problem of a database's URL; None for none. The text never has what may be a password.
+    """Return the problem of a database's URL, or None. The text never contains a possible password.
 
     Args:
         url: The URL.

@@ -1,6 +1,6 @@
-"""The file that a device is enrolled with: who it is, where its broker is, and what it shows there. JSON, one per device.
+"""The file that enrols a device: its name, its broker, and its credentials there. JSON, one file per device.
 
-It holds a key or a password, so a copy is the device's identity: mode 0600, and gone once it is installed.
+The file holds a key or a password, so a copy of it can act as the device. It has mode 0600; delete it after installation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _Text = Annotated[str, msgspec.Meta(max_length=500)]
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A device's identity. With a certificate: `certificate` and `key` as PEM; with a password: that; `ca` as PEM in either.
+    """A device's identity: `certificate` and `key` as PEM, or `password`; with either, `ca` as PEM.
 
-    An empty `broker` leaves the URL to the settings of the device, an empty `broker_profile` the limits of a hosted broker.
+    If `broker` or `broker_profile` is empty, the device's settings decide the URL or the limits of a hosted broker.
     """
 
     fedpatch_bundle: int = FORMAT
@@ -39,7 +39,7 @@ class Bundle:
     password: _Text = ""
 
     def __repr__(self) -> str:
-        return f"Bundle of {self.device} in fleet {self.fleet}"  # never what is secret in it
+        return f"Bundle of {self.device} in fleet {self.fleet}"  # without its secrets
 
 
 def encode_bundle(bundle: Bundle) -> bytes:

@@ -115,9 +115,9 @@ class Settings:
 
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return other defaults for some settings, where the value of another one needs them.
+        """Return other defaults for some settings, where the value of another setting requires them.
 
-        They replace defaults only. A value that was set and does not fit is a problem of `check`.
+        They replace defaults only. `check` reports a value that was set and does not fit.
 
         Args:
             values: The values that were set, and the defaults.
@@ -127,8 +127,8 @@ class Settings:
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems that the rules of a single field cannot find.
 
-        Each is a tuple of the field to name, the text, and other fields that take part. A problem with another field is left
-        out while that field is itself invalid.
+        Each is a tuple: the field to name, the text, and other fields involved. A problem is left out while one of those other
+        fields is invalid.
         """
         return []
 
@@ -164,7 +164,7 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
 
     Args:
         default: The default. Without it the setting is required, and `example` must be a valid value.
-        help: Description for the reference and `--help`. That of a required setting must read on from "say".
+        help: Description for the reference and `--help`. For a required setting it must continue the word "say".
         group: Heading of the group of settings.
         unit: Unit of a number.
         default_means: Meaning of the default in words.
@@ -245,8 +245,8 @@ def from_value(one: Setting, value: object) -> Any:
 
 
 def _means_none(one: Setting, value: object) -> bool:
-    # TOML has no null and an environment variable is always a text, so a word takes a value away. Never from a secret:
-    # it would silently turn a password into none at all.
+    # TOML has no null and an environment variable is always a text, so a word means None. Not for a secret: a password
+    # equal to this word would silently become no password.
     return one.optional and not one.rules.secret and value == one.rules.none_word
 
 

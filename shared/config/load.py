@@ -27,8 +27,8 @@ R = TypeVar("R")
 _METAVARS: dict[type, str] = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", tuple: "TEXT,..."}
 
 _KEY_SIMILARITY = 0.6
-# Not every variable that begins like ours is a setting (FEDPATCH_DATA, FEDPATCH_AGENT_TASK), so only what can hardly be
-# anything but a slip is refused.
+# Some variables with our prefix are no settings (FEDPATCH_DATA, FEDPATCH_AGENT_TASK), so only a name very similar to a
+# setting is refused as a typing error.
 _VARIABLE_SIMILARITY = 0.85
 
 
@@ -63,7 +63,7 @@ def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: 
     Args:
         cls: The settings class.
         file: A TOML file; None for none.
-        environ: Environment variables. That of a setting is `cls.env_prefix` and its name in capitals; an empty one is not set.
+        environ: Environment variables. A setting's variable is `cls.env_prefix` plus its name in capitals; empty: unset.
         flags: Values of options by field name; None for an option that is not given. A text is parsed like a variable.
 
     Returns:
@@ -98,7 +98,7 @@ def load_with_origins(
 
 
 class _Reader:
-    """Collects values from one place after the other, and the problems."""
+    """Collects the values of each place in turn, and the problems."""
 
     def __init__(self, known: Mapping[str, Setting]) -> None:
         self.known = known
@@ -106,7 +106,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self.wrong: set[str] = set()
-        self.unread = False  # whether the file, and so what it sets, is unknown
+        self.unread = False  # whether the file could not be read, so its settings are unknown
 
     def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
         one = self.known.get(key)
@@ -117,7 +117,7 @@ class _Reader:
             value = convert(one, raw)
             self.values[key] = value.expanduser() if isinstance(value, Path) else value
             self.origins[key] = origin
-        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no home directory that ~ could stand for
+        except (ValueError, RuntimeError) as error:  # RuntimeError: no home directory for ~
             self.problems.append(origin.problem(key, error))
             self.wrong.add(key)
 
@@ -164,7 +164,7 @@ class _Reader:
                 self.wrong.add(key)
                 if not self.unread:
                     self.problems.append(f"{key}: not set; {_remedy(one)}")
-            # What is wrong or missing is stood in for, so that a check of other fields can still speak.
+            # A valid value replaces a wrong or missing one, so that the checks of other fields still run.
             stand_in = from_text(one, one.rules.example) if one.required else one.default
             values[key] = stand_in if key in self.wrong else self.values.get(key, one.default)
         fitting = {
@@ -288,6 +288,6 @@ def _options(known: Sequence[Setting], env_prefix: str) -> list[inspect.Paramete
 
 
 def _about(one: Setting, env_prefix: str) -> str:
-    """Range, default and variable in brackets, round ones: rich would take square ones for markup."""
+    """Range, default and variable in round brackets: rich would read square ones as markup."""
     parts = [one.range, one.default_words if one.required else f"default: {one.default_words}"]
     return "(" + "; ".join([*filter(None, parts), f"env: {env_prefix}{one.name.upper()}"]) + ")"

@@ -13,7 +13,7 @@ _SHOWN_BY_SYSTEMD = 0o040
 
 
 def forbidden_mode(path: Path) -> int:
-    """Return the bits of a mode that the file of a secret must not have; a credential of systemd may show a group."""
+    """Return the mode bits that a secret's file must not have; a systemd credential may show rights of a group."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     of_systemd = directory is not None and path.absolute().parent == Path(directory)
     return OPEN_TO_OTHERS & ~_SHOWN_BY_SYSTEMD if of_systemd else OPEN_TO_OTHERS

@@ -20,10 +20,10 @@ _ENTRY = re.compile(
     """,
     re.VERBOSE,
 )
-# Begins where a key can begin, so that the search is linear in a long key.
+# A match begins only where a key can begin, so that the search is linear in a long key.
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_KEY} [ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}", re.VERBOSE)
-# In this order: a string that may span lines must be tried before one that may not. Its closing quotes may be up to
-# five, as two of them can belong to the text.
+# In this order: a multi-line string must be tried before a single-line one. It may end with up to five quotes, because
+# two of them can belong to the text.
 _TOKEN = re.compile(
     r'''
     """(?:\\.|[^\\])*?"{3,5} | \'\'\'.*?\'{3,5} | "(?:\\.|[^"\\\n])*" | '[^'\n]*'
@@ -55,7 +55,7 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def with_values(text: str, values: Mapping[str, str], without: Collection[str] = ()) -> str:
-    """Change texts at the top level of a TOML document; the rest stays, with its comments.
+    """Change values at the top level of a TOML document; the rest and its comments stay.
 
     Args:
         text: A valid TOML document.
@@ -63,7 +63,7 @@ def with_values(text: str, values: Mapping[str, str], without: Collection[str] =
         without: Keys to remove.
 
     Raises:
-        ValueError: The result does not have these values, as for a key that is a table.
+        ValueError: The result does not have these values, for example because a key is a table.
     """
     entries = list(_entries(text))
     tables = [begin for _key, begin, _end, is_table in entries if is_table]

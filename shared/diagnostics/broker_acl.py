@@ -1,8 +1,8 @@
 """Check of a broker's access rules for write and read, with empty messages only.
 
-With MQTT 5 a broker reports in its acknowledgement that a message was refused, so the rules for writing are simply tried. The
-rules for reading show by a delivery, for which a client has to write: the doctor itself, where the broker permits it. A message
-that was accepted, but not delivered to a subscriber, means that a rule for reading is missing.
+With MQTT 5 a broker reports a refused message in its acknowledgement, so the doctor tests the rules for writing by messages. A
+test of the rules for reading needs a delivery, and so a writer: the doctor itself, where the broker permits it. If the broker
+accepts a message but does not deliver it to a subscriber, a rule for reading is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DELIVERY_S = 1.0
 
 @dataclass(frozen=True)
 class AclParty:
-    """Whose part the doctor takes. `device` is the name on a device, empty on the coordinator.
+    """The side that the doctor checks. `device` is the name of the device, empty on the coordinator.
 
     `client_id` is the client id of the program itself; the doctor adds a suffix. `stranger` is an unused name.
     """
@@ -39,7 +39,7 @@ class AclParty:
     stranger: str = field(default_factory=lambda: f"doctor-{secrets.token_hex(4)}")
 
     def probe_id(self, which: str) -> str:
-        """A client id of its own, for rules that match its beginning."""
+        """A client id that begins with the program's own, for rules that match the beginning."""
         return f"{self.client_id}.{self.stranger}.{which}"
 
     def echo_topic(self, which: str) -> str:
@@ -63,7 +63,7 @@ class AclParty:
         )
 
     def presence_filters(self) -> tuple[str, ...]:
-        """The topics where the other side publishes its presence; on a device also that of an agent of its name."""
+        """The topics where the other side, and another program of this side's name, publish their presence."""
         if self.party == "coordinator":
             return (self.rule("device_state"), topics.coordinator_state(self.fleet))
         return (topics.coordinator_state(self.fleet), topics.device_state(self.fleet, self.device))
@@ -75,7 +75,7 @@ class AclParty:
         )
 
     def rule_line(self, kind: Kind) -> str:
-        """The whole of that rule, for a user who is named above it."""
+        """The line of that rule; a line above it names the user."""
         access = ("read" if self.reads(kind) else "") + ("write" if self.writes(kind) else "")
         return f"topic {access} {self.rule(kind)}"
 
@@ -125,7 +125,7 @@ def _check_reading(
 ) -> None:
     kinds = [row.name for row in TOPICS if side.reads(row.name)]
     known = {found.kind for one in probe.received if (found := topics.parse_topic(side.fleet, one.topic))}
-    # Single topics, not all that the fleet writes: a wildcard would bring the updates of a round that is under way.
+    # Single topics, because a wildcard would also deliver the updates of an open round.
     wanted = {side.example(kind, name): kind for kind in kinds for name in _names_to_write_as(side, kind)}
     missing = [kind for kind in kinds if kind in {wanted[topic] for topic in probe.subscribe(*wanted)}]
     unshown: list[Kind] = []
@@ -149,7 +149,7 @@ def _check_reading(
 def _is_delivered(
     settings: BrokerSettings, side: AclParty, probe: Probe, kind: Kind, foreign: set[Kind]
 ) -> bool | None:
-    """Return whether a message that the broker took comes; None where it takes none of us."""
+    """Return whether an accepted message is delivered; None where the broker accepts no message from this side."""
     for device in _names_to_write_as(side, kind):
         topic = side.example(kind, device)
         if _try_to_write(settings, side, topic) == "taken":
@@ -160,9 +160,10 @@ def _is_delivered(
 
 
 def _names_to_write_as(side: AclParty, kind: Kind) -> Iterator[str]:
-    """Rules by pattern make every user the device of its own name, also the coordinator's.
+    """Yield the devices whose topics to write to.
 
-    But the state of a device that it is itself it may read for that reason, which says nothing about the others'.
+    Rules by pattern make every user the device of its own name, also the coordinator's user. Device states are an exception:
+    by these rules the user may read its own state, which proves nothing about the states of other devices.
     """
     if side.device:
         yield side.device
@@ -173,7 +174,7 @@ def _names_to_write_as(side: AclParty, kind: Kind) -> Iterator[str]:
 
 
 def _try_to_write(settings: BrokerSettings, side: AclParty, topic: str) -> Taken:
-    """On a connection of its own, for some brokers end it at a message that is not allowed."""
+    """Publish on a separate connection, because some brokers close the connection at a forbidden message."""
     with Probe(settings, side.probe_id("w")) as probe:
         return probe.publish(topic)
 

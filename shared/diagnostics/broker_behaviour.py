@@ -1,9 +1,9 @@
 """Checks of a broker by `doctor`: login, round trip, retained messages, sessions, packet size.
 
-The checks do not disturb a running fleet. The doctor's connections have client ids of their own. A message on a topic with
-subscribers is empty, which both sides ignore, and not retained; all others go to chunk topics without subscribers. A broker
-grants a forbidden subscription and then sends nothing, so a check counts only what was delivered. It reports as not proven
-what the access rules hide from one side.
+The checks do not disturb a running fleet. The doctor's connections have client ids of their own. Messages on topics with
+subscribers are empty, so both sides ignore them, and not retained; all others go to chunk topics without subscribers. A broker
+may grant a forbidden subscription and then send nothing, so a check counts only delivered messages. A result that the access
+rules hide from this side is reported as not proven.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedpatch.shared.wire.topics import Kind
 
 ROUND_TRIPS = 9
 SLOW_ROUND_TRIP_MS = 35.0
-"""Nagle's algorithm against a delayed acknowledgement costs 40 ms and more; a network of one house takes a few."""
+"""Nagle's algorithm with delayed acknowledgements takes 40 ms or more, a local network a few ms."""
 
 _QUIET_S = 0.5
 _SMALL = b"fedpatch doctor"
@@ -161,19 +161,19 @@ class _Broker:
         foreign = check_rights(self._settings, side, probe, self._checkup)
         self._check_retained(any(one.retained for one in presence))
         self._check_session()
-        self._check_chunk(chunk_bytes)  # last, for it may cost the connection
+        self._check_chunk(chunk_bytes)  # last, because it may end the connection
         return Asked(self._reached, foreign, presence)
 
     def _presence(self) -> list[Received]:
         probe = self._probe
         known = len(probe.received)
         probe.subscribe(*self._side.presence_filters())
-        probe.publish(self._side.echo_topic("first"), _SMALL)  # its answer comes behind what the broker keeps
+        probe.publish(self._side.echo_topic("first"), _SMALL)  # its answer comes after the retained messages
         probe.listen(_QUIET_S)
         return [one for one in probe.received[known:] if one.payload]
 
     def _check_round_trip(self) -> None:
-        """Measure a message and its answer between two connections; without echoes, the broker's acknowledgement."""
+        """Measure the time of a message and its answer between two connections or, without echoes, of the acknowledgement."""
         try:
             took_ms = sorted(self._echo_times_ms() if self._echoes else self._answer_times_ms())
         except TimeoutError:
@@ -251,7 +251,7 @@ class _Broker:
             kept = again.connected.session_present
             came = kept and self._echoes and again.gets(topic) is not None
         with Probe(self._settings, name):
-            pass  # without a session to keep, the broker forgets it
+            pass  # this connection keeps no session, so the broker deletes it
         costs = "what is sent while a device is away is asked for again when it is back, which takes longer"
         if not kept:
             remedy = "let the broker keep sessions for an hour (mosquitto: persistent_client_expiration not below 1h)"

@@ -25,7 +25,7 @@ class Finding:
     Attributes:
         name: Name of the check.
         verdict: Its result.
-        detail: Sentence that names the thing.
+        detail: Sentence that names the checked part.
         remedy: Advice for the user.
 
     Example:
@@ -66,21 +66,21 @@ class Checkup:
         self.add(Finding(name, "ok", detail))
 
     def warn(self, name: str, detail: str, remedy: str) -> None:
-        """Add the finding that a thing works, but badly or not for long.
+        """Add the finding that a part works, but badly or not for long.
 
         Args:
             name: Name of the check.
-            detail: Sentence that names the thing.
+            detail: Sentence that names the part.
             remedy: Advice for the user.
         """
         self.add(Finding(name, "warn", detail, remedy))
 
     def fail(self, name: str, detail: str, remedy: str) -> None:
-        """Add the finding that a thing does not work.
+        """Add the finding that a part does not work.
 
         Args:
             name: Name of the check.
-            detail: Sentence that names the thing.
+            detail: Sentence that names the part.
             remedy: Advice for the user.
         """
         self.add(Finding(name, "fail", detail, remedy))

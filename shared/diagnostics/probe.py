@@ -52,8 +52,8 @@ class Probe:
         settings: Settings of the connection.
         client_id: MQTT client id, never that of an agent.
         keeps_session: Whether the broker shall keep the session.
-        topics: Filters that are subscribed from the beginning. Messages of a kept session arrive at once, and are received
-            only on these.
+        topics: Filters that are subscribed from the beginning. Messages of a kept session arrive at once, and only
+            those on these filters are received.
     """
 
     def __init__(

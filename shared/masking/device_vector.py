@@ -1,9 +1,10 @@
 """A device's vector: its step, clipped and rounded to the grid, and its report as limbs.
 
 A value is w * step / range * top, cut off at +-top and rounded at random, so that its expectation is exact; w is
-min(examples, weight_cap) / weight_cap. The residual is what the vector lacks of the step: the error of the rounding and of the
-cut, and half of the values that do not travel in this round (shared.tensors.subset.WAITING_SHARE). It is added to the next step
-(error feedback: Karimireddy et al. 2019, EF-SGD). Only trained tensors have one: statistics are measured anew in each round.
+min(examples, weight_cap) / weight_cap. The residual is the part of the step that the vector lacks: the error of the rounding
+and of the cut, and half of the values that do not travel in this round (shared.tensors.subset.WAITING_SHARE). It is added to
+the next step (error feedback: Karimireddy et al. 2019, EF-SGD). Only trained tensors have a residual, because statistics are
+measured again in each round.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ MEASURE_STEPS = 2.0**20
 
 RATIO_STEPS = 2.0**16
 _BLOCK = 2**14
-"""Values that are computed at a time. Whole tensors take three times as long: most of it is the first touch of memory."""
+"""Values that are computed at a time. Whole tensors take three times as long, mostly for the first access to memory."""
 
 MAX_NORM_RATIO = 4.0
-"""A norm counts at most as so many times the clip, so that one device moves the mean norm only so far."""
+"""A norm counts as at most this multiple of the clip, which limits the effect of one device on the mean norm."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class DeviceVector:
 
     Attributes:
         elements: Elements modulo 2^bits, shape (layout.size,), not masked yet.
-        residual: What the vector lacks of the step, by tensor, to be passed to the next round.
+        residual: Part of the step that the vector lacks, by tensor, for the next round.
     """
 
     elements: Array

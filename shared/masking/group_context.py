@@ -141,8 +141,8 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
     """Return the SHA-256 of everything in a request that decides what is trained and how it is masked.
 
     Deadline, epoch, chunk sizes, the way to the model and the sender's features may differ between the devices of a group, or
-    after a restart of the coordinator, and are left out. The measurement of learning alone is not: a coordinator that asked
-    one device of a group for it would find the figure of that device in the sum.
+    after a restart of the coordinator, and are left out. The measurement of learning alone is not left out: a coordinator that
+    requested it from one device of a group would find the figure of that device in the sum.
 
     Args:
         task: Name of the task.

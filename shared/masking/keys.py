@@ -1,8 +1,8 @@
 """Keys of a device in one round, and everything derived from them.
 
 X25519 (RFC 7748) agrees on keys between two members, HKDF-SHA256 (RFC 5869) with the group's context as salt derives masks and
-box keys from them, and ChaCha20-Poly1305 (RFC 8439) seals the boxes. A key that two members agree on serves one group only, for
-the context is in each derivation.
+box keys from them, and ChaCha20-Poly1305 (RFC 8439) seals the boxes. A key that two members agree on serves one group only,
+because each derivation contains the context.
 
 `cryptography` does all of it, and is imported where it is used: `is_available` returns whether it is installed.
 """
@@ -55,7 +55,7 @@ class SecretKeys:
 
     @classmethod
     def erased(cls) -> SecretKeys:
-        """Return no secrets, in the place of those that have served."""
+        """Return empty secrets, to replace secrets that are no longer needed."""
         return cls(b"", b"", b"")
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class SecretKeys:
 
 
 class PrivateKey:
-    """An X25519 private key for several agreements: to load its 32 bytes takes as long as one agreement."""
+    """An X25519 private key for several agreements, loaded once: loading its 32 bytes takes as long as one agreement."""
 
     def __init__(self, private: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -113,8 +113,8 @@ def self_mask_seed(self_mask: bytes, context: bytes) -> bytes:
 def noise_seed(share: bytes, context: bytes) -> bytes:
     """Return the seed of the noise of differential privacy.
 
-    It follows from the private key for boxes, which is new in each round, is on the disk before its public key is sent, and is
-    never shared: the group can rebuild the other two secrets. So a device that restarts adds the same noise again.
+    The seed is derived from the private key for boxes. This key is new in each round, is on the disk before its public key is
+    sent, and is never shared; the group can rebuild the other two secrets. So a restarted device adds the same noise again.
 
     Args:
         share: The X25519 private share key of the device.

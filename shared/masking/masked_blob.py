@@ -1,4 +1,4 @@
-"""The blob of a masked update: a header and the masked vector, not compressed, for a keystream has nothing to compress.
+"""The blob of a masked update: a header and the masked vector, not compressed because it looks random.
 
 4 bytes   "fpm1"
 32 bytes  context of the group

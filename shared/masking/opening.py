@@ -1,10 +1,10 @@
 """The coordinator's part after the reveals: rebuild one secret of each member, and derive the masks that are in the sum.
 
-That secret is the self-mask of a member that reported, which a commitment checks, or the mask key of a member that was lost,
-which its public key checks. It is never both. A wrong share is found because the rebuilt secret fails the check: other subsets
-of shares are tried, until one is good. A share that is not on its polynomial is the fault of the member that revealed it or of
-its dealer; the others cannot see which. So a member is named where its shares of more than half of the masking set
-are wrong: fewer may be the work of others, who would get it into quarantine.
+For a member that reported, the secret is its self-mask, checked by a commitment; for a lost member it is the mask key, checked
+by its public key. It is never both. After a wrong share the rebuilt secret fails the check: then other subsets of shares are
+tried, until one passes. A share that is not on its polynomial is the fault of the member that revealed it or of its dealer; the
+others cannot see which. So a member is named only if its shares of more than half of the masking set are wrong. Fewer wrong
+shares may come from dealers that want the member in quarantine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_SUBSETS = 500
 
 
 class OpeningFailed(WireError):
-    """A group cannot be opened: too few reveals, or no subset of them leads to the secret of a member."""
+    """A group cannot be opened: too few reveals, or no subset of them rebuilds the secret of a member."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Opening:
 
     Attributes:
         masks: Masks to add to the sum of the reported updates, which then is the sum of their vectors.
-        wrong: Members whose revealed shares of more than half of the masking set are not of the secrets.
+        wrong: Members whose revealed shares are wrong for more than half of the masking set.
     """
 
     masks: tuple[Mask, ...]
@@ -93,7 +93,7 @@ def open_group(
         The masks to add to the sum modulo 2^bits.
 
     Raises:
-        OpeningFailed: Fewer reveals than the threshold, or a secret that no subset of them leads to.
+        OpeningFailed: There are fewer reveals than the threshold, or no subset of them rebuilds a secret.
     """
     if len(reveals) < group.threshold:
         raise OpeningFailed(f"{len(reveals)} members revealed their shares, {group.threshold} are needed")
@@ -145,7 +145,7 @@ class _Subsets:
         raise OpeningFailed(f"no {threshold} of {len(shares)} shares lead to the secret of {name}")
 
     def _candidates(self, indices: list[int], threshold: int) -> Iterator[list[int]]:
-        """First the members without a wrong share, then random subsets, repeatably."""
+        """Yield first the members with the fewest wrong shares, then random subsets, repeatably."""
         if len(indices) < threshold:
             return
         yield sorted(indices, key=lambda index: self.wrong[index])[:threshold]

@@ -1,8 +1,7 @@
 """A device's vector in a masked round with differential privacy: whole numbers of a bounded norm, and nothing else.
 
-The step is shortened to the clip and rounded at random to a grid on which the clip has `steps` steps. No figures of the report
-are in the vector, for a sum of these would be a release too. Nothing is kept of the error of the rounding. Each device counts
-alike.
+The step is shortened to the clip and rounded at random to a grid on which the clip has `steps` steps. The vector has no
+figures of the report, because their sum would be a release too. The rounding error is not kept. All devices count equally.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def make_private_vector(layout: PrivateLayout, step: Tensors, seed: int) -> Arra
         seed: Seed of the rounding.
 
     Returns:
-        Elements modulo 2^16, shape (layout.size,). The whole numbers that they stand for have an L2 norm of at most
+        Elements modulo 2^16, shape (layout.size,). The whole numbers that they represent have an L2 norm of at most
         `layout.steps`, for any step. A step that is not finite counts as none.
     """
     rng = np.random.default_rng(seed)
@@ -97,7 +96,7 @@ def make_private_vector(layout: PrivateLayout, step: Tensors, seed: int) -> Arra
 
 
 def signed_sum(elements: Array) -> Array:
-    """Return the whole numbers that the unmasked sum of a group stands for, int64."""
+    """Return the whole numbers that the unmasked sum of a group represents, int64."""
     return elements.view("<i2").astype(np.int64)
 
 

@@ -1,7 +1,7 @@
 """Ranges of a round's grid and the clip, as they follow from the sums of the round before.
 
 A range should cut few values off and waste few of its codes: it is RANGE_SPREADS times the root mean square of the tensor's
-values, which the devices' vectors have as a sum. The clip, where the operator sets none, is CLIP_NORMS times the mean norm.
+values, which the sum of the devices' vectors contains. If the operator sets no clip, it is CLIP_NORMS times the mean norm.
 Following a quantile by sums alone is the idea of Andrew et al. 2021, Differentially Private Learning with Adaptive Clipping.
 """
 
@@ -64,5 +64,5 @@ def _first_range(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> 
 
 
 def _within(value: float) -> float:
-    """A float32 that the wire takes; the bits are the same on both sides."""
+    """The value within its limits as float32; the bits are the same on both sides."""
     return float(np.float32(min(max(value, _LEAST_RANGE), _MOST_RANGE)))

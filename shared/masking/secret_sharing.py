@@ -13,7 +13,7 @@ from fedpatch.shared.wire.masking_messages import SHARE_BYTES
 
 PRIME = 2**256 + 297
 SECRET_BYTES = 32
-# Random bytes of a coefficient: reduced modulo the prime, they are uniform but for a part of 2^-127.
+# Random bytes of a coefficient: reduced modulo the prime, they are uniform except for a part of 2^-127.
 _COEFFICIENT_BYTES = 48
 
 Random = Callable[[int], bytes]

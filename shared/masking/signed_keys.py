@@ -128,7 +128,7 @@ def _signed(device: str, keys: MaskingKeys, request: bytes) -> bytes:
 
 
 def _for_another(about: Certificate, device: str, fleet: str, now: float | None) -> str:
-    """Return what makes a certificate another one than that of the device; "" where nothing does."""
+    """Return why a certificate is not a valid one of the device; "" if it is."""
     holder = about.holder
     if holder is not None and (holder.fleet, holder.part) != (fleet, _DEVICE):
         return f"is one of a {holder.part} of fleet {holder.fleet!r}, not of a device of fleet {fleet!r}"

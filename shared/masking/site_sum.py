@@ -1,8 +1,8 @@
 """The update of a relay in a masked round: the sum of its site in whole numbers, which the hub adds to those of its own groups.
 
 Bonawitz et al. 2019, "Towards federated learning at scale", section 6: secure aggregation within each aggregator, and the
-master aggregator adds the sums. The sum must be that of whole numbers and not a mean: only then has a round of two levels the
-bits of a flat one.
+master aggregator adds the sums. It must be a sum of whole numbers, not a mean: only then does a round of two levels give the
+same bits as a flat one.
 
 One zstd frame, as each value of the sum of a few devices is small:
 

@@ -23,7 +23,7 @@ from fedpatch.shared.tensors.arrays import Array
 _BYTES = 8
 _UNIFORM_BITS = 63
 _REACH = 13.0
-"""Standard deviations of the table; beyond 9.2 a number of 63 bits does not reach."""
+"""Standard deviations that the table covers; a number of 63 bits reaches at most 9.2."""
 
 
 def skellam_values(noise: SkellamNoise, size: int) -> Array:

@@ -89,7 +89,7 @@ class VectorLayout:
 
     @cached_property
     def ranges(self) -> tuple[float, ...]:
-        """Range of the values of each tensor: a greater one is cut off."""
+        """Range of the values of each tensor: greater values are cut off."""
         return read_grid(self.terms.grid)
 
     @property

@@ -1,6 +1,6 @@
 """Limits of hosted brokers, and the pace of a connection that keeps them: the setting `broker_profile`.
 
-One connection of a hosted broker may publish and subscribe less than a broker of one's own allows. The figures below are the
+A hosted broker lets one connection publish and subscribe less than a broker of your own does. The figures below are the
 documented quotas of November 2026, where no other date is given. "KB" counts as 1,000 bytes, the smaller reading.
 
 AWS IoT Core (https://docs.aws.amazon.com/general/latest/gr/iot-core.html, message broker): payload, publishes, throughput,
@@ -24,7 +24,7 @@ from fedpatch.shared.token_bucket import TokenBucket
 
 NO_PROFILE: Final = "none"
 
-# A message above the rate may be discarded by the broker, and the network moves messages closer together.
+# The broker may discard messages above the rate, and the network can bring messages closer together.
 _USED_RATE = 0.9
 _BURST = 0.1
 
@@ -136,8 +136,8 @@ def fitting_profile(host: str) -> str:
 def send_rate(limit_per_s: float, burst: float) -> TokenBucket:
     """Return a full bucket from which at most `limit_per_s` is spent within any second.
 
-    It gains `limit_per_s - burst` a second, so that a full bucket and the gain of a second are the limit together. A small
-    burst spreads the messages over the second.
+    It gains `limit_per_s - burst` a second, so that a full bucket plus the gain of one second is the limit. A small burst
+    spreads the messages over the second.
 
     Args:
         limit_per_s: Most tokens within a second; infinite: no limit.

@@ -1,6 +1,6 @@
 """Parser of certificates (X.509: RFC 5280; DER: X.690), so that a device needs no further package to describe one.
 
-It verifies nothing, which is the work of the TLS library. It reads the fields that messages show: subject, issuer, dates.
+It verifies nothing: the TLS library does that. It reads the fields that messages show: subject, issuer, dates.
 """
 
 from __future__ import annotations

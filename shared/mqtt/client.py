@@ -4,8 +4,8 @@
 events, in order. These rules follow from the behaviour of brokers and paho:
 
 - A paho client lives as long as one connection. The session keeps unacknowledged messages and subscriptions, so a broken
-  connection neither loses a message nor sends one without end.
-- The link has its own loop instead of paho's `loop_start`. That thread ends at any unexpected exception, does not report why
+  connection does not lose a message, and no message is repeated without end.
+- The link has its own loop instead of paho's `loop_start`. paho's thread ends at any unexpected exception, does not report why
   a connection failed, lets all devices of a fleet reconnect at the same time, and fails beyond file descriptor 1024.
 - A paho callback only records or enqueues.
 - A PUBACK frees a place in the outbox and proves nothing else: brokers drop messages that they have acknowledged.
@@ -222,7 +222,7 @@ class MqttLink:
             if complaint := self._session.complaint(message):
                 log.warning("dropped a message: %s", complaint)
                 continue
-            # A broker without retained messages would close the connection at one with the retain flag.
+            # A broker without retained messages would close the connection at a message with the retain flag.
             info = client.publish(message.topic, message.payload, message.qos, message.retain and self._retains)
             if message.qos > 0:
                 self._session.sent(info.mid, message)
@@ -306,7 +306,7 @@ class MqttLink:
             topic = message.topic
         except UnicodeDecodeError:
             return
-        # A kept session may deliver messages of an earlier process's subscriptions, and some brokers unsubscribed ones.
+        # A kept session may deliver messages of an earlier process's subscriptions. Some brokers deliver unsubscribed ones.
         if self._session.want(topic):
             self._emit(Received(topic, bytes(message.payload), bool(message.retain)))
 

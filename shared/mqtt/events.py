@@ -29,7 +29,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A connection ended or an attempt failed; `reason` is a sentence for people. The link goes on reconnecting."""
+    """A connection ended or an attempt failed; `reason` is a sentence for people. The link continues to reconnect."""
 
     reason: str
 

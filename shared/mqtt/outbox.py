@@ -1,9 +1,9 @@
 """State of a link that outlives a connection: the outbox of messages to send, and the subscriptions.
 
 Both are pure state machines without a socket. A message stays in the outbox until the broker has acknowledged it, so after
-a lost connection all unacknowledged messages are sent again, in their order. There is one exception: a broker that closes
-the connection at a message, for example one that is too large, would do so each time. So a message that was on its way when a
-connection broke is sent alone the next time, and after `MAX_ATTEMPTS` broken connections it is given up.
+a lost connection all unacknowledged messages are sent again, in their order. There is one exception: if a broker closes
+the connection at a message, for example a too large one, it would do so each time. So a message that was in flight when a
+connection broke is sent alone the next time, and dropped after `MAX_ATTEMPTS` broken connections.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class QueuedMessage:
 class Outbox:
     """Queue of at most `capacity` messages that wait to be sent or acknowledged.
 
-    `delay_s` is the time after which the pace of the profile lets the next message go, as of the last `take`.
+    `delay_s` is the time until the pace of the profile allows the next message, as of the last `take`.
     """
 
     def __init__(self, capacity: int, profile: BrokerProfile = UNLIMITED, pace: LinkRates | None = None) -> None:
@@ -70,7 +70,7 @@ class Outbox:
     def take(self, window: int, now: float = 0.0) -> QueuedMessage | None:
         """Remove and return the next message to send at `now` (monotonic seconds).
 
-        None if there is none, too much is in flight already, or it would exceed the pace of the profile.
+        None if no message waits, too much is in flight already, or the message would exceed the pace of the profile.
         """
         self.delay_s = 0.0
         if not self._waiting:
@@ -103,7 +103,7 @@ class Outbox:
         return message
 
     def connection_lost(self) -> list[QueuedMessage]:
-        """Put unacknowledged messages back at the front of the queue. Returns the messages that are given up instead."""
+        """Put unacknowledged messages back at the front of the queue. Returns the messages that are dropped instead."""
         lost = list(self._unacknowledged.values())
         self._unacknowledged.clear()
         self._in_flight_bytes = 0
@@ -124,7 +124,7 @@ class SubscriptionChange:
 class Subscriptions:
     """The current topic filters, and the changes that have not been sent to the broker yet.
 
-    `delay_s` is the time after which the pace of the profile lets the next change go, as of the last `next`.
+    `delay_s` is the time until the pace of the profile allows the next change, as of the last `next`.
     """
 
     def __init__(self, profile: BrokerProfile = UNLIMITED, pace: LinkRates | None = None) -> None:

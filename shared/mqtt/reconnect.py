@@ -38,7 +38,7 @@ class ConnectionAttempt:
     socket: object = None
 
     def fail(self, fault: ConnectionFault) -> None:
-        """Record a fault. Only the first one is kept, for later ones are its consequences."""
+        """Record a fault. Only the first one is kept, because later ones are its consequences."""
         self.fault = self.fault or fault
 
 
@@ -95,7 +95,7 @@ class Reconnector:
             self._pause(self._longest_s if self.patient else pause_s, fault)
 
     def _pause(self, pause_s: float, fault: ConnectionFault) -> None:
-        """Wait for `pause_s` or, where only this machine's clock is wrong, until it has been set if that is earlier."""
+        """Wait for `pause_s`, or less if only this machine's clock is wrong and is corrected earlier."""
         if fault.good_from is None:
             self._session.stopping.wait(pause_s)
             return
@@ -105,7 +105,7 @@ class Reconnector:
                 return
 
     def _change_protocol(self, attempt: ConnectionAttempt, fault: ConnectionFault) -> bool:
-        """Whether to retry at once, in the other version or without a retained will, because that may be the fault."""
+        """Return whether to retry at once, in the other version or without a retained will, because either may be the cause."""
         if fault.retains_nothing:
             return True
         maybe_version = fault.wrong_version or (fault.unanswered and not self._agreed)

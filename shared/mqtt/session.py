@@ -81,7 +81,7 @@ class Session:
             self._changed.notify_all()
 
     def disconnected(self) -> list[QueuedMessage]:
-        """Record the end of a connection or attempt, and requeue unacknowledged messages. Returns those given up."""
+        """Record the end of a connection or attempt, and requeue unacknowledged messages. Returns the dropped ones."""
         with self._changed:
             self._connected = None
             return self._outbox.connection_lost()
@@ -98,12 +98,12 @@ class Session:
             return self._subscriptions.next(now)
 
     def next_message(self, window: int, now: float) -> QueuedMessage | None:
-        """Remove and return the next message, if one may be sent at `now`; none before the subscriptions that wait."""
+        """Remove and return the next message, if one may be sent at `now`; waiting subscriptions are sent first."""
         with self._changed:
             return None if self._subscriptions.delay_s > 0 else self._outbox.take(window, now)
 
     def delay_s(self) -> float:
-        """Return the time after which the pace of the profile lets the next packet go; 0: nothing waits for it."""
+        """Return the time until the pace of the profile allows the next packet; 0: no packet waits for it."""
         with self._changed:
             return self._subscriptions.delay_s or self._outbox.delay_s
 

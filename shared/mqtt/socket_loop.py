@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-# Interval of the client's keepalive check. Messages to send do not wait for it, for `wake` interrupts the wait.
+# Interval of the client's keepalive check. Messages to send do not wait for it, because `wake` interrupts the wait.
 TICK_S = 0.5
 
 
@@ -53,7 +53,7 @@ class SocketLoop:
         if self._woken:
             return
         self._woken = True
-        # Full: it will wake anyway. Closed: it has ended.
+        # If the socket is full, the loop will wake anyway. If it is closed, the loop has ended.
         with contextlib.suppress(OSError):
             self._wake_in.send(b"\0")
 

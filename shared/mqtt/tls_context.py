@@ -22,7 +22,7 @@ class TlsFiles:
     Attributes:
         ca_file: Trusted CAs; None: the system's.
         cert_file: Own certificate; None: there is none.
-        key_file: Key of the certificate; None: in `cert_file`. One file for both changes by one rename.
+        key_file: Key of the certificate; None: in `cert_file`. A single file for both can be replaced by one rename.
     """
 
     ca_file: Path | None = None
@@ -66,7 +66,7 @@ _ENROL = "enrol this device (fedpatch-agent enrol FILE), or correct cert_file an
 
 
 def key_problem(key_file: Path, remedy: str = _ENROL) -> tuple[str, str] | None:
-    """Return why a key file must not be used, and the remedy, for an absent file the given one; None if it may be used."""
+    """Return why a key file must not be used, and the remedy (`remedy` for an absent file); None if it may be used."""
     try:
         mode = key_file.stat().st_mode & 0o777
     except OSError as error:
@@ -150,7 +150,7 @@ class Credentials:
         return self._context
 
     def renewed(self, now: float) -> bool:
-        """Return whether the files have changed since the last connection and are usable: half a renewal does not count.
+        """Return whether the files have changed since the last connection and are usable: an incomplete renewal does not count.
 
         It reads the files at most every LOOK_EVERY_S seconds of `now`.
         """
@@ -166,7 +166,7 @@ class Credentials:
         return True
 
     def _look(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(map(stamp_of, self.files.paths()))  # with the mode: a key may have been closed to others
+        return tuple(map(stamp_of, self.files.paths()))  # includes the mode: a corrected mode of the key is a change
 
 
 class AlertCapturingSocket(ssl.SSLSocket):

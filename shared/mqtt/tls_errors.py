@@ -42,7 +42,7 @@ class TrustError:
     good_from: float | None = None
 
     def fault(self) -> ConnectionFault:
-        """Return the same for a link, which retries only where the right time may be enough."""
+        """Return the fault for a link, which retries only if a correct clock may be enough."""
         return ConnectionFault(
             f"{self.problem}; {self.remedy}", lasting=self.good_from is None, good_from=self.good_from
         )

@@ -14,7 +14,7 @@ DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 def split_url(url: str) -> SplitResult:
     """Return the parts of a URL, with a valid port. Raises ValueError for any other text."""
     parts = urlsplit(url)
-    _ = parts.hostname, parts.port  # these raise where they are read
+    _ = parts.hostname, parts.port  # reading them may raise
     return parts
 
 
@@ -70,7 +70,7 @@ class BrokerUrl:
 
     @property
     def scheme_hint(self) -> str:
-        """Hint for a connection that fails if the URL names no scheme; else empty."""
+        """Hint for a failed connection if the URL has no scheme; else empty."""
         if self.scheme_given:
             return ""
         host = f"[{self.host}]" if ":" in self.host else self.host

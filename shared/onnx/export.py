@@ -22,7 +22,7 @@ from fedpatch.shared.tasks.model_metadata import INPUT, OPSET, OUTPUT
 from fedpatch.shared.tasks.torch_model import evaluating
 from fedpatch.shared.tensors.arrays import Array
 
-# A trace of one example may take the number of examples for a constant.
+# A trace of one example may record the number of examples as a constant.
 _TRACED_EXAMPLES = 2
 
 

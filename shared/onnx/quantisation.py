@@ -24,7 +24,7 @@ from fedpatch.shared.tasks.model_metadata import INPUT
 from fedpatch.shared.tensors.arrays import Array
 
 MIN_EXAMPLES, MAX_EXAMPLES = 32, 256
-"""Examples for the calibration: fewer say too little of the range of activations, more cost time and change little."""
+"""Examples for the calibration: fewer show too little of the range of activations, more take time and change little."""
 
 _BATCH = 32
 _RUNS, _LONGEST_S = 50, 0.5
@@ -90,7 +90,7 @@ def latency_s(model: OnnxModel, inputs: Array) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back the log of onnxruntime.quantization, which advises each of its users to pre-process the model."""
+    """Suppress the log of onnxruntime.quantization, which always advises to pre-process the model."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

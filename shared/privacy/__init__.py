@@ -1,5 +1,5 @@
 """Accounting of differential privacy: the privacy loss of rounds with Gaussian or Skellam noise.
 
-Pure: mathematics of numbers alone, for coordinator, device agent and simulator. The agent's process computes with it too, so it
-needs neither NumPy nor torch.
+Pure functions of numbers, for coordinator, device agent and simulator. The agent's process uses them too, so they need neither
+NumPy nor torch.
 """

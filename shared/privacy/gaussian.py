@@ -3,18 +3,18 @@
 A round releases the sum of the devices' clipped updates (L2 norm at most `clip`) with Gaussian noise of standard deviation
 `noise_multiplier` * `clip` on each value. That is mu-Gaussian differentially private with mu = 1 / noise_multiplier (Dong,
 Roth and Su 2022, "Gaussian Differential Privacy", Theorem 1). After k rounds with the same noise mu is
-sqrt(k) / noise_multiplier, with other noise the square root of the sum of squares (Corollary 2). And exactly
+sqrt(k) / noise_multiplier, with other noise the square root of the sum of squares (Corollary 2). The exact delta is
 
     delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon * Phi(-mu / 2 - epsilon / mu)
 
 (Balle and Wang 2018, Theorem 8). The bound is tight: it is no estimate of a moment or a discretised loss.
 
-Two neighbouring fleets differ in all updates of one device: with it, or with zeros in place of them ("zero-out" neighbours,
+Two neighbouring fleets differ in all updates of one device: with them, or with zeros in their place ("zero-out" neighbours,
 user-level privacy).
 
-No amplification by sampling is claimed. It needs devices that are drawn by secret coins. Here presence, power,
-network and the owner's decision come first, the broker sees the invitations, invitations beyond the target keep the fast
-devices, and a device may decline because of its owner's life. So each round in which a device takes part counts in full.
+No amplification by sampling is claimed, because it needs devices that are drawn by secret random numbers. Here presence,
+power, network and the owner's decision limit the draw, the broker sees the invitations, invitations beyond the target prefer
+fast devices, and a decline may depend on the owner's habits. So each round in which a device takes part counts in full.
 
 Example:
     >>> round(epsilon_of(mu_of(noise_multiplier=1.6, rounds=7), delta=1e-5), 2)
@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable
 
 MAX_EPSILON = 1e6
-"""An epsilon beyond it is reported as infinite: it bounds nothing that anybody could use."""
+"""A greater epsilon is reported as infinite, because it is no useful bound."""
 
 _ASYMPTOTIC = 25.0  # exp(x**2) overflows soon after
 
@@ -42,7 +42,7 @@ def mu_of(noise_multiplier: float, rounds: int = 1) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """Return mu of all these releases together, which may be chosen one after the other."""
+    """Return mu of all these releases together, also if each was chosen after the previous ones."""
     return math.sqrt(math.fsum(mu * mu for mu in mus))
 
 

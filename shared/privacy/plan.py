@@ -165,7 +165,7 @@ def make_plan(
 
 
 def _masked(epsilon: float, delta: float, rounds: int, groups: Sequence[tuple[int, int]]) -> float:
-    """Return the noise multiplier of noise of the devices. The grid follows from it, so a coarse one comes first."""
+    """Return the multiplier of noise that the devices add. The grid depends on it, so a coarse grid gives a first estimate."""
     try:
         enough = skellam_noise_for(epsilon, delta, rounds, _COARSE_STEPS)
         return skellam_noise_for(epsilon, delta, rounds, max(1, steps_of(enough, max(size for size, _ in groups))))

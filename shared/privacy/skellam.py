@@ -1,4 +1,4 @@
-"""The accountant of the Skellam mechanism: noise that the devices of a masked group add, and its sum alone is seen.
+"""The accountant of the Skellam mechanism: the devices of a masked group add noise, and only their sum is visible.
 
 A device sends whole numbers with an L2 norm of at most `steps`. The noise on the sum of a group has at least the variance
 (noise_multiplier * steps)^2 on each value. It is the difference of two Poisson numbers, so the sum of the devices' noise is of
@@ -11,7 +11,7 @@ has a Renyi divergence of at most
 Here l2 = steps, and l1 = steps^2, which bounds the L1 norm of any whole numbers with that L2 norm; so no number of values is
 needed. Divergences of rounds add up (Mironov 2017, "Renyi Differential Privacy", Proposition 1); those of Gaussian rounds,
 a / (2 z^2), add to them. Epsilon follows by Proposition 12 of Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for
-Differential Privacy". This bound is not tight: at epsilon 8 it asks for 6 % more noise than the closed form of the Gaussian.
+Differential Privacy". This bound is not tight: at epsilon 8 it needs 6 % more noise than the closed form of the Gaussian.
 
 Example:
     >>> round(epsilon_of_releases({Release(1.7, steps=500): 7}, delta=1e-5), 2)
@@ -34,8 +34,8 @@ ORDERS = (*range(2, 129), *(round(128 * 1.05**power) for power in range(1, 101))
 _MOST_NOISE = 1e6
 _LONGEST_SUM = 2**15 - 1
 _TAIL = 9.0
-"""Standard deviations of one device's share of the noise, for each unit of noise_multiplier * steps, that a sum has room for:
-six, times the root of the largest group over its threshold, which is below 2."""
+"""Room of a sum for noise, in units of noise_multiplier * steps: six standard deviations, times the root of (size of the
+largest group / its threshold). This ratio is below 2."""
 
 
 @dataclass(frozen=True, order=True)
@@ -74,7 +74,7 @@ def divergence(release: Release, order: int) -> float:
 
 
 def epsilon_of_releases(releases: Mapping[Release, int], delta: float) -> float:
-    """Return the epsilon of all releases together, which may be chosen one after the other.
+    """Return the epsilon of all releases together, also if each was chosen after the previous ones.
 
     Args:
         releases: Number of rounds with each noise.
@@ -130,8 +130,8 @@ def skellam_noise_for(epsilon: float, delta: float, rounds: int, steps: int) -> 
 def steps_of(noise_multiplier: float, group_max: int) -> int:
     """Return the clip in steps of the finest grid on which the sum of a group with its noise fits 16 bits.
 
-    The sum of the clips of all members fits, and six standard deviations of noise beside it. A sum that does not fit costs
-    accuracy, never privacy: a remainder tells no more than the sum.
+    The sum of the clips of all members fits together with six standard deviations of noise. A sum that does not fit costs
+    accuracy, never privacy: its remainder reveals no more than the sum.
 
     Args:
         noise_multiplier: Standard deviation of the noise on the sum of the least group that opens, over the clip.

@@ -38,7 +38,7 @@ class Cancellation:
 
     @contextmanager
     def calls(self, action: Callable[[], object]) -> Iterator[None]:
-        """Within the block, call `action` when the work is to end, at once where that was requested before."""
+        """Within the block, call `action` when the end of the work is requested; at once if it was requested before."""
         with self._lock:
             self._actions.append(action)
             requested = self._requested
@@ -56,11 +56,11 @@ class BackgroundJob(Generic[E, R]):
 
     It can be iterated in any number of loops, `for event in job` or `async for event in job`; each gets all events from the
     first on, and ends with the job. `job.result()` and `await job` return the result. As a context manager it cancels work
-    that has not ended, and waits for it. At the exit of the interpreter it is cancelled too.
+    that has not ended, and waits for it. At the exit of the interpreter the work is cancelled too.
 
     Args:
         name: Name of the thread.
-        work: The work. It takes a function that takes its events, and the cancellation that it has to follow.
+        work: The work. Its arguments are a function that receives its events, and the cancellation to follow.
 
     Example:
         >>> from fedpatch import BackgroundJob
@@ -104,7 +104,7 @@ class BackgroundJob(Generic[E, R]):
             The result.
 
         Raises:
-            TimeoutError: The work has not ended in time; it goes on.
+            TimeoutError: The work has not ended in time; it continues.
             FedpatchError: The error that ended the work.
         """
         with self._changed:

@@ -1,7 +1,7 @@
-"""Turns of threads of one process at the random state of torch, which they share.
+"""A lock for the random state of torch, which the threads of a process share.
 
-Code that seeds it and draws from it holds `TORCH_TURN`: rounds of simulations and initial models are then the same whatever
-another thread does.
+Code that seeds this state and draws from it holds `TORCH_TURN`, so that no other thread changes the results of
+simulated rounds or initial models.
 """
 
 from __future__ import annotations

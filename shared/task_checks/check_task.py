@@ -38,7 +38,7 @@ _LARGE = 100.0
 _SLOW_ROUND_S = 60.0
 _SHOWN = 5
 _EXPORTED = 16
-_FEW_FEATURES = 32  # of more, such as the pixels of an image, some are usually constant
+_FEW_FEATURES = 32  # of more features, such as pixels of an image, some are usually constant
 # Model, gradients, both moments of Adam, the update and its packed form, beside the memory in use already.
 _MODELS_IN_MEMORY = 8
 

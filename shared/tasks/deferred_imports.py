@@ -5,10 +5,10 @@ exporter, probability distributions. They take 22 MB and a third of the processo
 of them is an empty module until its first attribute is read, or until torch's compiler is imported. Then it is executed, so
 programs see no difference except for the time.
 
-One effect of the import has no attribute: kernels for tensors without storage (`device="meta"`) are registered. Such an
-operation raises NotImplementedError before; `load_deferred` makes it known.
+One effect of the import is not an attribute: it registers kernels for tensors without storage (`device="meta"`). Until then an
+operation on such a tensor raises NotImplementedError; `load_deferred` registers the kernels.
 
-It is the lazy import of importlib.util.LazyLoader, which does not fit: it executes a module that is imported twice.
+importlib.util.LazyLoader does not fit: it executes a module at its second import.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _DeferringLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         if hasattr(module, "__path__"):
-            del module.__path__  # an import of a submodule reads it, and the package must be executed before
+            del module.__path__  # an import of a submodule then reads it by __getattr__, which executes the package
         module.__class__ = _DeferredModule
 
 
@@ -63,7 +63,7 @@ class _KnownModule(importlib.abc.Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is executed."""
+        """Do nothing: the module has already been executed."""
 
 
 class _DeferringFinder(importlib.abc.MetaPathFinder):
@@ -105,7 +105,7 @@ def load_deferred() -> bool:
     """Execute all deferred modules that were imported; return whether there were any."""
     waiting = [module for module in list(sys.modules.values()) if isinstance(module, _DeferredModule)]
     for module in waiting:
-        if isinstance(module, _DeferredModule):  # one may execute another
+        if isinstance(module, _DeferredModule):  # executing one may execute another
             _execute(module)
     return bool(waiting)
 

@@ -103,7 +103,7 @@ def _download(file: DataFile, path: Path, retries: int) -> None:
             return
         except RequestException as error:
             problems.append(f"{url}: {type(error).__name__}: {error}")
-        except ValueError:  # pooch's word for a wrong checksum; its message names a temporary file
+        except ValueError:  # pooch raises it for a wrong checksum; its message names a temporary file
             problems.append(f"{url}: what came has another sha256 than {file.sha256}")
         log.warning("%s: %s", file.folder, problems[-1])
     raise _unavailable(file, path, "; ".join(problems) or "it has no public address")

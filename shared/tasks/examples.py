@@ -341,7 +341,7 @@ def _number(value: Any, where: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise DataError(f"{where}: {value!r} is no number; correct the row, or leave it out") from None
-    if not abs(number) <= _GREATEST:  # nor NaN
+    if not abs(number) <= _GREATEST:  # the comparison is false for NaN
         raise DataError(f"{where}: {value!r} is not a finite number; correct the row, or leave it out")
     return number
 
@@ -375,7 +375,7 @@ def _balanced(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
 
 
 def _require_change(training: Examples) -> None:
-    """Raise DataError if a column or a channel, axis 1, has one value in all training examples. Images are not looked at."""
+    """Raise DataError if a column or a channel, axis 1, has one value in all training examples. Images are not checked."""
     if len(training) < 2 or training.x.ndim not in (2, 3):
         return
     axes = tuple(axis for axis in range(training.x.ndim) if axis != 1)

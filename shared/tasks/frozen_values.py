@@ -54,7 +54,7 @@ def new_model(task: Task) -> nn.Module:
 
 
 def freeze(module: nn.Module, task: Task) -> nn.Module:
-    """Return `module`, a new model of `task`, with the values of the task's file, and its frozen values known.
+    """Copy the values of the task's file into `module`, a new model of `task`, record its frozen values, and return it.
 
     Args:
         module: A model, as the task's `build_model` returns it; it is changed.
@@ -76,7 +76,7 @@ def freeze(module: nn.Module, task: Task) -> nn.Module:
 
 
 def frozen_in(module: nn.Module) -> Frozen:
-    """Return the frozen values of a model that `new_model` or `freeze` made; of another one, nothing."""
+    """Return the frozen values of a model that `new_model` or `freeze` made; for another model, none."""
     found: Frozen = vars(module).get(_MARK, NOTHING_FROZEN)
     return found
 

@@ -13,7 +13,7 @@ from fedpatch.shared.tensors.arrays import Array
 _ROWS_AT_ONCE = 4096
 _MARGIN_RANGES, _MARGIN_STDS = 0.5, 3.0
 _FEW_ROWS, _FEW_VALUES = 0.1, 0.01  # shares that may lie outside without a warning: of the rows, of all values
-_LEAST_VALUES = 20  # from so many values on, their spread is compared too
+_LEAST_VALUES = 20  # with at least so many values, their spread is compared too
 _NARROW = 0.1
 _SHOWN = 3
 
@@ -38,20 +38,20 @@ def statistics_of(inputs: Array) -> InputStatistics:
 
 
 def differences(inputs: Array, known: InputStatistics) -> list[str]:
-    """Say in which respects inputs are unlike those that a model was trained on; empty where they are alike.
+    """Describe how inputs differ from those that a model was trained on; empty if they do not differ.
 
     Args:
         inputs: Inputs of the model, examples along the first axis, at least one.
         known: Statistics of the training inputs.
 
     Returns:
-        One sentence for each respect: values far outside the range of training, and values that hardly differ from each
-        other where those of training did.
+        One sentence for each difference: values far outside the range of training, and values with far less spread than in
+        training.
     """
     rows = _columns(inputs, len(known.mean)).astype(np.float64)
     least, most, std, mean = (np.asarray(one) for one in (known.min, known.max, known.std, known.mean))
     margin = np.maximum(_MARGIN_RANGES * (most - least), _MARGIN_STDS * std)
-    margin = np.maximum(margin, 1e-4 * np.maximum(np.abs(least), np.abs(most)) + 1e-12)  # they are rounded
+    margin = np.maximum(margin, 1e-4 * np.maximum(np.abs(least), np.abs(most)) + 1e-12)  # the statistics are rounded
     outside = ((rows < least - margin) | (rows > most + margin)).mean(axis=0)
     allowed = 0.0 if len(rows) == 1 else _FEW_ROWS if len(known.mean) > 1 else _FEW_VALUES
     flagged = np.flatnonzero(outside > allowed)

@@ -86,13 +86,13 @@ class Int8Model:
 class ModelMetadata:
     """One exported model.
 
-    `kind` is `personal` (a device's own, private values and all) or `global` (the coordinator's). `private` is the text
+    `kind` is `personal` (a device's own, with private values) or `global` (the coordinator's). `private` is the text
     of the patch policy, and `private_values` what the private tensors hold: `trained` on the device, the `initial` values, or
     `none` where nothing is private. `input_shape` and `output_shape` are those of one example: in the model, the number of
     examples comes first. `class_names` are in the order of the outputs, empty where the task has none.
 
-    `metric` and `metric_goal` ("max" or "min") describe the user accuracies. `user_accuracy` is that of this very
-    model, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
+    `metric` and `metric_goal` ("max" or "min") describe the user accuracies. `user_accuracy` is that of this
+    model itself, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
     device's patch, before the round's training (the one the paper reports), on test data too. `validation_accuracy` is the
     same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
     nothing was measured.
@@ -102,7 +102,7 @@ class ModelMetadata:
     compared, by source, and that of the `previous` model. `int8` describes the int8 model beside it; None without one.
 
     `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
-    must apply to raw inputs (None: there is none), `inputs` how the training inputs were, after it. Both are computed from the
+    must apply to raw inputs (None: there is none), `inputs` the training inputs after it. Both are computed from the
     device's data, and stay on the device as the model does.
 
     `schema` is the digest of the model's schema, `parity` the largest difference to torch's outputs, relative to the largest
@@ -149,12 +149,12 @@ learn_types(ModelMetadata)
 
 
 def to_json(metadata: ModelMetadata) -> bytes:
-    """For people and programs; a number that is not finite becomes null."""
+    """Return JSON for people and programs; a number that is not finite becomes null."""
     return msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n"
 
 
 def from_json(text: bytes, where: str) -> ModelMetadata:
-    """Reads what `to_json` wrote, also of a later version with more keys. StateError, naming `where`, for anything else."""
+    """Read the output of `to_json`, also of a later version with more keys. Else raise StateError, which names `where`."""
     try:
         metadata = msgspec.json.decode(text, type=ModelMetadata)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -19,7 +19,7 @@ from fedpatch.shared.tensors.arrays import Array
 if TYPE_CHECKING:
     from fedpatch.shared.tasks.task import Task
 
-_TOLERANCE = 1e-4  # other processors and other versions of NumPy round otherwise
+_TOLERANCE = 1e-4  # other processors and other versions of NumPy round differently
 _LARGEST = (1.0, 3.0, 255.0, 1000.0)
 
 

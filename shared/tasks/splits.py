@@ -9,8 +9,8 @@ Each split returns a boolean mask over the examples: True where an example is fo
     readings in order of time, in files that grow   block_split
     several of one person, session or machine       group_split
 
-Neighbours in time, or several examples of one person, are alike. Where one of them is for training and the other for testing,
-a model is measured on what it has seen, and its accuracy is too good: that is why the last three exist.
+Neighbours in time, or several examples of one person, are alike. If one of them is for training and the other for testing, the
+model is tested on examples like those that it has seen, and its accuracy is too high. The last three splits prevent that.
 
 Each shard function returns, for each device, the positions of its examples.
 """
@@ -121,13 +121,13 @@ def block_split(count: int, block: int, every: int = 5, gap: int = 0, name: str 
 
     Args:
         count: Number of examples, in order of time.
-        block: Examples in a block: longer than consecutive examples are alike.
+        block: Examples in a block: more than the consecutive examples that are alike.
         every: One block of so many, at a place that `name` draws, is for testing; at least 2.
         gap: So many training examples on each side of a test block are left out.
         name: Name of the file or session; other names have their test blocks elsewhere.
 
     Returns:
-        Masks of the training and of the test examples. One of both may be empty where there are few examples.
+        Masks of the training and of the test examples. One of them may be empty if there are few examples.
 
     Raises:
         UsageError: `block`, `every` or `gap` is out of its range.
@@ -152,7 +152,7 @@ def block_split(count: int, block: int, every: int = 5, gap: int = 0, name: str 
     test = is_test(places)
     near = test.copy()
     for distance in range(1, gap + 1):
-        near |= is_test(places - distance) | is_test(places + distance)  # also of a block that is yet to come
+        near |= is_test(places - distance) | is_test(places + distance)  # also of a future block
     return ~near, test
 
 
@@ -187,7 +187,7 @@ def group_split(groups: Sequence[Any] | ArrayLike, test_share: float = 0.2, seed
 
 
 def equal_shards(count: int, devices: int, seed: int = 0) -> list[Positions]:
-    """Share examples out at random, in equal parts.
+    """Divide examples at random into equal parts.
 
     Args:
         count: Number of examples.
@@ -211,7 +211,7 @@ def equal_shards(count: int, devices: int, seed: int = 0) -> list[Positions]:
 
 
 def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int = 0) -> list[Positions]:
-    """Share examples out so that each device has few classes: `per_device` shards of the examples sorted by class.
+    """Divide examples so that each device has few classes: `per_device` shards of the examples sorted by class.
 
     Args:
         labels: Class of each example.
@@ -242,9 +242,9 @@ def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int
 def dirichlet_shards(
     labels: ArrayLike, devices: int, alpha: float = 0.5, seed: int = 0, least: int = 5
 ) -> list[Positions]:
-    """Share each class out by shares drawn from a Dirichlet distribution: devices have unequal class mixes and sizes.
+    """Divide each class by shares drawn from a Dirichlet distribution: devices have unequal class mixes and sizes.
 
-    Hsu et al. 2019, section 3; shares are drawn anew, up to 100 times, until each device has `least` examples.
+    Hsu et al. 2019, section 3; shares are drawn again, up to 100 times, until each device has `least` examples.
 
     Args:
         labels: Class of each example.

@@ -112,7 +112,7 @@ class Task:
         simulation_data: A data spec with the fields `{index}`, `{count}` and `{seed}`, one for each client of
             `fedpatch simulate`. Empty: `demo_data` is used.
         class_names: Names of the model's outputs, in their order.
-        input_shape: Shape of one (prepared) input; `fedpatch export` needs it, having no data.
+        input_shape: Shape of one (prepared) input; `fedpatch export` needs it, because it has no data.
         input_dtype: Dtype of an input.
         metric_takes_arrays: `metric` takes NumPy arrays as well as tensors, and imports no torch for them; then
             `fedpatch-agent evaluate` needs no torch either.
@@ -123,7 +123,7 @@ class Task:
             device reads its data again before the next round. None: data stay as they are.
         validation_share: Share of the training data, from 0 to 0.5, that is held out for validation where `load_data` gives
             none. 0: none is, and the newest personal model is published.
-        ordered: Training examples are in order of time and that matters: then the last ones are held out
+        ordered: Whether training examples are in order of time and the order matters: then the last ones are held out
             (fedpatch.shared.tasks.validation_split).
         prepare: `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first
             axis, each example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it
@@ -134,7 +134,7 @@ class Task:
         head: Patterns for the names of the head's tensors, which stay on each device with `--private head`, such as
             ("fc3.*",). Empty: the task names none.
         frozen: Values that never change, which no round sends or stores: True for each parameter without requires_grad, or
-            patterns for names, buffers too. `build_model` gives them the same values on each call and each device.
+            patterns for names, also of buffers. `build_model` gives them the same values on each call and each device.
         frozen_file: File of the frozen values, as `numpy.savez(path, **values)` writes it by name, below `data_root()`; a
             device that lacks it downloads it once. None: `build_model` makes the values.
 

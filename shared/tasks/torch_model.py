@@ -33,7 +33,7 @@ def schema_of(module: nn.Module) -> Schema:
 
     A parameter that is not trained (requires_grad is False) has the role buffer, unless the task declares it frozen
     (shared.tasks.frozen_values): then it is no tensor of the schema, whose digest covers its value. Raises UsageError
-    where the model holds something that cannot travel, or a name with ':'.
+    where the model holds a value that cannot travel, or a name with ':'.
     """
     roles = _roles(module)
     try:
@@ -66,9 +66,9 @@ def private_names(model: nn.Module, policy: str) -> frozenset[str]:
 
 
 def resolve_private(text: str, model: nn.Module, head: Collection[str] = ()) -> PatchPolicy:
-    """Return the policy that a device is asked for; `norms` and `head` become names.
+    """Return the policy to request from a device; `norms` and `head` become names.
 
-    `norms` keeps the trainable values of every normalisation layer: FedBN (Li et al. 2021), but for batch norm's
+    `norms` keeps the trainable values of every normalisation layer: FedBN (Li et al. 2021) without batch norm's
     statistics. `head` keeps the layers that the task names: FedPer (Arivazhagan et al. 2019).
 
     Args:
@@ -107,7 +107,7 @@ def load_tensors(module: nn.Module, tensors: Tensors) -> None:
     schema_of(module).check(tensors)
     with torch.no_grad():
         for name, target in _state(module).items():
-            # The copy also takes what torch would not: read-only and oddly strided arrays.
+            # A copy, because torch does not accept read-only and oddly strided arrays.
             target.copy_(torch.from_numpy(np.array(tensors[name], order="C")))
 
 
@@ -132,7 +132,7 @@ def floating_dtype(task: Task) -> str:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode: normalisation uses running statistics. Afterwards every part is in the mode it was in."""
+    """Use evaluation mode: normalisation uses running statistics. Afterwards every part has its former mode again."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -145,7 +145,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def require_whole_ties(module: nn.Module, private_names: Collection[str]) -> None:
     """Raise UsageError if a tensor is private under one of its names and public under another.
 
-    Tied weights have several names, and what is private under one would leave the device under the other.
+    Tied weights have several names: a value that is private under one name would leave the device under another.
     """
     names_at: dict[int, list[str]] = {}
     for name, tensor in _state(module).items():

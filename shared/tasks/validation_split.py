@@ -14,8 +14,8 @@ import numpy as np
 from fedpatch.shared.tasks.task import DeviceData, Task
 
 MIN_VALIDATION_EXAMPLES = 5
-"""Least examples of a validation part: fewer would measure a model badly. Nothing trains on them
-either, for when data grow, they are part of one."""
+"""Least examples of a validation part: fewer would measure a model badly. They are not used for training
+either, because they join a validation part when data grow."""
 
 _SEED = b"fedpatch-val"
 _HASH_BYTES = 8
@@ -31,8 +31,8 @@ def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) 
             when the program restarts, when data grow, and in any order of reading; equal inputs share a side.
 
     Returns:
-        Booleans of shape (n,), True for what is held out. As examples are added (at the end where `ordered`), none that was
-        False becomes True. One exception: all are False where a hash would hold every example out, for something must train.
+        Booleans of shape (n,), True for held-out examples. When examples are added (at the end if `ordered`), no False becomes
+        True. One exception: all are False if the hash would hold every example out, because training needs data.
     """
     count = len(inputs)
     if ordered:
@@ -47,12 +47,12 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
 
     Args:
         data: Data of one device. Where they have a validation part, they are returned as they are.
-        share: As for `validation_mask`; what is held out no longer is training data.
+        share: As for `validation_mask`; held-out examples are no longer training data.
         ordered: As for `validation_mask`.
 
     Returns:
-        The same test data; training and validation data in the order of the training data before. Where `share` of them
-        is less than MIN_VALIDATION_EXAMPLES, the validation part is empty, and what is held out is in no part.
+        The same test data; training and validation data in the order of the training data before. If `share` of them
+        is less than MIN_VALIDATION_EXAMPLES, the validation part is empty, and held-out examples are in no part.
     """
     if data.val_x is not None:
         return data
@@ -75,7 +75,7 @@ def _chosen(held_out: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slic
 
 
 def split_for(task: Task, data: DeviceData) -> DeviceData:
-    """Return what `task.load_data` returned with the validation part that the task wants: its own, else a split one."""
+    """Return the result of `task.load_data` with a validation part: the task's own, or else a split one."""
     return with_validation(data, task.validation_share, ordered=task.ordered)
 
 

@@ -18,8 +18,8 @@ There are three formats, each a pair of pure functions between a flat array and 
 machine: it uses only IEEE sums, products and `ldexp` of literal numbers, and no logarithm, whose last bit depends on the
 machine.
 
-- bf16: the upper half of a float32, rounded to nearest even. All upper bytes come before all lower ones, for each kind alone
-  compresses better.
+- bf16: the upper half of a float32, rounded to nearest even. All upper bytes come before all lower ones, because each kind
+  compresses better alone.
 - Codes: integers times a scale for each block, rounded at random so that the expected value is exact (Alistarh et al. 2017,
   QSGD, section 3).
 - Levels: non-negative values on a grid of eight levels per octave. They are for second moments, a third of which would be
@@ -232,8 +232,8 @@ KEEP = {"delta-int8-half": 2, "delta-int8-quarter": 4}
 FEEDBACK = ("delta-int4", *KEEP)
 """Encodings with error feedback (shared.tensors.error_feedback): of coarse rounding, or of values that are left out.
 
-The rounding of delta-int8 has none: it is unbiased. With scales as coarse as its own, feedback would also correct an error that
-the next round's training corrects by itself, and the residual would grow.
+The rounding of delta-int8 has no feedback, because it is unbiased. With scales as coarse as its own, feedback would also
+correct errors that the next round's training corrects anyway, and the residual would grow.
 """
 
 
@@ -278,7 +278,7 @@ _BF16 = EncodingRule("bf16", "bf16")
 # The coarseness was chosen by measurement (docs/explanation/performance.md, Bytes): updates are a sixteenth of fp32, without
 # more rounds.
 _DELTA_INT8 = EncodingRule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.0)
-# Rounded towards zero: a first moment that rounding made greater than its second moment allows makes Adam's steps up to a
+# Rounded towards zero: if rounding makes a first moment greater than its second moment allows, Adam's steps become up to a
 # thousand times too long.
 _INT8 = EncodingRule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
 _DELTA_INT4 = EncodingRule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)

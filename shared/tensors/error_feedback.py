@@ -56,9 +56,9 @@ def pack_with_feedback(
 ) -> tuple[Packed, dict[str, Array]]:
     """Pack tensors plus residual, and return the next residual: the values intended less the values decoded.
 
-    In an encoding of a public subset it is a share of that (`feedback_share`). Only trained values have a residual, and only
-    with an encoding in FEEDBACK. With any other encoding the given residual is ignored and the next one is empty. Residual
-    values that are not finite become zero.
+    In an encoding of a public subset it is a share of this difference (`feedback_share`). Only trained values have a residual,
+    and only with an encoding in FEEDBACK. With any other encoding the given residual is ignored and the next one is empty.
+    Residual values that are not finite become zero.
 
     Args:
         tensors: Tensors of `schema`.

@@ -261,7 +261,7 @@ class Schema:
 
     @classmethod
     def from_lists(cls, lists: Any) -> Schema:
-        """Undo `to_lists`. Raises WireError for anything else, or more than this program is willing to hold."""
+        """Undo `to_lists`. Raises WireError for any other value, or for one beyond this program's limits."""
         if not isinstance(lists, list) or len(lists) > MAX_TENSORS:
             raise WireError(f"a schema must be a list of at most {MAX_TENSORS} tensors")
         try:

@@ -1,7 +1,7 @@
 """The public subset of a round: one of each few consecutive values of a tensor, drawn by the round's seed.
 
-All devices of a round send the same subset, so the global model changes only there, and the step down needs no other values
-either. A value waits `keep` rounds on average (Konecny et al. 2016, random mask).
+All devices of a round send the same subset, so the global model changes only there, and its delta to devices needs no other
+values. A value waits `keep` rounds on average (Konecny et al. 2016, random mask).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fedpatch.shared.tensors.arrays import Array
 
 SEED_BYTES = 8
 WAITING_SHARE = 0.5
-"""Share of a value that waits for its turn in a public subset, for each round that it waits.
+"""Share of a step that is kept for each round in which its value waits for its turn in a public subset.
 
-What a device trains in the rounds of its waiting is mostly the same step again, because the global value has not moved. A sum
-of them all would be several times too long: where devices reach their own optimum in each round, the error of a quarter's
+While a value waits, a device trains mostly the same step in each round, because the global value has not moved. The sum of
+these steps would be several times too long: where devices reach their own optimum in each round, the error of a quarter's
 subset grew by a factor of 10^9 in 120 rounds. With a half, the sum stays below two steps, and the error never grows.
 """
 
@@ -37,7 +37,8 @@ def round_seed(run_seed: int, round_number: int) -> bytes:
 def subset_of(seed: bytes, name: str, size: int, keep: int) -> Array:
     """Return the places of the subset's values in a flat tensor, in ascending order.
 
-    Of each `keep` consecutive values one is drawn, by SHAKE-128 of the seed and the name. The last of them may be none.
+    Of each `keep` consecutive values one is drawn, by SHAKE-128 of the seed and the name. An incomplete last group may
+    have none.
 
     Args:
         seed: Seed of the round.

@@ -22,7 +22,7 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Open an event file; a resume adds a second one to the folder. The settings lie beside it as JSON."""
+        """Open an event file; a resume adds a second one to the folder. The settings are in the same folder as JSON."""
         folder = self._place / run.id
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "settings.json").write_text(json.dumps(dict(run.settings), indent=1, default=str), "utf-8")

@@ -25,7 +25,7 @@ class WandbTracker:
         self._run: Any = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run, or go on with it where the mode allows."""
+        """Begin a run, or resume it where the mode allows."""
         self._place.mkdir(parents=True, exist_ok=True)
         mode = os.environ.get("WANDB_MODE") or "offline"
         self._run = self._wandb.init(

@@ -85,7 +85,7 @@ class Tracking:
             feed.calls.put(lambda tracker: tracker.log(round))
 
     def end(self, outcome: str, timeout_s: float = END_S) -> None:
-        """Finish, and wait for the trackers. One that takes longer is left behind with a line."""
+        """Finish, and wait for the trackers. A tracker that takes longer is abandoned, with a line to the user."""
         for feed in self._feeds:
             feed.calls.put(lambda tracker: tracker.end(outcome))
             feed.calls.put(None)

@@ -270,7 +270,7 @@ class Download:
         self._ask_at = now + ASK_QUIET_S
         self._asked: set[tuple[str, int]] = set()
         self._unasked = False  # whether a chunk that was not requested arrived since the last Need
-        self._pulling = False  # whether none such arrived before that Need: chunks arrive on request only
+        self._pulling = False  # whether no such chunk arrived before that Need, so chunks arrive on request only
         self._last_at = now
         self._pace_s = math.inf  # the shortest time between two chunks
 
@@ -325,7 +325,7 @@ class Download:
         self.asks, self._quiet_s, self._ask_at = True, ASK_QUIET_S, now + ASK_QUIET_S
 
     def on_reconnect(self, now: float) -> None:
-        """Reset the pause after a reconnect, for requests may have been lost: `tick` asks after at most ASK_QUIET_S."""
+        """Reset the pause after a reconnect, because requests may be lost: `tick` asks after at most ASK_QUIET_S."""
         self._quiet_s = ASK_QUIET_S
         self._ask_at = min(self._ask_at, now + self._quiet_s)
 
@@ -371,7 +371,7 @@ class Upload:
         self._offer_at = now
 
     def next_deadline(self) -> float:
-        """Return the time of the next offer, should no answer come before."""
+        """Return the time of the next offer if no answer comes before."""
         return self._offer_at
 
     def tick(self, now: float) -> list[Offer | SendChunk]:

@@ -10,7 +10,7 @@ MAX_MEASURE = 1e12
 
 Word = Annotated[
     str, Meta(max_length=64, pattern=r"^[ -~]*\Z")
-]  # printable ASCII, for it is shown on terminals and in logs
+]  # printable ASCII, because it is shown on terminals and in logs
 Text = Annotated[str, Meta(max_length=500)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]

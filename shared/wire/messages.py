@@ -53,9 +53,9 @@ ENCODINGS = (
     "delta-int8-quarter",
 )
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
-# lists it, for a peer ignores unknown keys and enumeration values.
+# lists it, because a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-# ("control" is the moment of plans by which devices keep control variates, and `counted` of the request.)
+# ("control" is a moment in plans in which devices keep control variates; it also covers `counted` of the request.)
 DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS, CONTROL)
 INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVALUATE_FEATURE = DEVICE_FEATURES[:5]
 # A feature of devices that have `cryptography` and whose owner allows it:

@@ -1,6 +1,6 @@
 """The status of a run, which a coordinator publishes for people: one message of bounded size.
 
-Nothing depends on it. A lost message does no harm, for each holds the whole status.
+Nothing depends on it. A lost message does no harm, because each one holds the whole status.
 """
 
 from __future__ import annotations

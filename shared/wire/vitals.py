@@ -1,6 +1,6 @@
 """Vitals: the health of a device, published for operators whose Prometheus cannot reach the device.
 
-No other part depends on vitals. A message may be lost, for each one holds all values. The owner can turn them off.
+No other part depends on vitals. A message may be lost, because each one holds all values. The owner can turn them off.
 """
 
 from __future__ import annotations

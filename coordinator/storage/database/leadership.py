@@ -1,8 +1,8 @@
 """Which of several coordinators leads a fleet: an advisory lock in PostgreSQL, held by a session that has no other work.
 
-The leader uses the session once in CHECK_S. The server ends a session that is idle for LEASE_S, and with it the lock: that of a
-leader that was killed at once, that of one that is paused or cut off after LEASE_S. The lock alone decides nothing: a former
-leader is refused by its epoch (Database.begin_epoch), in the database, in the keys of objects and by devices.
+The leader uses the session once in CHECK_S. The lock ends with the session. The server ends the session of a killed leader at
+once, and the session of a paused or disconnected leader when it was idle for LEASE_S. The lock alone decides nothing: a former
+leader is refused by its epoch (`next_epoch`), in the database, in the keys of objects and by devices.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CONNECT_ARGS = {
 }
 _SETTINGS = (
     f"SET idle_session_timeout = '{LEASE_S:g}s'",
-    f"SET statement_timeout = '{2 * LEASE_S:g}s'",  # of a transaction that a paused leader has open
+    f"SET statement_timeout = '{2 * LEASE_S:g}s'",  # limits the wait for a transaction that a paused leader has open
     f"SET tcp_user_timeout = '{LEASE_S:g}s'",
     "SET tcp_keepalives_idle = 1",
     "SET tcp_keepalives_interval = 1",
@@ -73,7 +73,7 @@ class Leadership:
     Attributes:
         holder: Name of this coordinator, for people.
         epoch: Its epoch; 0 before it leads.
-        led_by: Epoch and name of the leader before.
+        led_by: Epoch and name of the previous leader.
 
     Raises:
         UsageError: psycopg is not installed, or the server is too old.
@@ -132,7 +132,7 @@ class Leadership:
         return waited
 
     def begin(self) -> None:
-        """Begin an epoch, in a database that has its tables; from now on the lock is looked at once in CHECK_S."""
+        """Begin an epoch, in a database that has its tables; from now on the lock is checked once in CHECK_S."""
         assert self._session is not None
         try:
             self.epoch = next_epoch(self._session, self._fleet, self.holder)
@@ -141,7 +141,7 @@ class Leadership:
         self._thread.start()
 
     def on_loss(self, call: Callable[[], object]) -> None:
-        """Have `call` called, in a thread of its own, when another coordinator has taken over."""
+        """Have `call` called, in a thread of its own, once another coordinator has taken over."""
         self._on_loss = call
         if self._why:
             call()
@@ -176,7 +176,7 @@ class Leadership:
         return False
 
     def _watch(self) -> None:
-        """Use the session, so that the lock stays; take the lock again after a lost session, unless another leader has."""
+        """Use the session, so that the lock stays; after a lost session take the lock again, unless another leader has it."""
         while not self._closing.wait(CHECK_S if self._session is not None else TRY_S):
             try:
                 began = time.monotonic()
@@ -200,10 +200,10 @@ class Leadership:
     def _take_again(self, session: Connection) -> None:
         session.execute(_END_EARLIER)
         present, _ = known_leader(session, self._fleet)
-        # The holder of the lock is about to begin an epoch.
+        # If another coordinator has the lock, it is about to begin an epoch.
         if present != self.epoch or not lock(session, self._fleet):
             raise LeadershipLost(lost_to(self._url, self._fleet, self.epoch, max(present, self.epoch + 1)))
-        if known_leader(session, self._fleet)[0] != self.epoch:  # begun before the lock was free again
+        if known_leader(session, self._fleet)[0] != self.epoch:  # another epoch began before the lock was free
             raise LeadershipLost(lost_to(self._url, self._fleet, self.epoch, self.epoch + 1))
         _log.warning("%s: the lock of the leader is taken again", self._url)
 

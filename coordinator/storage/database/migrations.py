@@ -105,7 +105,7 @@ UPDATE updates SET encoding = coalesce(
 ALTER TABLE open_rounds ADD COLUMN encoding TEXT NOT NULL DEFAULT '';
 ALTER TABLE open_rounds ADD COLUMN negotiated TEXT NOT NULL DEFAULT '{}';
 """
-# Versions 2 to 4 kept checksums of rows, which a change by any other program made wrong.
+# Versions 2 to 4 had checksums of rows. A change of a row by any other program made its checksum wrong.
 _VERSION_5 = """
 DROP TABLE sums;
 """
@@ -130,7 +130,7 @@ CREATE TABLE masking (
     UNIQUE (run, round, team, step, device)
 );
 """
-# Work for rounds that are over (coordinator.buffered): of the open round's journal, and between two rounds.
+# Work for rounds that are over (coordinator.buffered), in the journal of the open round and between two rounds.
 _VERSION_9 = """
 CREATE TABLE carried_work (
     run TEXT NOT NULL REFERENCES runs (id),
@@ -147,7 +147,7 @@ CREATE TABLE carried_work (
 _VERSION_10 = """
 CREATE TABLE leaders (fleet TEXT PRIMARY KEY NOT NULL, epoch BIGINT NOT NULL, holder TEXT NOT NULL);
 """
-# Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
+# Entry i migrates version i + 1 to i + 2 in one transaction, after a copy was made. A released entry is never changed.
 _MIGRATIONS: tuple[str, ...] = (
     _VERSION_2,
     _VERSION_3,
@@ -161,7 +161,7 @@ _MIGRATIONS: tuple[str, ...] = (
 )
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4
-"""The first version whose rows can be checked as they are; of open rounds, what version 7 added may be absent."""
+"""The first version whose rows can be checked as they are; in open rounds the columns of version 7 may be absent."""
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:

@@ -2,7 +2,7 @@
 
     registry.url    one line, the database's URL without a password; without this file the registry is registry.sqlite3
 
-`fedpatch run --state URL` writes it, so that all other commands find the runs by the state directory alone.
+`fedpatch run --state URL` writes this file, so that all other commands find the runs by the state directory alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def url_of(path: Path) -> str | None:
     """Return the URL of the database that has the registry in place of the SQLite file `path`; None without one.
 
     Raises:
-        UsageError: The state directory names something else.
+        UsageError: The file with the URL cannot be read, or has no URL of a database.
     """
     file = path.with_name(URL_FILE)
     try:
@@ -38,10 +38,10 @@ def url_of(path: Path) -> str | None:
 
 
 def choose_database(path: Path, url: str | None) -> None:
-    """Have the registry of a state directory in a PostgreSQL database from now on.
+    """Keep the registry of a state directory in a PostgreSQL database from now on.
 
     Args:
-        path: Path that the registry would have as a SQLite file. Nothing is written where its directory is not there.
+        path: Path that the registry would have as a SQLite file. Nothing is written if its directory does not exist.
         url: URL of the database; None leaves all as it is.
 
     Raises:
@@ -88,7 +88,7 @@ def exists(path: Path) -> bool:
 
 
 def must_exist(path: Path) -> None:
-    """Raise UsageError if none of them exists."""
+    """Raise UsageError unless `exists` is true."""
     if not exists(path):
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 

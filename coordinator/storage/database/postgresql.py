@@ -1,12 +1,14 @@
 """The registry in a PostgreSQL database (13 or later), for several machines and for backups by the database's own means.
 
-Each transaction is on the server's disk when it returns (synchronous_commit). A connection that is lost is made again, for
-PATIENCE_S, and the transaction is repeated, unless the server had committed it: `pg_xact_status` shows this for a COMMIT
-whose answer was lost. An advisory lock of the session lets one coordinator lead a fleet; it is taken again with the connection.
+Each transaction is on the server's disk when it returns (synchronous_commit). After a lost connection, connecting is retried
+for PATIENCE_S. Then the transaction is repeated, unless the server has committed it: `pg_xact_status` shows this for a COMMIT
+whose answer was lost. An advisory lock of the session lets only one coordinator lead a fleet; a new session takes the lock
+again.
 
-With standbys the lock is in a session of its own (coordinator.storage.database.leadership), and each transaction first locks
-the row of the fleet's leader, shared, and compares its epoch. The next leader raises the epoch by an update of that row, which
-waits for such transactions and is waited for by later ones, so none of a lower epoch commits after it.
+With standbys the lock is in a session of its own (coordinator.storage.database.leadership). Each transaction first takes a
+shared lock on the row of the fleet's leader and compares its epoch. The next leader raises the epoch by an update of that row.
+The update waits for open transactions, and later transactions wait for the update. So no transaction of a lower epoch commits
+after it.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from fedpatch.coordinator.storage.database.transactions import Database, T, in_u
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 
 PATIENCE_S = 60.0
-"""How long a lost connection is tried again, in seconds."""
+"""Seconds for which a lost connection is retried."""
 
 _PAUSE_S = 0.25
-_ENDING_S = 3.0  # when the process shall end
+_ENDING_S = 3.0  # instead of PATIENCE_S when the process shall end
 _CONNECT_ARGS = {
     "connect_timeout": 10,
     "keepalives_idle": 20,
@@ -44,7 +46,7 @@ LEASE_S = 5.0
 """Seconds without a sign of life after which the server ends the sessions of a leader with standbys."""
 _FENCED = f"SET idle_in_transaction_session_timeout = '{LEASE_S:g}s'"
 _LOCK = "fedpatch fleet "
-# The server notices the end of a session a moment after the process that had it.
+# The server ends the session of a process a moment after the process has ended.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
 _HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subquery()
 _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
@@ -100,7 +102,7 @@ class PostgresDatabase(Database):
                 raise
 
     def read(self, query: Executable) -> list[dict[str, Any]]:
-        """Return the rows of a query; a lost connection is made again."""
+        """Return the rows of a query; reconnect after a lost connection."""
         with self.errors():
             return self._lasting(lambda: [dict(row) for row in self._connection.execute(query).mappings()])
 
@@ -132,7 +134,7 @@ class PostgresDatabase(Database):
         return int(self.read(text(query))[0]["position"])
 
     def lead(self, fleet: str, epoch: int | None = None) -> None:
-        """As Database.lead: take the advisory lock of a fleet, until the database is closed, or write in an epoch."""
+        """As Database.lead: take the advisory lock of a fleet until the database is closed, or check `epoch` at each change."""
         if epoch is not None:
             self._fence = (fleet, epoch)
             with self.errors():
@@ -146,7 +148,7 @@ class PostgresDatabase(Database):
                     raise UsageError(in_use(self.name, fleet))
                 time.sleep(pause_s)
         self._fleets.add(fleet)
-        if known_leader(self._connection, fleet)[0]:  # one that was paused writes no more
+        if known_leader(self._connection, fleet)[0]:  # a paused leader then writes no more
             self.change(lambda db: next_epoch(db, fleet, ""))
 
     def close(self) -> None:
@@ -203,7 +205,7 @@ class PostgresDatabase(Database):
         if self._patience_s:
             _log.warning("%s: the connection is lost (%s); trying again for %.0f s", self.name, cause, self._patience_s)
         since = time.monotonic()
-        # Where it stays away, the next calls do not wait again.
+        # If the server stays away, the next calls do not wait again.
         patience_s, self._patience_s, self._lost = self._patience_s, 0.0, lost
         while True:
             try:
@@ -222,7 +224,7 @@ class PostgresDatabase(Database):
         return committed
 
     def _take_up(self) -> bool:
-        """End earlier sessions of this object, take their locks, and learn what became of the transaction in doubt."""
+        """End earlier sessions of this object, take their locks, and return whether the transaction in doubt was committed."""
         self._connection.exec_driver_sql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
@@ -253,7 +255,7 @@ class PostgresDatabase(Database):
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise
-            return "unknown"  # to a server that has forgotten it in a crash
+            return "unknown"  # a server that crashed no longer has the transaction
 
     def _connect(self) -> Connection:
         connection = self._engine.connect()
@@ -286,7 +288,7 @@ class PostgresDatabase(Database):
 
 
 class _NotYet(Exception):
-    """The connection is back, but something of its predecessor is not over; `final` is raised where it does not end."""
+    """A lock or transaction of the earlier connection is not over yet; `final` is raised if it does not end in time."""
 
     def __init__(self, final: StateError) -> None:
         super().__init__(str(final))
@@ -355,7 +357,7 @@ def next_epoch(db: Connection, fleet: str, holder: str) -> int:
         holder: Name of the leader, for people.
 
     Returns:
-        The epoch, higher than all before, and than those of runs: a registry that was rebuilt has these alone.
+        The epoch: higher than all earlier epochs of leaders and of runs. A rebuilt registry has only the epochs of runs.
     """
     row = insert(db, leaders).values(fleet=fleet, epoch=_HIGHEST_OF_RUNS + 1, holder=holder)
     changed = {"epoch": func.greatest(leaders.c.epoch, _HIGHEST_OF_RUNS) + 1, "holder": holder}

@@ -4,12 +4,12 @@ Beside `registry.sqlite3` (and its -wal and -shm while it is open) are
 
     registry.sqlite3.before     its copy, made and checked at the end of rounds and runs
     registry.sqlite3.damaged    a damaged registry that the copy has replaced, with its -wal and -shm
-    registry.sqlite3.lock       held shared by processes that write, exclusively while the copy replaces the registry
+    registry.sqlite3.lock       locked shared by processes that write, exclusively while the copy replaces the registry
 
 At each opening SQLite checks pages and constraints (`quick_check`) and foreign keys, and the values of the rows are checked
-(coordinator.storage.database.value_checks). Any program may change rows: a change that leaves a registry valid is accepted.
-Changes that the copy lacks, and the last transactions after damage to SQLite's log, come from the journals
-(coordinator.storage.run_journal).
+(coordinator.storage.database.value_checks). Any program may change rows: a change that leaves a registry valid is accepted. The
+journals (coordinator.storage.run_journal) restore changes that the copy lacks, and the last transactions after damage to
+SQLite's log.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def damaged_of(path: Path) -> Path:
 def make_copy(db: sqlite3.Connection, path: Path) -> None:
     """Replace the copy of a registry by its present content, durably.
 
-    The new copy is checked before it replaces the old one: a damaged registry never replaces an undamaged copy. The log is
-    emptied into the file first: the less it holds, the less its loss costs.
+    The new copy is checked before it replaces the old one: a damaged registry never replaces an undamaged copy. SQLite's log is
+    first written into the file, so that a later loss of the log loses less.
 
     Raises:
         sqlite3.DatabaseError: The registry is damaged; the old copy is unchanged.
@@ -72,8 +72,8 @@ def make_copy(db: sqlite3.Connection, path: Path) -> None:
     fd, unfinished = tempfile.mkstemp(prefix=f".{copy.name}.", suffix=UNFINISHED, dir=path.parent)
     try:
         with closing(sqlite3.connect(unfinished)) as target:
-            target.execute("PRAGMA journal_mode = MEMORY")  # a copy that is cut short is thrown away
-            target.execute("PRAGMA synchronous = OFF")  # once, at the end, is enough
+            target.execute("PRAGMA journal_mode = MEMORY")  # an unfinished copy is deleted
+            target.execute("PRAGMA synchronous = OFF")  # one fsync, at the end, is enough
             db.backup(target)
             target.execute("PRAGMA journal_mode = DELETE")
         os.fsync(fd)
@@ -116,7 +116,7 @@ def put_copy_in_place(path: Path) -> None:
 def set_aside(path: Path) -> None:
     """Rename a registry, with its log, to `damaged_of(path)`, if it exists."""
     aside = damaged_of(path)
-    # The log last: without it, a registry that was damaged in the log would look whole.
+    # The log is moved last: a registry whose damage is in its log would look whole without the log.
     for part in _PARTS:
         found = path.with_name(path.name + part)
         if found.exists():
@@ -127,7 +127,7 @@ _BUSY_S = 10.0
 _REMEDY = "move it away, or use another --state-dir"
 _MAGIC = b"SQLite format 3\0"
 _VERSION_BYTES = slice(18, 20)  # of the header: how the file is written and read, 1 or 2
-# SQLite's errors for a damaged file. "No such table" may be a name that has changed.
+# SQLite's errors for a damaged file. The cause of "no such table" may be a damaged name.
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 _NO_ROOM = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL}
 _SUSPICIOUS = {*_UNREADABLE, sqlite3.SQLITE_ERROR, None}
@@ -190,7 +190,7 @@ class SqliteDatabase(Database):
         return damaged(self.path, why)
 
     def keep(self) -> None:
-        """Update the copy; log an error of the disk, after which the old copy stays."""
+        """Update the copy; after an error of the disk, which is logged, the old copy stays."""
         keep_copy(self.driver, self.path)
 
     def version(self) -> int:
@@ -212,7 +212,7 @@ class SqliteDatabase(Database):
 
 
 def keep_copy(db: sqlite3.Connection, path: Path) -> None:
-    """Make the copy of the registry; log an error of the disk, after which the old copy stays."""
+    """Make the copy of the registry; after an error of the disk, which is logged, the old copy stays."""
     try:
         make_copy(db, path)
     except (OSError, sqlite3.Error) as error:
@@ -220,7 +220,7 @@ def keep_copy(db: sqlite3.Connection, path: Path) -> None:
 
 
 def make_empty(path: Path) -> None:
-    """Create an empty registry at `path`, where no file is."""
+    """Create an empty registry at `path`, where no file exists."""
     with sqlite_errors(path):
         path.touch(0o600)
         with closing(_connect(path, "mode=rwc")) as db:
@@ -327,7 +327,7 @@ def _open_to_write(path: Path) -> SqliteConnection:
         stack.callback(lock.release)
         is_copy = False
         if lock.take():
-            remove_unfinished(path.parent)  # no other process is at work here, so none is writing them
+            remove_unfinished(path.parent)  # no other process writes here, so these files are leftovers
             is_copy = _restore_copy(path)
         elif problem := _problem(path):
             raise _unusable(path, problem)
@@ -352,7 +352,7 @@ def _open_to_write(path: Path) -> SqliteConnection:
 def _make_private(path: Path) -> None:
     """Let only the owner read the registry, which names the devices of a fleet. SQLite gives its log the same mode."""
     if path.exists():
-        # By name: to open and close the file would drop the locks that this process has on it through SQLite.
+        # By path: opening and closing the file would drop the locks that this process has on it through SQLite.
         path.chmod(0o600)
 
 
@@ -383,7 +383,7 @@ def _version(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False) 
 
 
 def _restore_copy(path: Path) -> bool:
-    """Replace a damaged or missing registry by its copy; return whether that was done. The caller has the lock alone."""
+    """Replace a damaged or missing registry by its copy; return whether that was done. The caller has the exclusive lock."""
     copy = copy_of(path)
     problem = _problem(path)
     if problem is None:
@@ -428,13 +428,13 @@ def _problem(path: Path) -> str | None:
         if isinstance(error, sqlite3.OperationalError) and _code(error) not in _SUSPICIOUS:
             raise
         why = str(error)
-    except (UnicodeError, MemoryError) as error:  # a name, or the length of something, is not what it was
+    except (UnicodeError, MemoryError) as error:  # a damaged name or length
         why = type(error).__name__
     return None if why is None else _damage(why)
 
 
 def _header_problem(path: Path) -> str | None:
-    """Return the problem of a header with another version than SQLite's, which SQLite would open as read-only."""
+    """Return the problem of a header whose version is not SQLite's; SQLite would open such a file as read-only."""
     with path.open("rb") as file:
         header = file.read(100)
     if not header or (header[:16] == _MAGIC and set(header[_VERSION_BYTES]) <= {1, 2}):
@@ -455,7 +455,7 @@ def _check(db: sqlite3.Connection, path: Path) -> str | None:
         return "it holds nothing"
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if not tables and version == 0:
-        return None  # its process was killed before it wrote anything
+        return None  # the process that made it was killed before it wrote anything
     present = tables >= _expected(SCHEMA_VERSION)
     if 0 < version <= SCHEMA_VERSION and tables >= _expected(version) and (version == SCHEMA_VERSION or not present):
         return content_problem(db)  # other programs may have added an index or a view

@@ -1,7 +1,7 @@
-"""The registry's tables in the present version, of which statements are made.
+"""The registry's tables in the present version, from which statements are built.
 
-PostgreSQL's tables are made of them. SQLite's are made by coordinator.storage.database.migrations, step by step, so that a new
-file and one of an earlier version are the same.
+PostgreSQL's tables are created from them. SQLite's are created by coordinator.storage.database.migrations, step by step, so
+that a new file and a migrated file are the same.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _COUNT_CHANGE = (
 
 
 class Database(ABC):
-    """A registry's connection. One thread at a time may use it; what `change` has committed is on disk when it returns.
+    """A registry's connection. One thread at a time may use it; changes are on disk when `change` returns.
 
     Args:
         path: Path that the registry has, or would have, as a SQLite file.
@@ -38,7 +38,7 @@ class Database(ABC):
         is_copy: Whether a copy has just replaced a damaged registry.
         ending: Set when the process shall end: from then on no thread waits long for a lost connection.
         failures: Errors of the database and of its disk.
-        led: Epochs of the runs that are led through this connection: a later one in the registry is another coordinator's.
+        led: Epochs of the runs that are led through this connection: a later epoch in the registry is another coordinator's.
     """
 
     failures: tuple[type[Exception], ...] = (DBAPIError,)
@@ -94,7 +94,7 @@ class Database(ABC):
 
     @abstractmethod
     def keep(self) -> None:
-        """Update the copy, if this database keeps one; an error is logged, after which the old copy stays."""
+        """Update the copy, if this database keeps one; after an error, which is logged, the old copy stays."""
 
     @abstractmethod
     def version(self) -> int:
@@ -110,7 +110,7 @@ class Database(ABC):
                 now on `change` raises LeadershipLost once a later epoch has begun. None without standbys.
 
         Raises:
-            UsageError: Another one is at work.
+            UsageError: Another coordinator leads the fleet.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ def insert(db: Connection, table: Table) -> Insert:
 
 
 def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Insert rows; one whose key is there already is left out. Return whether none was.
+    """Insert rows, except those whose key already exists; return whether all were inserted.
 
     Args:
         db: The connection, within a transaction.
@@ -173,7 +173,7 @@ def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) 
     return bool(db.execute(_insert_new(db.dialect.name, table), rows).rowcount == len(rows))
 
 
-@cache  # what is made anew for each call costs more than SQLite's part
+@cache  # to build it in each call would cost more than SQLite's part
 def _insert_new(dialect: str, table: Table) -> Insert:
     made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     return made.on_conflict_do_nothing().execution_options(preserve_rowcount=True)

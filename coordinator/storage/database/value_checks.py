@@ -1,6 +1,6 @@
 """Checks of the values in a registry's rows, since SQLite stores any type in any column and any text as JSON.
 
-A valid value may still differ from the one that was written; only the comparison with a run's journal shows that.
+A valid value may still differ from the written value; only the comparison with a run's journal shows a difference.
 """
 
 from __future__ import annotations

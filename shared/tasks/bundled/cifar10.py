@@ -1,8 +1,8 @@
 """Task `cifar10`: the paper's CNN on CIFAR-10 (section 4.1), from the official binary archive.
 
-Where that archive is absent, a re-encoded copy (`cifar10-jpeg75/cifar10_jpeg75.npz`: every image as JPEG of quality 75,
-in the original order) is taken if it lies in the data folder. Its pixels differ from the official ones, so results with
-it are to be named "CIFAR-10 (JPEG q75)".
+If that archive is absent, a re-encoded copy in the data folder is used (`cifar10-jpeg75/cifar10_jpeg75.npz`: every image as
+JPEG of quality 75, in the original order). Its pixels differ from the official ones, so results with it must be named
+"CIFAR-10 (JPEG q75)".
 """
 
 from __future__ import annotations

@@ -21,6 +21,6 @@ def accuracy(outputs: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> floa
     """Return the share of the n examples, 0 to 1, whose largest logit is that of their class; of tensors or arrays."""
     if isinstance(outputs, np.ndarray):
         right = np.count_nonzero(outputs.argmax(axis=1) == np.asarray(targets))
-        return float(np.float32(right) / np.float32(len(outputs)))  # to the last bit what torch's mean is
+        return float(np.float32(right) / np.float32(len(outputs)))  # the same bits as torch's mean
     hits: Tensor = outputs.argmax(dim=1) == targets  # type: ignore[assignment]
     return float(hits.float().mean().item())

@@ -73,7 +73,7 @@ def _read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
-    """A fifth of each label's examples, drawn once and for all; in equal shares, so that both parts' shards agree."""
+    """Mark a fifth of each label's examples, always the same ones. With equal shares the shards of both parts agree."""
     shuffled = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     is_test = np.zeros(len(labels), dtype=bool)

@@ -53,7 +53,7 @@ def device_shares(
     shares = []
     for spec, (mine_train, mine_test), train_x, test_x in zip(specs, parts, train_inputs, test_inputs, strict=True):
         std = noise_std(spec, usual_noise)
-        if std:  # in place, or the clean images would be held beside the noisy ones
+        if std:  # in place, so that clean and noisy images are not in memory together
             train_x[:] = add_noise(train_x, std, spec)
         share = DeviceData(
             train_x=train_x,

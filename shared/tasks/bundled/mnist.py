@@ -93,7 +93,7 @@ def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
 
 
 def _parse(spec: str) -> tuple[str | None, DataSpec]:
-    """The folder of other files than MNIST's own, and the share of a device."""
+    """The folder of the user's own files (None: MNIST's), and the share of a device."""
     if not spec.startswith(_OWN_FILES):
         return None, parse_data_spec(spec)
     folder, _, share = spec.removeprefix(_OWN_FILES).partition(",")
@@ -108,7 +108,7 @@ def _official(root: Path) -> tuple[Images, Images]:
 
 
 def _fetched(file: DataFile, root: Path) -> Path:
-    """As `fetch`; a whole file in MNIST's format that is not MNIST's own is not damaged, and must not be deleted."""
+    """As `fetch`, with another error for a complete file of other data in MNIST's format: it must not be deleted."""
     try:
         return fetch(file, root)
     except DataError as error:
@@ -182,7 +182,7 @@ def read_idx(path: Path, remedy: str = _FETCH_AGAIN) -> np.ndarray:
     """Read an idx file of unsigned bytes, gzipped or not.
 
     It begins with 00 00 08 and the number of axes; then come their sizes as big-endian uint32, then the values. Raises
-    DataError, with `remedy`, where the file is damaged, cut short, too long, or something else.
+    DataError, with `remedy`, where the file is damaged, cut short, too long, or of another format.
     """
     try:
         raw = path.read_bytes()
@@ -201,7 +201,7 @@ def read_idx(path: Path, remedy: str = _FETCH_AGAIN) -> np.ndarray:
         raise DataError(f"mnist: {path} announces {announced} values, holds {len(values)}; {remedy}")
     try:
         return values.reshape(shape)
-    except ValueError as error:  # more axes than numpy has, or lengths beyond it beside one of 0
+    except ValueError as error:  # more axes than numpy allows, or a length beyond its limit together with a length of 0
         raise DataError(f"mnist: {path} has a shape that cannot be ({error}); {remedy}") from error
 
 

@@ -33,7 +33,7 @@ _EXAMPLE = "shard:0/10 or aligned:3/200,seed=7,noisy-fraction=0.2"
 _PLACE = re.compile(r"(?P<kind>\w+):(?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
 _SEED = re.compile(r"[0-9]{1,18}")
 
-# Independent random streams of one seed: what is drawn for one purpose never shifts what is drawn for another.
+# Independent random streams of one seed: the draws for one purpose never change those for another.
 _ASSIGNMENT, _NOISY_DEVICES, _NOISE = range(3)
 
 
@@ -137,9 +137,9 @@ class Split:
         """Compute the partition that `spec` names, for all devices.
 
         The examples, sorted by label, are cut into 2N shards of (almost) equal size; each device gets two, at random.
-        With `shard` the test examples are cut in the same way on their own and assigned alike. As the shards' sizes are
-        rounded and the labels not equally frequent in both parts, the two cuts do not quite meet: a few test examples
-        carry a label that their device never trained on (7.5 % of MNIST's at N = 400). `even` rounds the shards' ends
+        With `shard` the test examples are cut separately in the same way, and assigned alike. Because the shards' sizes are
+        rounded and the labels are not equally frequent in both parts, the two cuts differ slightly: a few test examples
+        have a label that their device never trained on (7.5 % of MNIST's at N = 400). `even` rounds the shards' ends
         instead of their sizes, so that only the frequencies of the labels differ (1.2 %). `aligned` puts a test example
         where training examples of its label are.
 
@@ -160,7 +160,7 @@ class Split:
         train_bounds = cut("training", len(train_order), shards)
         if spec.kind == "aligned":
             places = _counterparts(train_labels[train_order], test_labels[test_order])
-            test_bounds = np.searchsorted(places, train_bounds)  # they ascend, for both parts are sorted by label
+            test_bounds = np.searchsorted(places, train_bounds)  # ascending, because both parts are sorted by label
         else:
             test_bounds = cut("test", len(test_order), shards)
         drawn = np.random.default_rng([spec.seed, _ASSIGNMENT]).permutation(shards)
@@ -213,7 +213,7 @@ def _by_label(labels: np.ndarray) -> np.ndarray:
 
 
 def _cut(part: str, size: int, shards: int) -> np.ndarray:
-    """Return the begin of each of the shards, and the end of the last; the first size % shards are one example longer."""
+    """Return the start of each shard, and the end of the last one; the first size % shards are one example longer."""
     _require_enough(part, size, shards)
     numbers = np.arange(shards + 1)
     return numbers * (size // shards) + np.minimum(numbers, size % shards)
