@@ -1,8 +1,8 @@
 """The strategies of fedpatch and of other packages, by name.
 
-Another package names its strategies as entry points of the group `fedpatch.strategies`; a file of one's own is named as
-module:attribute. Neither changes what travels: a strategy is data for the devices (a TrainPlan) and a pure function on the
-coordinator.
+Another package names its strategies as entry points of the group `fedpatch.strategies`; a strategy in a file of your own is
+named as module:attribute. Neither changes the messages: a strategy is data for the devices (a TrainPlan) and a pure function on
+the coordinator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STRATEGIES: PluginKind[type[Strategy]] = PluginKind(
     "STRATEGY",
     own={one.name: one for one in (FedAvg, FedAvgAdam, FedAvgM, FedAdam, FedYogi, FedAdagrad, Scaffold)},
 )
-"""The strategies that are installed here. No other package's module is imported before it is found by its name."""
+"""The strategies that are installed here. A module of another package is imported only when its strategy is found by name."""
 
 
 def find_strategy(ref: str, server_learning_rate: float | None = None) -> Strategy:
@@ -64,17 +64,17 @@ def find_strategy(ref: str, server_learning_rate: float | None = None) -> Strate
 
 
 def rate_of(rates: Mapping[str, float], strategy: Strategy) -> float | None:
-    """Return a task's learning rate for a strategy: its own, else that of the strategy that `rates_of` names, else None."""
+    """Return a task's learning rate for a strategy: by its name, else by the name in its `rates_of`, else None."""
     return rates.get(strategy.name, rates.get(strategy.rates_of))
 
 
 def strategy_for(ref: str, task: Task, server_learning_rate: float | None) -> Strategy:
-    """Return the strategy with the server learning rate that is given, else the task's, else its own.
+    """Return the strategy with the given server learning rate, else the task's, else the strategy's own.
 
     Args:
         ref: Name of a strategy, or module:attribute of a class.
         task: The task, whose `server_learning_rates` are used.
-        server_learning_rate: The rate that a user chose; None where none was chosen.
+        server_learning_rate: The rate that a user chose; None if no rate was chosen.
 
     Raises:
         UsageError: As `find_strategy`.

@@ -51,10 +51,10 @@ class AggregateResult:
 
     Attributes:
         mean: The aggregate by name; with the rule "mean", the weighted mean.
-        clipped: By device whose update was clipped, and by part: the norm as a multiple of its limit.
-        capped: By device whose number of examples was capped: the examples that its update weighs.
+        clipped: The norm as a multiple of its limit, by device whose update was clipped and by part.
+        capped: The examples that an update weighs, by device whose number of examples was capped.
         references: The references for the next round.
-        pulls: By device whose update did not count whole: the share of its change that was taken away.
+        pulls: The share of the change that was taken away, by device whose update did not count whole.
         num_updates: Number of updates.
     """
 
@@ -66,7 +66,7 @@ class AggregateResult:
     num_updates: int = 0
 
     def bounded(self) -> dict[str, int]:
-        """Return the number of updates that met each bound."""
+        """Return the number of updates that each bound changed."""
         counts = {"norm": len(self.clipped), "num_examples": len(self.capped)}
         return {bound: count for bound, count in counts.items() if count}
 
@@ -76,7 +76,7 @@ class AggregateResult:
         return {device: _parts(self.clipped.get(device, {}), device in self.capped) for device in named}
 
     def farthest_pulls(self) -> dict[str, float]:
-        """Return the share that was taken away by device: at most MAX_NAMED devices, the farthest first."""
+        """Return, by device, the share that was taken away: at most MAX_NAMED devices, the farthest first."""
         ordered = sorted(self.pulls, key=lambda device: (-self.pulls[device], device))
         return {device: self.pulls[device] for device in ordered[:MAX_NAMED]}
 
@@ -127,8 +127,8 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
         past: References of earlier rounds; none in the first round.
         scratch: Makes the table of all values that the rule "trimmed" needs.
         stale: The age of each update whose base is an earlier model. Only the rule "mean" takes such updates.
-        alike: Each update weighs the same; otherwise its examples.
-        members: Devices whose mean an update is, where that is more than one.
+        alike: Whether each update weighs the same; otherwise an update weighs its examples.
+        members: Number of devices whose mean an update is, by device, if more than one.
 
     Returns:
         The mean, and the updates that were bounded.
@@ -189,7 +189,7 @@ def _measure(
     schema: Schema,
     base: Tensors,
 ) -> dict[str, dict[Part, float]]:
-    """Return the norms of all updates, each read once; where there is a `mean`, the updates are added to it as they are."""
+    """Return the norms of all updates, each read once; if there is a `mean`, add the unchanged updates to it."""
     if mean is None:
         return {device: norms(read(device), pace.origin(base, schema), schema) for device, pace in paces.items()}
     found, fixed = {}, measured_from(base, schema)
@@ -252,7 +252,7 @@ class _BoundedUpdates:
         self._unchanged: set[str] = set()
 
     def all_within(self) -> bool:
-        """Return whether no update, all of which are measured, is beyond a bound."""
+        """Return whether all updates, which are measured already, are within their bounds."""
         if self._most is None:
             return True
         for device, pace in self._paces.items():
@@ -273,7 +273,7 @@ class _BoundedUpdates:
         if pulled is None:
             self._unchanged.add(device)
             return tensors
-        # Steps beyond those of a capped number of examples are named with it.
+        # A cap on the number of examples implies excess steps; these are not named separately.
         implied = self.weights[device] < self._counted[device]
         self.clipped[device] = {part: times for part, times in pulled.times.items() if not (implied and counts(part))}
         return pulled.tensors

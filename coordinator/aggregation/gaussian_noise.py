@@ -1,4 +1,4 @@
-"""Gaussian noise from random bytes, and the mean of clipped updates that it hides each device in.
+"""Gaussian noise from random bytes, and the mean of clipped updates, in which the noise hides each device.
 
 The arithmetic is exact where differential privacy needs it. Clipped changes are rounded towards zero to multiples of a grid,
 2^-20 of the noise's standard deviation or finer; the noise is rounded to the same grid. A float64 sum of such multiples has no
@@ -23,7 +23,7 @@ _LESS = 1 - 1e-12  # the product with the factor may round up
 
 
 def random_bytes_for(values: int) -> int:
-    """Return the number of random bytes that `normals` takes for so many values."""
+    """Return the number of random bytes that `normals` needs for this number of values."""
     return -(-values // 2) * _BYTES_PER_PAIR
 
 
@@ -62,7 +62,7 @@ def private_mean(
 ) -> dict[str, Array]:
     """Return the global model plus the noised mean of the clipped changes (McMahan et al. 2018, Algorithm 1, DP-FedAvg).
 
-    Each change counts alike and has the L2 norm `policy.clip` at most, over all values together. The sum is divided by
+    Each change counts alike, and is clipped to the L2 norm `policy.clip` over all values together. The sum is divided by
     `denominator`, for any number of updates: a mean over the devices that reported would need noise on that number too.
 
     Args:
@@ -74,7 +74,7 @@ def private_mean(
         denominator: Devices that the round was meant for.
 
     Returns:
-        The next global model by name, in the dtypes of the schema. No update and only noise is a valid result.
+        The next global model by name, in the dtypes of the schema. Noise without any update is a valid result.
 
     Raises:
         ValueError: The noise has another length.

@@ -9,7 +9,7 @@ from typing import Literal
 from fedpatch.shared.errors import UsageError
 
 MAX_NAMED, MAX_PARTS = 16, 4
-"""Bounded devices that a record names, and parts of each, so that a fleet of thousands does not fill the record."""
+"""Greatest number of bounded devices in a record, and of parts of each, so that a large fleet does not fill the record."""
 
 Action = Literal["off", "clip", "reject", "auto"]
 
@@ -49,9 +49,9 @@ class AggregateRule:
 
     Attributes:
         name: The rule.
-        radius: Of `centred`; None: the median distance of the round.
-        bucket_size: Of `bucketed`, in updates.
-        beta: Of `trimmed`: the share of the devices that is left out at each end.
+        radius: Radius of `centred`; None: the median distance of the round.
+        bucket_size: Updates in a bucket of `bucketed`.
+        beta: Share of the devices that `trimmed` leaves out at each end.
     """
 
     name: Rule = "mean"

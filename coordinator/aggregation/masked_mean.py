@@ -1,6 +1,6 @@
-"""The mean of a masked round: sums of masked updates by group, without their masks, and the step that they give.
+"""The mean of a masked round: sums of masked updates by group, without their masks, and the resulting step.
 
-Sums are integers, so that neither the order of the devices nor the choice of the revealed shares changes a bit of the model.
+Sums are integers, so the order of the devices and the choice of the revealed shares do not change a bit of the model.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class MaskedMean:
     Attributes:
         mean: The global model plus the weighted mean of the devices' steps, by name; the model itself if no group counts.
         report: The figures that the sums give; None if no group counts.
-        left_out: Devices of groups whose sum no honest devices can have, sorted.
-        pulls: By device of a group that did not count whole: the share of the group's step that was taken away.
+        left_out: Devices of groups whose sum is impossible for honest devices, sorted.
+        pulls: The share of the group's step that was taken away, by device of a group that did not count whole.
     """
 
     mean: dict[str, Array]
@@ -50,7 +50,7 @@ class PossibleSums:
     """The sums of a round that honest devices can have.
 
     Attributes:
-        possible: Sums by the devices that they are of, or by a relay.
+        possible: Sums by the names of their devices, or by the name of a relay.
         left_out: Devices of the other groups and relays, sorted.
     """
 
@@ -59,7 +59,7 @@ class PossibleSums:
 
     @property
     def total(self) -> GroupSum | None:
-        """The sum of all; None without any."""
+        """The sum of all groups and relays; None if there is none."""
         return sum_of_groups(self.possible.values()) if self.possible else None
 
 
@@ -78,8 +78,8 @@ def masked_mean(
 ) -> MaskedMean:
     """Return the mean of the open groups of a round, and of the sums of its relays.
 
-    One device can spoil the sum of its group, since no single update can be looked at. A group whose figures are impossible
-    is left out.
+    One device can spoil the sum of its group, since no single update can be checked. A group whose figures are impossible is
+    left out.
 
     Args:
         groups: The open groups.
@@ -111,7 +111,7 @@ def possible_sums(
     layout: VectorLayout,
     sites: Mapping[str, GroupSum] | None = None,
 ) -> PossibleSums:
-    """Return the sums of the open groups and of the sites, without those that no honest devices can have.
+    """Return the sums of the open groups and of the sites, without sums that are impossible for honest devices.
 
     Args:
         groups: The open groups.
@@ -132,7 +132,7 @@ def possible_sums(
 def _centred_step(
     layout: VectorLayout, sums: Mapping[tuple[str, ...], GroupSum], schema: Schema, radius: float | None
 ) -> tuple[dict[str, Array], dict[str, float]]:
-    """Return the step of centred clipping over the groups' mean steps, and the share taken away by device.
+    """Return the step of centred clipping over the groups' mean steps, and by device the share taken away.
 
     A bad device makes its group bad, and the rule bounds the harm of a group (SHARE: Velicheti, Xia and Koyejo 2021, "Secure
     Byzantine-Robust Distributed Learning via Clustering").
@@ -165,7 +165,7 @@ def private_masked_mean(
     base: Tensors,
     denominator: int,
 ) -> dict[str, Array]:
-    """Return the global model plus the mean of the devices' clipped steps, with the noise that they have added.
+    """Return the global model plus the mean of the devices' clipped steps, with the noise that the devices have added.
 
     The sum is divided by `denominator`, for any number of devices in it.
 
@@ -222,7 +222,7 @@ def check_site_sum(total: GroupSum, layout: VectorLayout, *, registered: int | N
         most: The run's `max_members`.
 
     Raises:
-        UpdateRefused: It is of too few or too many devices, or no such devices can have it.
+        UpdateRefused: The sum is of too few or too many devices, or is impossible for them.
     """
     check_members(total.devices, registered, most)
     least = layout.terms.group_min

@@ -1,4 +1,4 @@
-"""The public scale of a masked run: the range of each tensor's values, and the clip, as they follow from earlier sums."""
+"""The public scale of a masked run: the range of each tensor's values, and the clip, both derived from earlier sums."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class MaskedScale:
         return cls(ranges, first_clip(schema, ranges))
 
     def after(self, report: SummedReport) -> MaskedScale:
-        """Return the scale of the round after one with this scale and these sums."""
+        """Return the scale of the next round, after a round with this scale and these sums."""
         return MaskedScale(next_ranges(self.ranges, report), next_clip(self.clip, report))

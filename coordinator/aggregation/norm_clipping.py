@@ -1,30 +1,32 @@
 """Bounds of one update: a cap on the examples that it weighs, and a bound on the norm of its change.
 
-All functions depend on the updates as a set. Neither the order of their arrival nor the order of their names matters.
+All functions depend on the updates as a set. The order of their arrival and the order of their names do not matter.
 
 Within its bound an update is used unchanged, to the last bit. Beyond it, the update is clipped: moved back along the straight
-line to the global model of its round. A property of both ends and of each point between them stays true (second moments are
-not negative, first moments are no greater than the second ones allow). For that reason first and second moments are clipped
-by the same factor, and by the factor of the weights where those are beyond their bound. Weights within their bound stay.
+line to the global model of its round. Properties that hold on the whole line stay true (second moments are not negative, first
+moments are no greater than the second moments allow). For that reason first and second moments are clipped by the same factor,
+and by the factor of the weights if the weights are beyond their bound. Weights within their bound stay.
 
 Each part of a model has a norm of its own:
 
 - The weights, that is all trained tensors, have one norm together.
 - Statistics of batch norm have a norm per tensor, since the variance of one layer has no relation to the mean of another.
-  Their bound is always a multiple of the round's reference: no number that fits the weights fits them. Each is clipped alone.
-- A moment is measured from its value after the same steps without gradients (`Pace`), so that the bound is one of the
-  device's gradients. Gradients enter the second moment as squares, so the factor of its bound is a square too.
-- The control variate of SCAFFOLD has a norm of its own. Where any part of an update is clipped, its control variate counts as
-  unchanged: the device keeps the one from before, so that the server's stays the mean of the devices'.
+  Their bound is always a multiple of the round's reference, since a number that fits the weights does not fit statistics. Each
+  is clipped alone.
+- A moment is measured from its value after the same steps without gradients (`Pace`), so that the bound limits the device's
+  gradients. Gradients enter the second moment as squares, so the factor of its bound is a square too.
+- The control variate of SCAFFOLD has a norm of its own. If any part of an update is clipped, its control variate counts as
+  unchanged. The device keeps its previous one, so that the server's control variate stays the mean of the devices' control
+  variates.
 - Counters (step counts of moments, `num_batches_tracked`) are bounded by the steps that the plan has for as many examples as
   the update weighs.
 
-The reference of a part is the lower median of its norms in the round. Of one or two updates that median is the norm of a
+The reference of a part is the lower median of its norms in the round. With one or two updates that median is the norm of a
 single device, so references of earlier rounds (`References`) are added until there are three values.
 
 The update of a relay is the mean of its members' updates. Its norm is not divided by their number: a mean of updates within a
-bound is within that bound, and the mean of honest updates, which point the same way, is hardly shorter than one of them. What
-grows with the members is the weight: a relay with m members can move the model as far as m devices can.
+bound is within that bound, and the mean of honest updates, which point the same way, is hardly shorter than one of them. Only
+the weight grows with the members: a relay with m members can move the model as far as m devices can.
 
 Norm bounding: Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4. The median is the reference because
 fewer than half of the devices cannot move it beyond the values of the others.
@@ -55,16 +57,16 @@ References = Mapping[Part, tuple[float, ...]]
 """References of earlier rounds by part, the newest first, at most `KEPT_REFERENCES` of each."""
 
 KEPT_REFERENCES = 2
-"""One update and two references, or two updates and one, are the three values that a median needs to outvote one."""
+"""One update and two references, or two updates and one reference, are the three values that a median needs to outvote one."""
 
 STATS_FACTOR = 10.0
 """Multiple of the reference that bounds a tensor of statistics where `norm_bound` has no factor, with `clip` and `reject`."""
 
 EXAMPLES_FACTOR, EXAMPLES_MARGIN = 2, 100
-"""An update may have EXAMPLES_FACTOR times the registered examples of its device and EXAMPLES_MARGIN more, as data grow."""
+"""An update may have EXAMPLES_FACTOR times the registered examples of its device and EXAMPLES_MARGIN more, since data grow."""
 
 MAX_SECOND_MOMENT = 1e16
-"""The second moment of gradients of 1e8 in each step; no training that makes progress has such."""
+"""The second moment of gradients of 1e8 in each step; no training that makes progress has such gradients."""
 
 # _SLACK allows for rounding: of each step and of the mean in float32, and of second moments to a lower level when they travel
 # (shared.tensors.encodings, eight levels an octave). _FLOOR allows for second moments that are rounded to zero.
@@ -72,8 +74,8 @@ _SLACK, _FLOOR = 1.1, 1e-16
 _STEP, _BATCHES = ":step", "num_batches_tracked"
 
 DOT_BLOCK = 8192
-"""Values whose change is in the processor's cache at a time. From 10,000 on, OpenBLAS divides a product of two vectors between
-threads, which takes ten times the processor's time."""
+"""Values in a block, whose change fits into the processor's cache. From 10,000 values on, OpenBLAS divides a product of two
+vectors between threads, which takes ten times the processor's time."""
 
 
 def example_weights(
@@ -81,13 +83,13 @@ def example_weights(
 ) -> dict[str, int]:
     """Return the weight of each device's update in examples: the reported number, or the cap if that is less.
 
-    The cap is one of a single device. A relay may weigh as much as its members together, and counts in the median as that many
+    The cap is for a single device. A relay may weigh as much as its members together. In the median it counts as that many
     devices with the mean of their examples.
 
     Args:
         num_examples: Reported examples by device.
         cap: The cap of the run.
-        members: Devices that a device speaks for, where that is more than one.
+        members: Number of devices that a device speaks for, by device, if more than one.
 
     Example:
         >>> example_weights({"ann": 50, "bob": 10, "site": 900}, ExamplesCap(most=20), {"site": 30})
@@ -107,7 +109,7 @@ def example_weights(
 
 
 def _weighted_lower_median(ordered: Sequence[tuple[float, int]]) -> float:
-    """Return the lower median of sorted values, each of which stands for a number of equal ones."""
+    """Return the lower median of sorted values, each with its number of occurrences."""
     seen = list(accumulate(times for _, times in ordered))
     return ordered[bisect_right(seen, (seen[-1] - 1) // 2)][0]
 
@@ -161,7 +163,7 @@ def norms_of(squares: Mapping[str, float], schema: Schema) -> dict[Part, float]:
     """Return the L2 norm by part.
 
     Args:
-        squares: The squared L2 distance by tensor; tensors without a part or of no interest are left out.
+        squares: The squared L2 distance by tensor; tensors that are missing here, or have no part, are left out.
         schema: The tensors in the order in which squares are added.
     """
     sums: dict[Part, float] = {}
@@ -181,7 +183,7 @@ def measured_from(base: Tensors, schema: Schema) -> dict[str, Array]:
 
 
 def squared_distance(end: Array, start: Array) -> float:
-    """Return the squared L2 distance of two tensors of one shape, in float64; infinity where it exceeds that."""
+    """Return the squared L2 distance of two tensors of one shape, in float64; infinity beyond the range of float64."""
     ends, starts, total = end.reshape(-1), start.reshape(-1), 0.0
     with np.errstate(over="ignore"):
         for first in range(0, len(ends), DOT_BLOCK):
@@ -192,7 +194,7 @@ def squared_distance(end: Array, start: Array) -> float:
 
 
 def squared_norm(change: Array) -> float:
-    """Return the squared L2 norm of a float64 tensor; of a change it has the bits of `squared_distance`."""
+    """Return the squared L2 norm of a float64 tensor; for a change, equal to `squared_distance` to the last bit."""
     flat = change.reshape(-1)
     with np.errstate(over="ignore"):
         blocks = (flat[first : first + DOT_BLOCK] for first in range(0, len(flat), DOT_BLOCK))
@@ -223,9 +225,9 @@ class Pace:
     """The change of an update that follows from the plan alone.
 
     Attributes:
-        steps: Training steps of the device; of a relay those of a member with the mean number of examples.
-        decays: By part, the factor by which the steps without any gradient multiply a moment.
-        most_steps: The most steps that a counter may have counted: of a relay those of a member with all its examples.
+        steps: Training steps of the device; for a relay, of a member with the mean number of examples.
+        decays: The factor by which steps without any gradient multiply a moment, by part.
+        most_steps: The most steps that a counter may have counted; for a relay, the steps of a member with all its examples.
     """
 
     steps: int
@@ -239,7 +241,7 @@ class Pace:
         Args:
             plan: The training plan of the round.
             num_examples: Training examples.
-            members: Devices that have them, whose mean the update is.
+            members: Devices that have these examples; the update is their mean.
         """
         each = max(1, num_examples // members)
         steps = plan.steps_for(each)
@@ -298,7 +300,7 @@ def norm_limits(
     Args:
         usual: The `references` of the round.
         bound: The run's bound.
-        alone: There is one update, and no round before it. Counters then count once a step.
+        alone: Whether there is one update, and no round before it. The reference of a counter is then one a step.
         base_norm: L2 norm of the global model's weights. With `alone` the change of the weights is bounded by a multiple of
             it too, unless it is zero.
     """
@@ -322,7 +324,7 @@ def remembered(
 
     Args:
         usual: The references of the round.
-        limits: Its limits per unit. The reference of a single update is kept at most at its limit.
+        limits: The limits of the round per unit. The reference of a single update is kept up to its limit.
         past: The references before the round.
         updates: Number of updates in the round.
     """
@@ -399,7 +401,7 @@ class Clipped:
 
     Attributes:
         tensors: The tensors that are aggregated.
-        times: By part that was beyond its limit: its norm as a multiple of the limit.
+        times: The norm as a multiple of its limit, by part that was beyond its limit.
     """
 
     tensors: dict[str, Array]
@@ -508,7 +510,7 @@ def _first_by_second(plan: TrainPlan) -> float | None:
 
 
 def _part_of(spec: TensorSpec) -> Part:
-    """The part of a tensor; "" for one that has no norm."""
+    """The part of a tensor; "" for a tensor without a norm."""
     if spec.role in TRAINABLE:
         return "weights"
     if spec.role != "moment":
@@ -534,5 +536,5 @@ def _floored(value: float, *, alone: bool) -> float:
 
 
 def _step_limit(base: Array, steps: int) -> float:
-    """The greatest sum of `steps` increments of one, each rounded in float32, where one becomes two beyond 2^24."""
+    """The greatest sum of `steps` increments of one, each rounded in float32: beyond 2^24 an increment of one becomes two."""
     return steps * (1.0 + float(np.spacing(np.float32(float(base) + steps))))

@@ -15,7 +15,7 @@ OFF, CENTRAL, DISTRIBUTED = MECHANISMS = ("off", "central", "distributed")
 """Values of the setting `dp`."""
 
 LEAST_STEPS = 16
-"""A clip of fewer steps of the grid would be rounded to noise of its own."""
+"""With a clip of fewer grid steps, the rounding itself would be noise."""
 
 Problem = tuple[str, ...]
 """A setting, the reason to refuse it, and the other settings that the reason is about."""
@@ -26,10 +26,10 @@ class PrivacyPolicy:
     """The terms of differential privacy of a run.
 
     Attributes:
-        noise_multiplier: Standard deviation of the noise on each value of the sum, over `clip`.
+        noise_multiplier: Standard deviation of the noise on each value of the sum, divided by `clip`.
         clip: Greatest L2 norm of an update's change over all public values.
         delta: The delta for which epsilon is reported.
-        max_epsilon: The run releases nothing beyond it; None for no limit.
+        max_epsilon: Epsilon beyond which the run releases nothing; None for no limit.
         steps: The clip in steps of the grid, where the devices add the noise; 0 where the coordinator does.
 
     Example:
@@ -45,7 +45,7 @@ class PrivacyPolicy:
     steps: int = 0
 
     def epsilon(self, rounds: int) -> float:
-        """Return the epsilon of a device whose updates are in so many releases."""
+        """Return the epsilon of a device whose updates are in `rounds` releases."""
         return epsilon_of_releases({Release(self.noise_multiplier, self.steps): rounds}, self.delta)
 
     def terms(self, denominator: int) -> PrivacyTerms:
@@ -172,7 +172,7 @@ def _beyond(policy: PrivacyPolicy, rounds: int) -> list[Problem]:
 
 
 def check_public(public: Schema) -> None:
-    """Raise UsageError for public tensors that no clip covers: the noise would break them, or they would travel without it."""
+    """Raise UsageError for public tensors that no clip covers: noise would break them, or they would travel without noise."""
     tracked = [spec.name for spec in public.specs if not spec.trainable or not spec.dtype.startswith("float")]
     if tracked:
         raise UsageError(

@@ -1,12 +1,12 @@
 """Aggregation rules that keep the influence of bad devices small: centred clipping, bucketing, trimmed mean.
 
-All rules work on the changes that the updates make to the trained tensors. They see the updates after the bounds of
-norm_clipping. Each reads the updates one at a time, in the order of device names, so the same updates give the same bits.
+All rules work on the changes that the updates make to the trained tensors. They get the updates after the bounds of
+norm_clipping. Each rule reads the updates one at a time, in the order of device names, so the same updates give the same bits.
 
 - *Centred clipping* moves a centre towards the mean in three passes. In each pass an update counts with its distance from the
-  centre, at most the radius. Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust Optimization",
-  algorithm 2. Here the centre begins at the global model instead of at the last round's step, so nothing is kept between
-  rounds, and the radius is the upper median of the distances, so it follows the training.
+  centre, but with the radius at most. Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust
+  Optimization", algorithm 2. Here the centre begins at the global model instead of at the last round's step, so nothing is kept
+  between rounds. The radius is the upper median of the distances, so it follows the training.
 - *Bucketing* takes the geometric median of the means of small groups, by the smoothed Weiszfeld algorithm. Karimireddy, He and
   Jaggi 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing"; Pillutla, Kakade and Harchaoui 2019, "Robust
   Aggregation for Federated Learning".
@@ -14,7 +14,7 @@ norm_clipping. Each reads the updates one at a time, in the order of device name
   Learning: Towards Optimal Statistical Rates". It cannot weigh updates by their examples, and costs accuracy where the
   devices' data differ.
 
-Moments and running statistics are averaged. An update that counts in part weighs as much less there.
+Moments and running statistics are averaged. An update that counts in part has a proportionally smaller weight there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WEISZFELD_PASSES = 8
 BLOCK_BYTES = 16 * 2**20
 """Memory of the values that the trimmed mean sorts at a time."""
 
-_ROUNDING = 1e-9  # of the norm of the model: float32 does not tell updates apart that are so near
+_ROUNDING = 1e-9  # of the norm of the model: float32 does not distinguish nearer updates
 _SETTLED = 1e-4  # of the norm of the step; each further pass moves the median by a tenth of that or less
 _SMOOTHING = 1e-6  # of the norm of the mean: keeps the weight of an update at the median finite
 
@@ -44,7 +44,7 @@ Step = dict[str, Array]
 """Trained tensors by name in float64: a change, or a place to which a change leads."""
 
 Scratch = Callable[[tuple[int, int]], Array]
-"""Makes a writable array of float32 of a shape; a file in memory's place where the updates do not fit into memory."""
+"""Makes a writable array of float32 of a shape; it may be a file if the updates do not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RuleResult:
 
 
 class Changes:
-    """The changes that updates make to the trained tensors; the updates are read anew at each pass.
+    """The changes that updates make to the trained tensors; the updates are read again at each pass.
 
     Args:
         weights: Weight of each device, above 0; their order is the order of the passes.
@@ -84,7 +84,7 @@ class Changes:
             yield device, self.read(device)
 
     def base_digest(self) -> str:
-        """Return a digest of the trained tensors of the global model, which is another one in each round."""
+        """Return a digest of the trained tensors of the global model; it differs between rounds."""
         return self._digest.hexdigest()
 
     def step_to(self, place: Step) -> Step:
@@ -130,8 +130,8 @@ def clip_centred(changes: Changes, radius: float | None = None) -> RuleResult:
 def upper_median(values: Iterable[float]) -> float:
     """Return the median of the values, the upper of two in the middle.
 
-    While fewer than half of the updates are bad, it is at most the greatest distance of an honest one. Of two devices, of which
-    no rule can tell the bad one, it lets both count.
+    While fewer than half of the updates are bad, it is at most the greatest distance of an honest update. With two devices,
+    where no rule can identify the bad one, both count.
 
     Raises:
         IndexError: There is no value.
@@ -153,8 +153,7 @@ def take_geometric_median(changes: Changes, bucket_size: int) -> RuleResult:
 
     Returns:
         The smoothed geometric median once a pass moves it by less than a ten-thousandth of its step, after WEISZFELD_PASSES
-        passes at the latest. The share of an update is the weight of its bucket by the
-        greatest weight of a bucket.
+        passes at the latest. The share of an update is the weight of its bucket divided by the greatest weight of a bucket.
     """
     buckets = draw_buckets(list(changes.weights), bucket_size, changes.base_digest())
     factors = [1.0] * len(buckets)

@@ -29,8 +29,8 @@ def quantised_step(
 
     Args:
         before: The state before the round.
-        after: The state that the strategy made. Its residuals (`NAME:residual` in `server`, of the shape of NAME) are those of
-            the last step, which this step uses up.
+        after: The state that the strategy made. Its residuals (`NAME:residual` in `server`, of the shape of NAME) are left from
+            the last step, and are added to this step.
         schema: Names, shapes and dtypes of the tensors that travel.
         encoding: A delta encoding.
         seed: Seed of the rounding (`step_seed`).
@@ -84,10 +84,9 @@ class ServerDelta:
 
 
 def chain(steps: Iterable[ServerDelta], content: str, most_bytes: int) -> tuple[ServerDelta, ...]:
-    """Return the chain of steps that leads to a model, the oldest first; each starts where the one before it ends.
+    """Return the chain of steps that leads to a model, the oldest first; each starts where the previous step ends.
 
-    Of steps that lead to the same model the one of the latest round is taken, so that steps of rounds that were rolled back
-    are left out.
+    If several steps lead to the same model, the latest round's step is taken. So rolled-back rounds are left out.
 
     Args:
         steps: The steps that are stored.

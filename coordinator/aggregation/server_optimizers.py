@@ -11,7 +11,7 @@ With the pseudo-gradient g_t = Omega_t - mean, every step is Omega_{t+1} = Omega
 2021 write the same with Delta_t = -g_t. Optimizers step trained tensors only. Statistics and buffers are averaged: Adam would
 make a variance negative.
 
-With SCAFFOLD each device corrects its steps by control variates, so that many local steps on unlike data drift apart less.
+With SCAFFOLD each device corrects its steps by control variates, so that many local steps on different data drift apart less.
 The server's control variate c travels with the model, as the moments of FedAvg-Adam do. A device keeps its own c_i, and sends
 c + c_i+ - c_i. So the mean of the updates is c + 1 / |S| * sum(c_i+ - c_i).
 
@@ -80,17 +80,17 @@ class ServerOptimizer(Strategy):
         return replace(averaged, tensors=tensors, server=server)
 
     def step(self, gradient: Float64, *moments: Array) -> tuple[Float64, tuple[Float64, ...]]:
-        """Return the step that is subtracted from one tensor, and its moments after it.
+        """Return the step that is subtracted from one tensor, and the tensor's moments after the step.
 
         Args:
-            gradient: The model before the round less the mean of the updates.
+            gradient: The model before the round minus the mean of the updates.
             moments: The moments before the round, in the order of `server_moments`.
         """
         raise NotImplementedError
 
 
 def _cast(moment: Float64, dtype: str) -> Array:
-    """Return a moment in the dtype of its parameter. A square that float16 cannot hold is its largest number, not infinity."""
+    """Return a moment in the dtype of its parameter. A square beyond float16 becomes its largest number, not infinity."""
     limits = np.finfo(dtype)
     return np.asarray(np.clip(moment, limits.min, limits.max), dtype)
 
@@ -185,7 +185,7 @@ class FedAdagrad(_FromTau):
 
 @dataclass(frozen=True)
 class Scaffold(ServerOptimizer):
-    """Devices run SGD with control variates, the server steps to the mean, in which each device counts alike.
+    """Devices run SGD with control variates; the server steps to the mean, in which each device counts alike.
 
     Attributes:
         server_learning_rate: eta_g, above 0; 1 takes the mean itself.
@@ -211,11 +211,10 @@ def add_controls(
     population: int,
     clipped: Container[str] = (),
 ) -> tuple[dict[str, Array], dict[str, int]]:
-    """Return the mean of a round with c after it, and the last round by device: Algorithm 1, line 17.
+    """Return the mean of a round with the new c, and the last round by device: Algorithm 1, line 17.
 
-    c stays the mean of c_i over N devices, of which those that have never counted have c_i = 0. N is `population`, or the
-    number of devices that have counted where that is more; for as long as N does not change, c moves by |S| / N times the mean
-    difference.
+    c stays the mean of c_i over N devices, where c_i is 0 for devices that have never counted. N is `population`, or the number
+    of devices that have counted if that is more. While N does not change, c moves by |S| / N times the mean difference.
 
     Args:
         state: The state before the round.

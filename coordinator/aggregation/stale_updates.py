@@ -1,11 +1,11 @@
-"""Updates of earlier bases, moved to the present model, so that one mean takes them together with fresh ones.
+"""Updates of earlier bases, moved to the present model, so that one mean combines them with fresh updates.
 
 - Trained tensors: the present model plus the change that the device made, present + (update - base).
 - Counters: likewise, so that they advance by the steps of the device.
 - Moments and running statistics: the device's own values. They are averages of gradients and of activations, not positions;
   differences of two such averages may leave their range (a variance below 0, a first moment too large for the second).
 
-Their weight is that of a fresh update times (1 + staleness)^-p (coordinator.buffered.carried_work).
+Their weight is the weight of a fresh update times (1 + staleness)^-p (coordinator.buffered.carried_work).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rebase(update: Tensors, base: Tensors, present: Tensors, schema: Schema) -> 
         schema: Names, shapes and dtypes of all three.
 
     Returns:
-        New tensors; an update whose base is the present model to the last bit is returned within rounding.
+        New tensors. If the base equals the present model to the last bit, they equal the update within rounding.
     """
     moved: dict[str, Array] = {}
     for spec in schema.specs:

@@ -1,4 +1,4 @@
-"""The base class of strategies, and those without an optimizer on the server.
+"""The base class of strategies, and the strategies without an optimizer on the server.
 
 A strategy is the three columns of the paper's Table 1. Its device side, LocalUpdate, is data, a TrainPlan. Its server side is
 two pure functions, `init` and `finish`, around the weighted mean of the round's updates
@@ -38,7 +38,7 @@ class ServerState:
         tensors: The public global model and the moments that clients share, by name. Devices download these.
         server: The tensors of the server optimizer by name, which stay on the coordinator.
         references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
-        counted: By device the last round whose aggregate has its update, where devices keep control variates
+        counted: The last round whose aggregate has a device's update, by device, where devices keep control variates
             (coordinator.aggregation.server_optimizers.Scaffold).
         scale: In a masked run the ranges and the clip of the next round (coordinator.aggregation.masked_mean).
 
@@ -61,9 +61,9 @@ class ServerState:
 class Strategy:
     """Base class of the strategies, with FedAvg's server side. The class variables describe the training on a device.
 
-    A strategy of your own is a subclass: it names itself, and overrides `finish` (and `optimizer_schema`, if its server keeps
-    tensors from round to round). Each argument `schema` describes the public model without moments. Arrays are NumPy's;
-    those of a state are never changed in place.
+    A strategy of your own is a subclass: it sets its name, and overrides `finish` (and `optimizer_schema`, if its server keeps
+    tensors from round to round). Each argument `schema` describes the public model without moments. Arrays are NumPy's; those
+    of a state are never changed in place.
 
     The class variables of a subclass:
 
@@ -71,7 +71,7 @@ class Strategy:
         description: One line for lists of strategies.
         client_optimizer: "sgd" or "adam", the optimizer of the devices.
         moments: Moments of the client optimizer that travel and are averaged, a selection of MOMENTS.
-        rates_of: The strategy whose learning rates of a task apply where the task has none for this one.
+        rates_of: The strategy whose learning rates of a task apply if the task has none for this strategy.
         beta_1, beta_2, epsilon: Constants of the client optimizer, if that is Adam.
 
     Example:
@@ -114,7 +114,7 @@ class Strategy:
             learning_rate: Learning rate of the client optimizer.
             batch_size: Examples in a batch.
             epochs: Passes over the local data.
-            steps: Training steps at most; 0 for no limit.
+            steps: Greatest number of training steps; 0 for no limit.
             seed: Seed of the order of the examples.
         """
         return TrainPlan(
@@ -211,7 +211,7 @@ def _difference(found: Tensors, known: Tensors) -> str:
 
 
 def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:
-    """Return why a rule cannot aggregate the updates of a strategy, with the remedy; None where it can."""
+    """Return why a rule cannot aggregate the updates of a strategy, with the remedy; None if it can."""
     if rule.name == "trimmed" and strategy.moments:
         return (
             f"trimmed leaves out values one by one, so the first and second moments that {strategy.name} sends would no longer "

@@ -84,7 +84,7 @@ def decode_and_validate_update(
     Args:
         blob: The packed update.
         terms: The requirements.
-        encoding: The encoding that was agreed on.
+        encoding: The encoding that was requested.
         raw_bytes: The unpacked size that the manifest announced.
         registered: Examples that the device registered; None if that is unknown.
         members: Devices that it registered to speak for; None if that is unknown.

@@ -86,7 +86,7 @@ class WeightedSum:
         self.weight += weight
 
     def add_measured(self, tensors: Tensors, weight: float, origins: Tensors) -> dict[str, float]:
-        """Do as `add`, and measure the tensors in the same pass, which casts each value to float64 once.
+        """Add tensors as `add` does, and measure them in the same pass, which casts each value to float64 once.
 
         Args:
             tensors: Tensors of the sum's names.
@@ -94,7 +94,7 @@ class WeightedSum:
             origins: Tensors by name from which distances are measured.
 
         Returns:
-            The squared L2 distance from each of `origins` by name, with the bits of `squared_distance`.
+            The squared L2 distance from each of `origins` by name, equal to `squared_distance` to the last bit.
         """
         found = {}
         with np.errstate(over="ignore"):
@@ -168,7 +168,7 @@ class WeightedMean:
     def add_measured(
         self, tensors: Tensors, num_examples: int, factor: float = 1.0, *, origins: Tensors
     ) -> dict[str, float]:
-        """Do as `add`, and return the squared L2 distance from each of `origins` by name (`WeightedSum.add_measured`).
+        """Add an update as `add` does; return the squared L2 distances from `origins` by name (`WeightedSum.add_measured`).
 
         Args:
             tensors: The update.

@@ -1,8 +1,8 @@
-"""Carried work: devices that are still at work when their round ends, and updates that wait for a later version.
+"""Carried work: devices that are still working when their round ends, and updates that wait for a later version.
 
 With `late = "carry"` the end of a round cancels no device that trains or uploads. Its work is carried: the update is accepted
-in a later round, and aggregated as the difference from its own base (coordinator.aggregation.stale_updates). The device
-learns nothing of it: its messages bear the epoch and the round of its request, and so do the answers.
+in a later round, and aggregated as the difference from its own base (coordinator.aggregation.stale_updates). The device does
+not notice this: its messages, and the answers, have the epoch and the round of its request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fedpatch.shared.wire.messages import MAX_DELTAS
 
 MAX_STALENESS = MAX_DELTAS
-"""A device that holds an older model than that downloads the whole model anyway."""
+"""A device whose model is older than this downloads the whole model anyway."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CarryPolicy:
     Attributes:
         max_staleness: Versions that the model may have advanced since an update's base.
         power: Exponent p of the weight (1 + staleness)^-p.
-        concurrency: Devices at work at once; None: as many as a round is meant for.
+        concurrency: Devices that work at once; None: as many as a round is meant for.
     """
 
     max_staleness: int
@@ -42,7 +42,7 @@ class CarryPolicy:
 
 @dataclass(frozen=True)
 class CarriedWork:
-    """The work of a device for a round that is over, or the committed update that came of it.
+    """The work of a device for a round that is over, or the committed update that results from it.
 
     Attributes:
         round: Number of the round of its request.
@@ -62,7 +62,7 @@ class CarriedWork:
 
 
 class CarriedDevices:
-    """The devices with carried work of a run that have not committed their updates.
+    """The devices of a run that have carried work and no committed update of it.
 
     Args:
         known: Work by device at the start of the process.
@@ -83,7 +83,7 @@ class CarriedDevices:
 
     @property
     def busy(self) -> set[str]:
-        """The devices that are at work, as far as is known."""
+        """The devices that are working, as far as is known."""
         return {device for device, work in self.works.items() if work.busy}
 
     def of(self, device: str, round_number: int) -> CarriedWork | None:
@@ -100,11 +100,11 @@ class CarriedDevices:
         return self.works.pop(device)
 
     def note(self, device: str, *, busy: bool, epoch: int | None = None) -> None:
-        """Note a sign of a device with carried work.
+        """Note a sign of life of a device with carried work.
 
         Args:
             device: The device.
-            busy: Whether it is at work.
+            busy: Whether it is working.
             epoch: The epoch of its message, if it sent one.
         """
         work = self.works[device]
@@ -115,7 +115,7 @@ class CarriedDevices:
 
         Args:
             version: Completed rounds of the present model.
-            max_staleness: Versions that it may be newer than a base.
+            max_staleness: Greatest number of versions from a base to this model.
         """
         old = {device: work for device, work in self.works.items() if version - work.version > max_staleness}
         for device in old:

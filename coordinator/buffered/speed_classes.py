@@ -9,7 +9,7 @@ _DIGITS = 4
 
 
 class SpeedClasses:
-    """Training times of the devices that have reported in this process, the last of each.
+    """The last training time of each device that has reported in this process.
 
     Example:
         >>> speeds = SpeedClasses()

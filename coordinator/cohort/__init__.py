@@ -1,4 +1,4 @@
-"""Selection of devices and of those that count: sampling, the quorum rule, offences.
+"""The devices that are selected, and the devices that count: sampling, the quorum rule, offences.
 
-Pure, and without knowledge of rounds: functions of numbers and names. The round that applies them is in `rounds`.
+Pure functions of numbers and names, independent of rounds. `rounds` applies them.
 """

@@ -1,4 +1,4 @@
-"""Sampling and quorum: the devices that a round is meant for, those of them that are invited, and the number that must report.
+"""Sampling and quorum: the number of devices that a round is meant for, the invited devices, and the number that must report.
 
 The cohort is random, and the same for the same seed and round. Paper, Algorithm 1, line 3: C * |S| of the available clients,
 without replacement. The round invites more, because some devices decline or drop out (Bonawitz et al. 2019: 130 %).
@@ -25,7 +25,7 @@ class Selection:
 
     Attributes:
         target: Updates that the round is meant to collect.
-        invited: The devices to invite, in the order of the draw. None: the run waits for more devices.
+        invited: The devices to invite, in the order of the draw. Empty: the run waits for more devices.
         absent: Invited devices that `target` does not count (fedpatch.coordinator.rounds.missed_rounds).
     """
 
@@ -131,7 +131,7 @@ class Standing:
     """The devices of a run in numbers.
 
     Attributes:
-        fleet: All devices except those that are held back.
+        fleet: All devices except held devices.
         left: Devices of the fleet that have left the count for good.
         missing: Other devices of the fleet that the run has waited for in vain, or that are absent.
     """
@@ -184,8 +184,8 @@ def devices_meant(standing: Standing, participation: float, quorum: float, min_c
 
     Args:
         standing: The devices that count.
-        participation: Share of them that a round is meant for, above 0 and at most 1.
-        quorum: Share of those that must report, above 0 and at most 1.
+        participation: Share of these devices that a round is meant for, above 0 and at most 1.
+        quorum: Share of the round's devices that must report, above 0 and at most 1.
         min_cohort: Devices that must report in any case, 1 or more.
     """
     of_fleet = int(participation * standing.fleet + ROUNDING)

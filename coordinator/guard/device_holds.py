@@ -16,7 +16,7 @@ _MAX_REASON = 500
 
 @dataclass(frozen=True)
 class HoldChange:
-    """The device after a change of its holds; `changed` is False where it was in that state already."""
+    """The device after a change of its holds; `changed` is False if the device was in that state already."""
 
     device: DeviceInfo
     changed: bool

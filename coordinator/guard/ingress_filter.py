@@ -1,13 +1,13 @@
 """The filter in the link's thread: it drops messages beyond a device's limits before they enter the event queue.
 
-The link's thread asks for admission; the coordinator's thread reports known devices and grants. One lock protects both.
+The link's thread requests admission; the coordinator's thread reports known devices and grants. One lock protects both.
 
 The limiter decides by topic and size alone, before a message is decoded. A device has token buckets:
 
-- Messages take one token of the bucket of messages and their size of the bucket of bytes. Both fill with time. Each work
+- A message takes one token from the bucket of messages, and its size from the bucket of bytes. Both fill with time. Each work
   request adds tokens, so that a fleet with short rounds is not limited.
-- Chunks take their size of a bucket that a grant fills: in a round, eight times the largest possible update. It also fills
-  slowly with time, so that a device that loses its link or its upload slot again and again still completes.
+- A chunk takes its size from a bucket that a grant fills: in a round, eight times the largest possible update. The bucket also
+  fills slowly with time, so that a device that often loses its link or its upload slot still completes its upload.
 
 Unknown devices share one set of buckets, so that invented names gain nothing. The limiter keeps one entry for each known
 device. It counts dropped messages by reason, and by device if that is known.
@@ -28,9 +28,9 @@ from fedpatch.shared.wire.topics import ParsedTopic
 Dropped = Literal["over_limit", "not_granted"]
 
 MAX_WAITING_BYTES = 128 * 2**20
-"""Size of the messages that wait for the coordinator. Beyond it all are dropped; devices repeat those that matter."""
+"""Greatest size of the waiting messages. Further messages are dropped; devices repeat important messages."""
 
-# A device at work sends its progress five times a second, and one message more for each phase.
+# A working device sends its progress five times a second, and one more message for each phase.
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 20.0, 1200.0
 BYTES_PER_S, BYTES_AT_ONCE = 64.0 * 1024, 4.0 * 2**20
 # Accept, decline or failed, progress at its ends, offers and presences around one work request.
@@ -59,11 +59,11 @@ class RateLimiter:
     """Admits messages, or drops and counts them.
 
     Args:
-        max_devices: Greatest number of devices with buckets of their own. The buckets of unknown devices grow with it.
+        max_devices: Greatest number of devices with their own buckets. The buckets of unknown devices grow with this number.
     """
 
     def __init__(self, max_devices: int) -> None:
-        # A coordinator that starts gets the presence of a whole unknown fleet at once.
+        # A starting coordinator receives the presence of a whole unknown fleet at once.
         self._unknown = _DeviceBudget(0.0, times=max(1.0, 2.0 * max_devices / MESSAGES_AT_ONCE))
         self._accounts: dict[str, _DeviceBudget] = {}
         self._most = max_devices
@@ -91,7 +91,7 @@ class RateLimiter:
         return self._drop(device, "over_limit")
 
     def know(self, device: str, now: float) -> None:
-        """Give the device buckets of its own."""
+        """Give the device its own buckets."""
         if device not in self._accounts and len(self._accounts) < self._most:
             self._accounts[device] = _DeviceBudget(now)
 
@@ -146,7 +146,7 @@ class IngressFilter:
         self._limiter = RateLimiter(max_devices)
         self._lock = threading.Lock()
         self._largest_bytes = 0
-        # Bytes that entered the queue, written by the link's thread, and bytes that left it, by the coordinator's.
+        # Bytes that entered the queue (written by the link's thread) and left it (written by the coordinator's thread).
         self._entered = self._taken = 0
 
     def expect(self, largest_update_bytes: int, chunk_bytes: int) -> None:
@@ -180,7 +180,7 @@ class IngressFilter:
                     self._limiter.granted(device, self._largest_bytes)
 
     def knows(self, device: str) -> None:
-        """Give the device limits of its own, as one of the fleet."""
+        """Give the device its own limits, as a device of the fleet."""
         with self._lock:
             self._limiter.know(device, time.monotonic())
 

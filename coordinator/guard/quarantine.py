@@ -36,10 +36,10 @@ class Quarantine:
         self._held = self._holds.held(fleet)
         # Offences of each device since its last release.
         self._offences = self._holds.offences(fleet)
-        # Offences that the registry does not have yet, and the last of them.
+        # By device, the number of offences that the registry does not have yet, and the last of them.
         self._unwritten: dict[str, tuple[int, str]] = {}
         # Devices that are due for quarantine, with their last offence. A coordinator that was killed after it wrote an offence
-        # has left some in the registry.
+        # may have left such devices in the registry.
         last = self._holds.last_offences(fleet)
         self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._is_due(device)}
         self._gone: set[str] = set()
@@ -67,7 +67,7 @@ class Quarantine:
         return 0 < self._limit <= self._offences.get(device, 0)
 
     def forget(self, device: str) -> None:
-        """Forget the offences of a device that the run no longer knows, at the next `poll`, unless that holds it back."""
+        """Forget, at the next `poll`, the offences of a device that the run no longer knows, unless it is held back then."""
         self._gone.add(device)
 
     def poll(self) -> dict[str, str] | None:
@@ -102,7 +102,7 @@ class Quarantine:
             self._holds.forgive(self._fleet, forgotten)
 
     def _read(self) -> dict[str, str] | None:
-        # A released device has no offences any more, also where it was not held back.
+        # A released device has no offences any more, even if it was not held back.
         self._offences = self._holds.offences(self._fleet)
         held = self._holds.held(self._fleet)
         if held == self._held:

@@ -1,4 +1,4 @@
-"""Revocations: devices with a revoked certificate take no part in a run, also where the broker still admits them.
+"""Revocations: devices with a revoked certificate take no part in a run, even if the broker still admits them.
 
 The CA's record is read again during a run, so that a revocation or a new enrolment takes effect.
 """
@@ -17,7 +17,7 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 
 class Revocations:
-    """The revoked devices of a fleet; none where there is no CA.
+    """The revoked devices of a fleet; none without a CA.
 
     A record that disappears or becomes unreadable during a run leaves the last known revocations in force.
 
@@ -44,7 +44,7 @@ class Revocations:
         self._logged: set[str] = set()
 
     def poll(self, members: Collection[str]) -> frozenset[str]:
-        """Read the CA's record again where it has changed, and return the revoked devices; log those of `members` once."""
+        """Read the CA's record again if it has changed, and return the revoked devices; log those of `members` once."""
         if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()

@@ -1,4 +1,4 @@
-"""The request to stop a run after its open round: a file in the directory of the run, which the coordinator looks for."""
+"""The request to stop a run after its open round: a file in the directory of the run, which the coordinator polls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StopRequest:
             self._file.unlink(missing_ok=True)
 
     def poll(self) -> bool:
-        """Return whether the request has come since the last call."""
+        """Return whether the request has arrived since the last call."""
         noted, self._noted = self._noted, self._noted or self._file.exists()
         return self._noted and not noted
 
@@ -42,7 +42,7 @@ def request_stop(state_dir: Path, run: str) -> str:
         The result in words.
 
     Raises:
-        UsageError: There is no such run, or it is not at work.
+        UsageError: There is no such run, or it is not running.
         StateError: The request cannot be written.
     """
     with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:

@@ -35,7 +35,7 @@ from fedpatch.shared.wire.messages import (
 # Shorter than the pause after which a device asks again for missing chunks (shared.wire.chunked_transfer.Download).
 REPUBLISH_S = 0.8
 # The assumed rate of a broker to all its subscribers together. A request for chunks that are still on their way must not make
-# the broker send them to all devices again: with a thousand devices that would never end.
+# the broker send them to all devices again: with a thousand devices it would never finish.
 FAN_OUT_BYTES_S = 50e6
 
 
@@ -45,8 +45,8 @@ class ChunkResender:
     Args:
         model: The manifest of the published model or delta.
         now: The time at which it was published, in seconds.
-        unpublished: Whether no chunk is on the broker, since devices fetch the blob by URL: the first request then has all of
-            them published (coordinator.runtime.model_publisher).
+        unpublished: Whether no chunk is on the broker, because devices fetch the blob by URL. After the first request the
+            publisher publishes all chunks (coordinator.runtime.model_publisher).
     """
 
     def __init__(self, model: Manifest, now: float = -math.inf, *, unpublished: bool = False) -> None:
@@ -65,8 +65,8 @@ class ChunkResender:
             waiting: Devices that have not downloaded the model yet. The more, the longer a publication takes.
 
         Returns:
-            Indices of chunks. None for another model, for a bitmap of another length, and for chunks that were published
-            shortly before.
+            Indices of chunks, without chunks that were published shortly before. Empty for another model and for a bitmap of
+            another length.
         """
         if need.digest != self._model.digest:
             return ()
@@ -99,10 +99,10 @@ class Invitations:
     Args:
         spec: The terms of the run.
         fleet: The known devices, with the encodings that they support and the versions that they hold.
-        ledger: The journal of the round. A continued round keeps the encodings in it, in which devices have made updates.
+        ledger: The journal of the round. A continued round keeps its encodings, since devices have made updates in them.
         published: The round's model, and the deltas that lead to it.
         now: The time at which these were published, in seconds.
-        secure: The terms of a masked round. Its updates travel masked, its models in the encodings of other rounds.
+        secure: The terms of a masked round. Its updates travel masked, its models in the same encodings as in other rounds.
         sums: The relays that are asked for the sum of their site in a masked round.
     """
 
@@ -127,7 +127,7 @@ class Invitations:
         self._evaluates = ledger.evaluates
         self._measures = not ledger.evaluates and measures_independent(spec.independent_every, ledger.round)
         self._privacy = spec.privacy.terms(ledger.target) if spec.privacy is not None else None
-        # The deltas to download by the version that a device holds; "" for an unknown version.
+        # Deltas to download, by the version that a device holds ("" for an unknown version).
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
         self._held = {device: fleet.version(device) for device in ledger.invited}
@@ -167,7 +167,7 @@ class Invitations:
 
     @property
     def common_request(self) -> WorkRequest:
-        """The work request of all participants, without what differs between them."""
+        """The part of the work request that is the same for all participants."""
         spec, secure = self._spec, self._secure
         return WorkRequest(
             schema=spec.schema,
@@ -178,7 +178,7 @@ class Invitations:
             chunk_bytes=spec.chunk_bytes,
             deadline_s=0.0,
             features=COORDINATOR_FEATURES,
-            # In a masked round all devices are asked for the same: the sum of one figure would be that figure.
+            # A masked round asks all devices for the same figures: a sum over one device would be its figure.
             measure_independent=self._measures and secure is not None,
             privacy=self._privacy,
             secure=secure,
@@ -192,11 +192,11 @@ class Invitations:
         return SUM_ENCODING if device in self._sums else masked_encoding(self._secure.bits)
 
     def restarted(self, device: str) -> None:
-        """Choose the encoding of a restarted device anew: it has lost its work, and may have another version."""
+        """Choose the encoding of a restarted device again: it has lost its work, and may have another version."""
         self._encodings[device] = self._fleet.encoding(device)
 
     def mark_downloaded(self, device: str) -> None:
-        """Note that the device holds the round's model, from which the next round's delta starts; not if it only measures."""
+        """Note that the device holds the round's model, the base of the next delta; an evaluate round notes nothing."""
         if is_delta(self._encodings[device]) and not self._evaluates:
             self._fleet.note_version(device, self.model.digest)
 

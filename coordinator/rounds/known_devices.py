@@ -95,10 +95,10 @@ class Member:
     Attributes:
         state: Its last presence.
         held: The operator's hold: "quarantined", "drained" or "revoked"; "" for none.
-        barred: The device's own lasting reason not to be invited, in words; "" for none.
+        barred: A lasting reason of the device itself not to invite it, in words; "" for none.
         barred_for: The same as a DeclineReason, if the device declined.
         progress: The completed share of its job, from 0 to 1.
-        resting: The reason for which it is not invited before `rest_until`; "" for none. A new presence may end it earlier.
+        resting: The reason not to invite it before `rest_until`; "" for none. A new presence may end this pause earlier.
         rest_until: A time in seconds of the run's clock.
     """
 
@@ -119,8 +119,8 @@ class Member:
 class Fleet:
     """The devices that this coordinator has seen.
 
-    A full fleet replaces the device that has been offline longest and never worked by a new one. If there is no such device,
-    a new one is not admitted.
+    In a full fleet, a new device replaces the device that has been offline longest among those that never worked. Without such
+    a device, the new device is not admitted.
 
     Args:
         task: Name of the run's task.
@@ -131,7 +131,7 @@ class Fleet:
 
     Attributes:
         members: The devices by name.
-        evicted: Devices that were replaced since the owner last cleared the list.
+        evicted: Devices that were replaced since the caller last cleared the list.
         offenders: Offenders, which this run does not invite again, each with its offence.
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
     """
@@ -159,7 +159,8 @@ class Fleet:
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
-        # The devices that were seen with the task, and those of them that do not count (coordinator.cohort.selection).
+        # The devices that were seen with the task, and the sets of these devices that do not count
+        # (coordinator.cohort.selection).
         self._able: set[str] = set()
         self._released: set[str] = set()
         self._left: set[str] = set()
@@ -183,7 +184,7 @@ class Fleet:
         if not state.online and known is not None and known.state.boot != state.boot:
             return False
         if not state.online and known is not None:
-            # A last will carries no news but that the device is offline.
+            # The only news in a last will is that the device is offline.
             known.state = replace(known.state, online=False)
             self._eligible.discard(device)
             self._starting.discard(device)
@@ -209,7 +210,7 @@ class Fleet:
         elif member.barred in self._needs.values():
             member.barred = ""
         if known is not None and replace(known.state, online=True) == state:
-            # The same presence again, from the broker or after a broken connection: the pause that it asked for stays.
+            # The same presence again, from the broker or after a broken connection, does not end the device's pause.
             member.resting, member.rest_until = known.resting, known.rest_until
         self._sort(device)
         return True
@@ -242,7 +243,7 @@ class Fleet:
         return device in self._relays_of_sums
 
     def has_relay_of_sums(self) -> bool:
-        """Return whether such a relay can be invited."""
+        """Return whether a relay that answers with sums can be invited."""
         return not self._relays_of_sums.isdisjoint(self._eligible)
 
     def is_online(self, device: str) -> bool:
@@ -365,7 +366,7 @@ class Fleet:
         return "; ".join([came, *words])
 
     def declined(self, device: str, answer: Decline, now: float) -> None:
-        """Note when to invite the device again, also if the round of its decline is over.
+        """Note when to invite the device again, even if the round of its decline is over.
 
         Args:
             device: The device.
@@ -380,7 +381,7 @@ class Fleet:
             self.rest(device, word_of(answer), now + answer.retry_after_s)
 
     def bar(self, device: str, reason: str) -> None:
-        """Never invite the device again until it changes itself."""
+        """Do not invite the device until it restarts or offers other tasks."""
         if device in self.members:
             self.members[device].barred = reason
             self._sort(device)
@@ -438,7 +439,7 @@ class Fleet:
 
     @property
     def starting(self) -> int:
-        """The number of online devices that have not loaded their task yet, without those that are held back."""
+        """The number of online devices that have not loaded their task yet, without held devices."""
         return len(self._starting)
 
     def is_starting(self, device: str) -> bool:
@@ -532,7 +533,7 @@ def _first(reasons: Mapping[str, str]) -> str:
 
 
 def _decline_hints(words: Iterable[str]) -> str:
-    """Return the number of declines by owners' limit, each with its remedy."""
+    """Return the number of declines by reason, each with its remedy."""
     return "".join(
         f". {count} declined with {word}: {remedy}"
         for word, count in sorted(Counter(words).items())

@@ -5,7 +5,8 @@ coordinator.masking.group.MaskedGroup for each. Each step is a SaveGroupSteps ef
 so that a restarted coordinator continues with the same rosters, masking sets and reported sets.
 
 Lost messages: a roster is sent again until shares come, `unmask` until a reveal comes, both every REPEAT_S. A device does not
-confirm its inbox; that is sent again in doubling pauses until the device offers its update, and with each answer to a request.
+confirm its inbox. The inbox is sent again after doubling pauses until the device offers its update, and after each answer of
+the device to a work request.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Reve
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Progress
 
 REPEAT_S = 3.0
-"""The pause before a roster or `unmask` is sent again: it or its answer may be lost."""
+"""The pause before a roster or `unmask` is sent again: the message or its answer may be lost."""
 NO_KEYS, NO_SHARES, OTHER_KEYS, NO_GROUP = "no_keys", "no_shares", "other_keys", "no_group"
 """Reasons of participants that leave the round: no keys with the acceptance, no shares in time, other keys than before, or no
 group that they fit into."""
@@ -80,7 +81,7 @@ class MaskedRound:
         self._send = send
         self._group_of: dict[str, MaskedGroup] = {}
         self._without_groups = False
-        # Relays may report before the groups are drawn, whose devices cannot yet: no grace runs.
+        # Relays may report before the groups are drawn, but other devices cannot: the grace period does not run yet.
         round.sharing = bool(self.sums)
         self._shares_until = self._repeat_at = self._inbox_at = 0.0
         self._inbox_pause_s = REPEAT_S
@@ -100,7 +101,7 @@ class MaskedRound:
         return effects
 
     def on_message(self, device: str, body: Body) -> list[Effect] | None:
-        """Handle a message of masking, and messages of devices whose work is done but whose shares are awaited.
+        """Handle a masking message, or a message of a device whose update is committed and whose shares are still needed.
 
         Args:
             device: The sender, a participant.
@@ -122,7 +123,7 @@ class MaskedRound:
         return None
 
     def leave(self, device: str, why: str, now: float) -> list[Effect]:
-        """End the work of a device in this round; nothing if it is not at work.
+        """End the work of a device in this round; do nothing if it is not working.
 
         Args:
             device: The device.
@@ -141,9 +142,9 @@ class MaskedRound:
         return self._without_groups or bool(self.groups)
 
     def add_keys(self, device: str, keys: MaskingKeys | None) -> bool:
-        """Take the keys of an acceptance; return False for none or unusable ones, and for others than those of its group.
+        """Take the keys of an acceptance; return False for missing or unusable keys, or keys other than those in the roster.
 
-        Where keys must be signed, unsigned ones are unusable: the other members would refuse the whole roster.
+        Where keys must be signed, unsigned keys are unusable: the other members would refuse the whole roster.
         """
         if keys is None or not _usable(keys) or not self._signed(device, keys):
             return False
@@ -194,7 +195,7 @@ class MaskedRound:
     # ---- shares and inboxes
 
     def _on_shares(self, device: str, shares: Shares) -> list[Effect]:
-        """Take the shares of a member. Repeated ones are answered with its inbox, once there is one."""
+        """Take the shares of a member. The answer to repeated shares is the member's inbox, if it exists already."""
         group = self.group_of(device)
         if group is None:
             return []
@@ -238,14 +239,14 @@ class MaskedRound:
     # ---- unmasking
 
     def end_collecting(self, committed: Collection[str], now: float) -> list[Effect]:
-        """Fix the reported sets and ask for shares.
+        """Fix the reported sets and request shares.
 
         Args:
             committed: Devices with a committed update.
             now: The time, in seconds.
 
         Returns:
-            The effects: the sets saved, then `unmask` to each member of the masking sets.
+            The effects that save the sets, then send `unmask` to each member of the masking sets.
         """
         entries = []
         for group in self.groups:
@@ -282,7 +283,7 @@ class MaskedRound:
     def end_unmasking(self, now: float) -> list[Effect]:
         """End unmasking: groups that are not open are lost, and their reports do not count.
 
-        The round goes on to its aggregation, or fails with `groups_lost`.
+        The round continues with its aggregation, or fails with `groups_lost`.
         """
         effects = [effect for group in self.groups for effect in self._end_group(group)]
         lost = [device for group in self.groups if group.state is GroupState.LOST for device in group.members]
@@ -303,7 +304,7 @@ class MaskedRound:
     # ---- time
 
     def tick(self, now: float, *, connected: bool) -> list[Effect]:
-        """End the exchange of shares at its deadline, and send again what was not answered."""
+        """End the exchange of shares at its deadline, and send unanswered messages again."""
         late = [group for group in self.groups if group.state is GroupState.KEYED and now >= self._shares_until]
         effects = self._end_sharing(late)
         if now >= self._repeat_at and self._waits:
@@ -316,7 +317,7 @@ class MaskedRound:
         return effects
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` may do something; None if there is none."""
+        """Return the next time at which `tick` may have an effect; None if there is none."""
         candidates = [self._repeat_at] if self._waits else []
         if any(group.state is GroupState.KEYED for group in self.groups):
             candidates.append(self._shares_until)
@@ -332,7 +333,7 @@ class MaskedRound:
         A group is lost if the update of a reported member is damaged, or if the aggregation had begun without the group.
 
         Args:
-            entries: The steps that it saved.
+            entries: The steps that the earlier process saved.
             updates: Devices with a committed update.
             now: The time, in seconds.
             closing: Whether the aggregation had begun.
@@ -428,7 +429,7 @@ learn_types(_Names)
 
 
 def _continue(group: MaskedGroup, updates: frozenset[str], *, closing: bool) -> None:
-    """Open a group as far as its reveals allow; it is lost without the update of a reported member."""
+    """Open a group if its reveals allow it; the group is lost without the update of a reported member."""
     if not updates >= set(group.reported):
         group.lose()
     elif closing:
@@ -438,7 +439,7 @@ def _continue(group: MaskedGroup, updates: frozenset[str], *, closing: bool) -> 
 
 
 def _usable(keys: MaskingKeys) -> bool:
-    """Return whether other members can agree on masks with these keys: not with a point of small order."""
+    """Return whether other members can agree on masks with these keys: a point of small order is unusable."""
     try:
         for key in (keys.share, keys.mask):
             pair_mask_seed(_ANY_PRIVATE_KEY, key, b"")
@@ -448,5 +449,5 @@ def _usable(keys: MaskingKeys) -> bool:
 
 
 def _ignored(device: str, detail: str, *, ours: bool) -> Effect:
-    """Count a message. One of another context may follow from a request that changed on its way, and is no offence."""
+    """Count a message. A message of another context is no offence: its request may have changed on its way."""
     return CountEvent(device, "ignored", "not_ours" if ours else "other_context", detail)

@@ -1,15 +1,15 @@
 """Missed rounds: absent devices are invited less and less often, and rounds do not depend on them.
 
 A device *misses* a round if it declines, does not answer the invitation, falls silent, loses its connection for longer than
-`rejoin_s`, or has not reported at the deadline. A device that fails with a reason has worked, and misses nothing. Neither does
-a device that was at work when the round ended after its quorum. After n missed rounds in a row a device is *absent*:
+`rejoin_s`, or has not reported at the deadline. A device that fails with a reason has worked, and misses nothing. A device that
+was working when the round ended after its quorum misses nothing either. After n missed rounds in a row a device is *absent*:
 
-- It does not count (coordinator.cohort.selection), so that it cannot keep a round from its quorum.
+- It does not count (coordinator.cohort.selection), so that it cannot prevent the quorum of a round.
 - It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
 A committed update ends the absence. A device that restarts is invited in the next round. All absent devices are invited in the
 next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all
-are invited and counted (fedpatch.coordinator.cohort.selection), since then the cause is probably not the devices.
+are invited and counted (fedpatch.coordinator.cohort.selection), because the devices are then probably not the cause.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 LONGEST_PERIOD = 16
 """Rounds between two invitations of a device that has been absent for long."""
 MAX_ABSENT = 100
-"""Absent devices that a record keeps; of more devices, those with the fewest missed rounds are left out."""
+"""Greatest number of absent devices in a record; beyond it, devices with the fewest missed rounds are left out."""
 
 
 def period_of(missed: int) -> int:
@@ -87,13 +87,12 @@ class Absences:
 
         Args:
             devices: Devices that can be invited: online, willing and not held back.
-            draw: Draws a cohort of this round from some of them.
+            draw: Draws a cohort of this round from some of the devices.
             number: Number of the round.
             all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.selection.Standing).
 
         Returns:
-            A selection of the devices that are not absent, and in addition, in the same share, of the absent devices that
-            are due.
+            A selection of the devices that are not absent, and the same share of the absent devices that are due.
         """
         counted = [device for device in devices if all_count or device not in self._missed]
         chosen, skipped = draw(counted), self.skipped(number)

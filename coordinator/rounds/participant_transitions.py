@@ -1,7 +1,7 @@
 """Phases of a round, states of its participants, the table of transitions, and the journal of an open round.
 
 The journal lets another process continue the round after a crash. It is on disk before the first invitation, and an update is
-on disk before its device gets `committed`. The coordinator learns the rest (devices at work, partial uploads) from the devices.
+on disk before its device gets `committed`. The coordinator learns the rest (working devices, partial uploads) from the devices.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Event(StrEnum):
 _I, _A, _T, _U, _L = State.INVITED, State.ACCEPTED, State.TRAINING, State.UPLOADING, State.LOST
 AT_WORK = (_I, _A, _T, _U, _L)
 
-# (state, event) -> state. A pair that is missing leaves the state as it is: a duplicate, or an event that is too late.
+# (state, event) -> state. A missing pair, of a duplicate or late event, leaves the state as it is.
 TABLE: dict[tuple[State, Event], State] = {
     **{(state, Event.ACCEPT): _A for state in (_I, _L)},
     **{(state, Event.DECLINE): State.DECLINED for state in (_I, _A, _L)},
-    # A message may arrive before an earlier one, so an event implies the earlier ones.
+    # A message may arrive before an earlier message, so an event implies the earlier events.
     **{(state, Event.TRAIN): _T for state in (_I, _A, _L)},
     **{(state, Event.OFFER): _U for state in (_I, _A, _T, _L)},
     **{(state, Event.REPORT): State.REPORTED for state in AT_WORK},
@@ -85,10 +85,9 @@ class MaskingEntry:
     """A step of a masked round, on disk before the messages that depend on it (coordinator.rounds.masked_round).
 
     Attributes:
-        group: Number of the group; 0 for the terms, which are those of the round.
+        group: Number of the group; 0 for the terms, which hold for the whole round.
         step: "terms", "roster", "shares", "masking" (the masking set is fixed), "reported" (the reported set) or "reveal".
-        device: The sender of shares and of a reveal, and of "terms" without content a relay, which sends the sum of its site;
-            "" for other steps.
+        device: The sender of shares or a reveal; of "terms" without content, a relay that sends its site's sum; else "".
         content: The step, packed by shared.wire.codec.
     """
 
@@ -114,10 +113,10 @@ class RoundJournal:
         negotiated: Devices with another encoding of their updates.
         absent: Invited devices that `target` does not count.
         offenders: Devices whose updates were refused for an offence, each with the offence.
-        grouped: Whether the groups of a masked round are drawn, after which no device joins.
-        unmasking: Whether unmasking has begun, after which no update counts.
-        carried: Work for earlier rounds by device: still at it, or committed and waiting (coordinator.buffered).
-        evaluates: Whether devices only measure. Such a round has no journal on the disk: after a crash it begins anew.
+        grouped: Whether the groups of a masked round are drawn; after that no device joins.
+        unmasking: Whether unmasking has begun; after that no update counts.
+        carried: Work for earlier rounds by device: unfinished, or committed and waiting (coordinator.buffered).
+        evaluates: Whether devices only measure. Such a round has no journal on the disk: after a crash it begins again.
     """
 
     round: int
@@ -145,7 +144,7 @@ class CommittedUpdate:
         digest: SHA-256 of the packed update.
         size_bytes: Size of the packed update.
         report: The device's report; None for a masked update.
-        work: The carried work that it came of; None for an update of the round itself.
+        work: The carried work that it results from; None for an update of the round itself.
     """
 
     digest: str
@@ -156,10 +155,10 @@ class CommittedUpdate:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The start of a new round, or of one that an earlier process has opened.
+    """The start of a new round, or of a round that an earlier process has opened.
 
     Attributes:
-        ledger: The journal; that of a new round has no `base` yet.
+        ledger: The journal. A new round has no `base` in it yet.
         updates: The committed updates of a continued round, by device.
         masking: The steps of its groups, in the order in which they were saved.
     """

@@ -81,9 +81,9 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 
-# The pause before a device offers an update again that a paused run may still take.
+# The pause before a device repeats the offer of an update that a paused run may still take.
 KEEP_S = 60.0
-# The pause before an unanswered request is sent again: it or its answer may be lost, as brokers drop from full queues.
+# The pause before an unanswered request is sent again: a broker with a full queue may drop the request or its answer.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
 # The reason of a participant that fell silent (UnresponsiveDevices).
@@ -174,7 +174,7 @@ class ActiveRound:
 
     Args:
         spec: The terms of the run, with the policy of this round.
-        opening: A new round, or the journal and the committed updates of one that continues.
+        opening: A new round, or the journal and the committed updates of a continued round.
         fleet: The known devices.
         envelopes: Makes the envelopes.
         jitter: Randomness of retry times.
@@ -188,10 +188,10 @@ class ActiveRound:
         masked: The groups of a masked round, once the model is published; None without masks.
         figures: Figures of a masked round, once it is aggregated.
         evaluates: Whether devices only measure.
-        dismissed: Whether collecting has ended and devices at work were cancelled.
+        dismissed: Whether collecting has ended and working devices were cancelled.
         works: Carried work of participants whose request is of an earlier round.
         speeds: Training times of the devices of the run; None in a run without buffered rounds.
-        missed: After that, the participants that missed the round (coordinator.rounds.missed_rounds).
+        missed: Once `dismissed` is true, the participants that missed the round (coordinator.rounds.missed_rounds).
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class ActiveRound:
         self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms, sums)
         if terms is not None:
             known = self._resume_groups(known, terms, sums, now)
-        # Until they are admitted, waiting updates are expected, so that a round without invitations does not end.
+        # Waiting updates count as expected until they are admitted, so that a round without invitations does not end.
         waiting = {device: update for device, update in updates.items() if update.work is not None}
         self.round.expected += len(waiting)
         if known.base:
@@ -287,7 +287,7 @@ class ActiveRound:
         self._unresponsive.note_message(device, now)
 
     def takes(self, device: str) -> bool:
-        """Return whether the round collects, and the device has no part in it yet."""
+        """Return whether the round accepts updates, and the device is not a participant yet."""
         return self.round.phase in (Phase.RECRUITING, Phase.COLLECTING) and device not in self.round.participants
 
     def work_left(self) -> dict[str, CarriedWork]:
@@ -303,7 +303,7 @@ class ActiveRound:
         }
 
     def _work_of(self, device: str) -> CarriedWork:
-        """Return the work of a participant, also if its request is of this round."""
+        """Return the work of a participant, even if its request is of this round."""
         if device in self.works:
             return self.works[device]
         invitations = self._issued_invitations
@@ -326,7 +326,7 @@ class ActiveRound:
         if self.masked is not None and (answer := self.masked.on_message(device, body)) is not None:
             return answer
         if device in self.works and isinstance(body, Need):
-            # The device has lost its work, and begins anew with a model that is not published any more.
+            # The device has lost its work, and begins again with a model that is not published any more.
             return [*self.expel(device, now, "stale", leaves=False), self._send(device, Cancel("stale"))]
         if isinstance(body, Progress | Offer):
             self.round.take_back(device)
@@ -335,7 +335,7 @@ class ActiveRound:
     def _on_body(self, device: str, body: Body, now: float) -> list[Effect]:
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
-            # The round no longer waits for this device, and it does not know that yet.
+            # The round no longer waits for this device, but the device still works for it.
             return [self._send(device, Cancel(state))]
         match body:
             case Accept():
@@ -358,7 +358,7 @@ class ActiveRound:
                 return []
 
     def _evaluated(self, device: str, body: Evaluation, now: float) -> list[Effect]:
-        """Count the measurement of a device. One of another model is ignored; impossible values fail the device."""
+        """Count the measurement of a device. Measurements of another model are ignored; impossible values fail the device."""
         value, members = body.user_accuracy, body.members or 1
         if body.base != self._issued_invitations.model.digest:
             return []
@@ -379,7 +379,7 @@ class ActiveRound:
         return self.round.awaits(device) and envelope.round == self.round.number
 
     def ask(self, devices: list[str], now: float) -> list[Effect]:
-        """Send the work request, for the first time or again; a device at work ignores a repeated one."""
+        """Send the work request, for the first time or again; a working device ignores a repeated request."""
         if now >= self._invite_at:
             self._invite_at = now + REINVITE_S
         return [self._request_to(device, now) for device in devices]
@@ -412,7 +412,7 @@ class ActiveRound:
         return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob, masked, work)]
 
     def on_presence(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
-        """Handle a participant that has disconnected, restarted, or come back.
+        """Handle a participant that has disconnected, restarted, or returned.
 
         Args:
             device: The device.
@@ -436,13 +436,13 @@ class ActiveRound:
         if job is not None and (job.run, job.epoch, job.round) == ours:
             effects += self._seen(device, EVENT_OF_JOB[job.phase], now)
         else:
-            # The device is invited until it answers. A retained presence may be older than its job; the answer then shows it.
+            # The device is invited until it answers. A retained presence may be older than its job; the answer shows the job.
             self.round.handle(device, Event.RESTART, now)
             if state.boot != known_boot:
                 self._uploads.release(device)
                 if known_boot:
                     self._issued_invitations.restarted(device)
-        # A device at work ignores a repeated request; a device that has lost the request needs it.
+        # A working device ignores a repeated request; a device that has lost the request needs it.
         reminders = self.masked.remind(device) if self.masked is not None else []
         return [*effects, *([self._request_to(device, now)] if participant.state in AT_WORK else []), *reminders]
 
@@ -473,7 +473,7 @@ class ActiveRound:
         )
 
     def stored(self, device: str, digest: str, report: UpdateReport | None, now: float) -> list[Effect]:
-        """Count a stored update, and send `committed`. Only updates that count get it: `committed` is a promise.
+        """Count a stored update, and send `committed`. Other updates never get `committed`: it is a promise.
 
         Args:
             device: The device.
@@ -514,7 +514,7 @@ class ActiveRound:
         return [self._send(device, Refused(digest, reason, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
-        """Grant free upload slots; at the quorum, probe the devices that are at work."""
+        """Grant free upload slots; at the quorum, probe the working devices."""
         grants = [self._send(device, grant) for device, grant in self._uploads.next_grants(now)]
         if self._probed_at_quorum or self.round.quorum_s is None or self.round.phase is not Phase.COLLECTING:
             return grants
@@ -541,7 +541,7 @@ class ActiveRound:
         self._unresponsive.note_link(now, connected=connected)
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` or `grant` may change something."""
+        """Return the next time at which `tick` or `grant` may have an effect."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
         listen_at = self._listen_at if self.round.count(*AT_WORK) and self._invitations is not None else None
         masked_at = self.masked.next_deadline() if self.masked is not None else None
@@ -583,7 +583,7 @@ class ActiveRound:
         return self._issued_invitations.resend_due(need, now, self.round.count(State.INVITED, State.ACCEPTED))
 
     def dismiss(self) -> list[Effect]:
-        """End collecting: cancel the devices that are still at work."""
+        """End collecting: cancel the devices that are still working."""
         self.dismissed = True
         participants = self.round.participants
         self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
@@ -599,7 +599,7 @@ class ActiveRound:
 
     @property
     def members(self) -> dict[str, int]:
-        """The devices whose mean an update is, where that is more than one."""
+        """The number of devices whose mean an update is, by reporting device, if more than one."""
         known = ((device, report.members) for device, report in self.reports.items() if report is not None)
         return {device: count for device, count in known if count > 1}
 
@@ -658,7 +658,7 @@ class ActiveRound:
         return self._unresponsive.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in participant.since)
 
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
-        """Send the request again, which a device at work answers at once."""
+        """Send the request again; a working device answers it at once."""
         self._unresponsive.note_request(devices, now)
         return [self._request_to(device, now) for device in devices]
 
@@ -687,10 +687,10 @@ class ActiveRound:
         return now - since >= limit_s
 
     def _terms(self, secure: SecureTerms | None) -> SecureTerms | None:
-        """Return the terms of a masked round: those of the journal, or the given ones for the cohort.
+        """Return the terms of a masked round: the terms of the journal, or the given terms adapted to the cohort.
 
-        The smaller the largest group, the finer the values. The weight cap is the median of the registered examples, where a
-        relay counts as its devices with their mean. A device that hides them registers 1; if all do, each weighs the same.
+        Values are finer if the largest group is smaller. The weight cap is the median of the registered numbers of examples; a
+        relay counts as its devices with their mean. A device that hides its number registers 1; if all do, all weigh the same.
         """
         policy = self._spec.secure
         if policy is None or secure is None:
@@ -707,7 +707,7 @@ class ActiveRound:
         return replace(secure, group_max=largest, weight_cap=policy.weight_cap or usual)
 
     def _relays(self) -> frozenset[str]:
-        """Return the relays that send the sum of their site; a continued round keeps those that it began with."""
+        """Return the relays that send the sum of their site; a continued round keeps its first relays."""
         if self._opening.masking:
             return frozenset(entry.device for entry in self._opening.masking if entry.step == "terms" and entry.device)
         return frozenset(device for device in self._opening.ledger.invited if self._fleet.sums(device))
@@ -722,7 +722,7 @@ class ActiveRound:
     def _resume_groups(
         self, known: RoundJournal, terms: SecureTerms, sums: Collection[str], now: float
     ) -> RoundJournal:
-        """Begin masking, or continue it; return the journal with its phase."""
+        """Begin or continue masking; return the journal with the phase of masking."""
         spec, entries = self._spec, self._opening.masking
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
@@ -743,13 +743,13 @@ class ActiveRound:
     def _request_to(self, device: str, now: float) -> Effect:
         patience_s = 0.0
         if (carry := self._spec.carry) is not None:
-            # A later round takes the update too, as long as its base is not too old.
+            # A later round also takes the update, as long as its base is not too old.
             policy = self.round.policy
             patience_s = carry.max_staleness * (policy.deadline_s + policy.grace_s)
         return self._send(device, self._issued_invitations.request(device, self.round.remaining_s(now) + patience_s))
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
-        """Handle a sign of work, which implies that the device has accepted, also if that message was lost."""
+        """Handle a sign of work. It implies that the device has accepted, even if its acceptance was lost."""
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)

@@ -5,11 +5,11 @@
                       +-> FAILED <--+        (the model stays as it was)
 
 A masked round is UNMASKING between COLLECTING and AGGREGATING: the groups of its devices open or are lost
-(coordinator.masking), and only reports in open groups count. It fails with `groups_lost` if they are no quorum.
+(coordinator.masking), and only reports in open groups count. It fails with `groups_lost` if these are fewer than the quorum.
 
-No event of a device is illegal: it moves the device by `TABLE`, or changes nothing. A call of the program out of order
-raises IllegalTransition and changes nothing. For any order of the events, collecting ends at `deadline_s + grace_s` at
-the latest, and a device counts once. Unmasking ends `unmask_s` later at the latest.
+Each event of a device is legal: it changes the device's state by `TABLE`, or changes nothing. A call in a wrong phase raises
+IllegalTransition and changes nothing. For any order of the events, collecting ends at `deadline_s + grace_s` at the latest, and
+a device counts once. Unmasking ends `unmask_s` later at the latest.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ NO_ANSWER = "no answer"
 GROUP_LOST = "group_lost"
 # The reason of a device whose work is carried into the next round (coordinator.buffered).
 CARRIED = "carried"
-# Reasons of failed devices that may come back with their work.
+# Reasons of failed devices that may return with their work.
 _MAY_RETURN = frozenset({"lost", "silent"})
 _ROUNDING_S = 1e-6
 PROBE_S = 15.0
-# As long as an agent may pause before it connects again, and longer than a broker needs to notice a broken connection.
+# The longest pause of an agent before it connects again. A broker needs less time to notice a broken connection.
 SILENT_S = 60.0
 SLOW_BYTES_S = 16_000.0
-# A device that starts loads torch, its task and its data: a minute on a Raspberry Pi, more on a busy machine.
+# A starting device loads torch, its task and its data: a minute on a Raspberry Pi, more on a busy machine.
 STARTING_S = 300.0
 # After the quorum there is no time to wait longer for an answer.
 ANSWER_S = 5.0
@@ -61,12 +61,12 @@ class RoundPolicy:
         quorum: Share of `target` that must report, above 0 and at most 1 (coordinator.cohort.selection).
         recruit_deadline_s: Time to answer the invitation, in seconds from it.
         deadline_s: Time to report, in seconds from the invitation.
-        grace_s: Time after the quorum for devices that are still at work, not past the deadline. At the deadline, devices that
-            upload get it too if the quorum depends on them.
+        grace_s: Time after the quorum for devices that are still working, not past the deadline. At the deadline, uploading
+            devices also get this time if the quorum depends on them.
         rejoin_s: Time that a device may be disconnected.
         unmask_s: Time for the groups of a masked round to open after collecting; None for a round without masks.
         quorum_updates: Updates that make the quorum, in place of the share `quorum`; None: the share does.
-        carries: Whether the work of devices that are at work at the end is carried into the next round.
+        carries: Whether work that is unfinished at the end is carried into the next round.
     """
 
     target: int
@@ -126,9 +126,9 @@ class Round:
         self.phase = Phase.SELECTING
         self.participants: dict[str, Participant] = {}
         self.failure = ""
-        # Whether groups of a masked round still exchange shares: their devices cannot report yet, so no grace runs.
+        # Whether groups of a masked round still exchange shares: their devices cannot report yet, so no grace period runs.
         self.sharing = False
-        # Devices that are at work for earlier rounds and have not offered their updates yet.
+        # The number of devices that work for earlier rounds and have not offered their updates yet.
         self.expected = 0
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
@@ -159,8 +159,8 @@ class Round:
     def resume(self, ledger: RoundJournal, reported: Collection[str], now: float) -> None:
         """Continue a round of an earlier process. Devices that have not reported are invited again.
 
-        The deadline stays. Devices that lost the broker too need RETURN_S to connect again: they have at least that time to
-        answer, and a device that had accepted is not lost before.
+        The deadline stays. Devices that also lost the broker need up to RETURN_S to connect again. They have at least this time
+        to answer, and a device that had accepted does not fail as lost earlier.
 
         Args:
             ledger: The journal of the round.
@@ -226,7 +226,7 @@ class Round:
         """Handle an event of a device.
 
         Args:
-            device: The device. One that is no participant changes nothing.
+            device: The device. An event of a device that is no participant changes nothing.
             event: The event.
             now: The time, in seconds.
             reason: The reason, for the record.
@@ -259,7 +259,7 @@ class Round:
             self._advance(now)
 
     def finish_unmasking(self, lost: Collection[str], now: float) -> None:
-        """End unmasking: the reports in lost groups do not count, and the round fails if the others are no quorum.
+        """End unmasking: the reports in lost groups do not count, and the round fails if the others are fewer than the quorum.
 
         Args:
             lost: The devices of lost groups.
@@ -308,7 +308,7 @@ class Round:
         return updates_needed(without(target, left, quorum), quorum, self.policy.min_cohort)
 
     def awaits(self, device: str) -> bool:
-        """Return whether the device is at work, or still may be."""
+        """Return whether the device works for the round, or still may."""
         participant = self.participants.get(device)
         return participant is not None and participant.state in AT_WORK
 
@@ -366,11 +366,11 @@ class Round:
 
     @property
     def unmasking_ends_at(self) -> float:
-        """The time at which unmasking ends, in seconds; a resumed round leaves devices RETURN_S to connect again."""
+        """The time at which unmasking ends, in seconds; a resumed round gives devices RETURN_S to connect again."""
         return max(self._closing_at, self._asked_at) + (self.policy.unmask_s or 0.0)
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` may change something; None if there is none."""
+        """Return the next time at which `tick` may have an effect; None if there is none."""
         if self.phase is Phase.UNMASKING:
             return self.unmasking_ends_at
         if self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
@@ -402,7 +402,7 @@ class Round:
         self.phase = Phase.RECRUITING
 
     def _move(self, device: str, state: State, reason: str) -> None:
-        """Change a state. No other code does, so that the sets of devices by state are right and an event costs O(1)."""
+        """Change a state. No other code changes states, so the sets of devices by state are right and an event costs O(1)."""
         participant = self.participants[device]
         self._in[participant.state].discard(device)
         self._in[state].add(device)
@@ -460,7 +460,7 @@ class Round:
     def _leave_behind(self) -> None:
         for device in self.devices(*AT_WORK):
             participant = self.participants[device]
-            # An invited device that accepted has restarted since, and has lost its work.
+            # A device that had accepted and is invited again has restarted, and has lost its work.
             works = self.policy.carries and participant.accepted and participant.state is not State.INVITED
             self._move(device, State.LATE, CARRIED if works else participant.reason or "deadline")
 
@@ -485,10 +485,10 @@ class Round:
 class UnresponsiveDevices:
     """The last sign of life of each device of a round, and the last message that it must answer.
 
-    Every message, chunk and presence of a device is a sign of life. A device at work that has sent nothing for PROBE_S is sent
-    its work request again. It answers that at once, also while it trains for an hour; a device that does not answer is silent.
-    A round waits for silent devices as long as it waits for other devices. Once only silent devices are left, the round gives
-    up each of them after
+    Every message, chunk and presence of a device is a sign of life. The round sends the work request again to a working device
+    that has sent nothing for PROBE_S. The device answers at once, even during an hour of training; a device that does not
+    answer is silent. A round waits for silent devices as long as it waits for other devices. Once only silent devices are left,
+    each of them fails after
 
     | state | silence |
     |---|---|
@@ -517,7 +517,7 @@ class UnresponsiveDevices:
     def note_link(self, now: float, *, connected: bool) -> None:
         """Note the state of the link to the broker.
 
-        Without it no message arrives. After it is back, devices too need time to connect again.
+        Without the link no message arrives. When it is back, devices also need time to connect again.
         """
         if not connected:
             self._disconnected = True
@@ -527,11 +527,11 @@ class UnresponsiveDevices:
             self._asked_at.clear()
 
     def since(self, device: str) -> float:
-        """Return the time of the last sign of life, at least the time since which messages can arrive."""
+        """Return the time of the last sign of life, or `began_at` if that is later."""
         return max(self._received_at.get(device, -math.inf), self.began_at)
 
     def to_probe(self, devices: Iterable[str], now: float) -> list[str]:
-        """Return those of `devices` whose last sign of life and last request are PROBE_S ago."""
+        """Return those of `devices` whose last sign of life and last request are at least PROBE_S ago."""
         last = (self._received_at, self._asked_at)
         return [device for device in devices if now - max(times.get(device, -math.inf) for times in last) >= PROBE_S]
 
@@ -541,8 +541,8 @@ class UnresponsiveDevices:
         Args:
             device: The device.
             now: The run's time, in seconds.
-            uploads: The device has an upload slot. It gets no request, since it sends a message every few seconds; it is
-                mute after UPLOAD_ANSWER_S without one.
+            uploads: Whether the device has an upload slot. Such a device gets no request, since it sends a message every few
+                seconds; it is mute after UPLOAD_ANSWER_S without a message.
         """
         if self._disconnected:
             return False

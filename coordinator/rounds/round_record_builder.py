@@ -16,7 +16,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
 MAX_BY_DEVICE = 32
-"""Reports up to which the record has the user accuracy of each device, at 20 bytes a device."""
+"""Greatest number of reports for which the record has the user accuracy of each device, at 20 bytes a device."""
 _DIGITS = 4
 
 
@@ -97,7 +97,7 @@ def _with_reports(record: RoundRecord, reports: Mapping[str, UpdateReport], metr
     members = {device: report.members for device, report in reports.items()}
     measured = {device: report.user_accuracy_before for device, report in reports.items()}
     before = {device: value for device, value in measured.items() if value is not None}
-    # A relay reports the mean of its devices: the worst of them is not known.
+    # A relay reports the mean of its devices: the worst device is not known.
     single = all(members[device] == 1 for device in before)
     return replace(
         record,
@@ -114,7 +114,7 @@ def _with_reports(record: RoundRecord, reports: Mapping[str, UpdateReport], metr
 
 
 def _with_sums(record: RoundRecord, figures: SummedReport, metric: MetricTerms) -> RoundRecord:
-    """Add the figures that the sums give. No device has figures of its own, so the worst one is not known."""
+    """Add the figures that the sums give. No device has its own figures, so the worst device is not known."""
     means = figures.means
     return replace(
         record,
@@ -130,7 +130,7 @@ def _with_sums(record: RoundRecord, figures: SummedReport, metric: MetricTerms) 
 
 
 def _comparison_of(figures: SummedReport) -> dict[str, float]:
-    """Return the comparison with learning alone (coordinator.rounds.run_records.figures) by the sums."""
+    """Return the comparison with learning alone (coordinator.rounds.run_records.figures) from the sums."""
     count, alone, gain = figures.measured["gain"], figures.means["user_accuracy_independent"], figures.means["gain"]
     if not count or alone is None or gain is None:
         return {}

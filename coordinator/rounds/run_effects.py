@@ -97,8 +97,8 @@ class StoreUpdate:
         device: The device.
         manifest: The manifest of its offer.
         blob: The packed update.
-        masked: In a masked round what its form must fit.
-        work: The carried work that it came of; None for an update of the round itself.
+        masked: Reference for the form of a masked update; None in other rounds.
+        work: The carried work that it results from; None for an update of the round itself.
     """
 
     round: int
@@ -121,10 +121,10 @@ class AggregateUpdates:
     Attributes:
         round: Number of the round.
         devices: The devices whose updates count, sorted.
-        groups: In a masked round its open groups, which these devices are in, and the terms of the round.
+        groups: The open groups of a masked round, which these devices are in.
         terms: The terms of a masked round.
-        sums: In a masked round the relays of these devices, whose updates are the sums of their sites.
-        carried: The carried work of those of `devices` whose updates are of earlier rounds.
+        sums: In a masked round the relays among these devices. Their updates are the sums of their sites.
+        carried: Carried work by device, for devices whose updates are of earlier rounds.
     """
 
     round: int
@@ -190,6 +190,6 @@ class EffectHandler(Protocol):
         """Run one effect.
 
         Returns:
-            The completion events that are available now. Iterate to the end: the result may be a generator that makes an
-            event only after the engine has handled the one before it.
+            The completion events that are available now. Iterate to the end: the result may be a generator that makes an event
+            only after the engine has handled the previous event.
         """

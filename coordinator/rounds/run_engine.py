@@ -3,7 +3,7 @@
 Events and the time go in (coordinator.rounds.run_events), effects come out (coordinator.rounds.run_effects). `run_effects`
 runs the effects with a handler and gives their completion events to the engine. Tensors never enter the engine.
 
-The server's lines of Algorithm 1 (Mills, Hu and Min 2021), with the method that has each:
+The server's lines of Algorithm 1 (Mills, Hu and Min 2021), with the method that implements each line:
 
      1  initialise the global model and optimiser     before the engine: coordinator.runtime.run_preparation
      2  while the termination criteria are not met    `_next_round`, `_stop_reason`
@@ -101,21 +101,21 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.plan_terms import CONTROL
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
-# The shortest pause before a device offers carried work again that came between two rounds.
+# The shortest pause before a device repeats an offer of carried work that arrived between two rounds.
 BETWEEN_ROUNDS_S = 1.0
 _ROUNDING_S = 1e-3
-# Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
+# Pause after a failed round. It doubles with each further failed round, up to the waiting time for devices.
 RETRY_S = 2.0
 
 
 class Engine:
-    """Plays the rounds of one run. `handle` takes an event and returns the effects to run, in order.
+    """Runs the rounds of one run. `handle` takes an event and returns the effects to run, in order.
 
     Args:
         spec: The terms of the run.
         records: The records of earlier rounds of the run.
-        earlier: Records of rounds before these, of which only the absent devices count: the rounds of a relay's site, each
-            with an engine of its own.
+        earlier: Records of rounds before these, used only for their absent devices: the rounds of a relay's site, each with its
+            own engine.
         unfinished: The round that was open at the end of the last epoch.
         resumable: Open rounds of other runs, by run (EnvelopeFactory).
         jitter: Randomness of pauses.
@@ -133,7 +133,7 @@ class Engine:
         []
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword per part of what an earlier process left
+    def __init__(  # noqa: PLR0913 - one keyword per kind of state from an earlier process
         self,
         spec: RunSpec,
         *,
@@ -151,7 +151,7 @@ class Engine:
         self.carried = CarriedDevices(carried)
         self._waiting: dict[str, CommittedUpdate] = dict(waiting or {})
         self._speeds = SpeedClasses()
-        # Works that were too old for the model of the open round.
+        # The number of works that were too old for the model of the open round.
         self._expired = 0
         self._uploads = new_scheduler(spec, jitter)
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
@@ -188,7 +188,7 @@ class Engine:
         # Failed rounds in a row, the number of them that count, and the time at which the last of these ended.
         self._failed = self._failures = 0
         self._failed_at = -math.inf
-        # Devices that have left the count in an earlier round: if they leave again, that excuses no failure.
+        # Devices that have left the count in an earlier round: if such a device leaves again, no failure is excused.
         self._left_before: set[str] = set()
         offenders = [record.offenders for record in self.records]
         offenders += [unfinished.ledger.offenders] if unfinished is not None else []
@@ -266,7 +266,7 @@ class Engine:
         state = self.fleet.relevant(state)
         known = self.fleet.members.get(device)
         known_boot = self.fleet.boot(device)
-        # A broker sends retained presences again after each reconnect; that of a device at work may be outdated.
+        # A broker sends retained presences again after each reconnect; the presence of a working device may be outdated.
         repeated = known is not None and known.state == state
         if not self.fleet.update(device, state):
             return []
@@ -277,7 +277,7 @@ class Engine:
         return effects + self._advance(now)
 
     def _note_carrier(self, device: str, known_boot: str, state: DeviceState, now: float) -> None:
-        """Note by its presence whether a device is still at its carried work."""
+        """Note from a device's presence whether it still does its carried work."""
         work = self.carried.works.get(device)
         if work is None:
             return
@@ -290,7 +290,7 @@ class Engine:
         self._count_expected(now)
 
     def _count_expected(self, now: float) -> None:
-        """Give the open round the number of devices that are connected and at carried work."""
+        """Give the open round the number of connected devices that do carried work."""
         if self.open is not None:
             self.open.round.expected = sum(self.fleet.is_online(device) for device in self.carried.busy)
             self.open.round.tick(now)
@@ -340,7 +340,7 @@ class Engine:
                 pause_s = min(KEEP_S, max(BETWEEN_ROUNDS_S, self._next_round_at - now))
                 return [self._envelopes.answer_carried(device, work, RetryAfter(body.manifest.digest, pause_s))]
             case Need():
-                # Chunks on their way still arrive. Missing ones of an older model are not published again; those of deltas are.
+                # Chunks on their way still arrive. Only missing chunks of deltas are published again, not of an older model.
                 if self.open is not None and self.open.publishes(body.digest):
                     return self.open.resend(body, now)
                 self.carried.take(device)
@@ -355,7 +355,7 @@ class Engine:
         return []
 
     def _known_reason(self, device: str, reason: RefuseReason) -> RefuseReason:
-        """Return a reason that the device knows."""
+        """Return the reason, or LATE for a device of a version without carried work."""
         return reason if self.fleet.knows(device, CARRY_FEATURE) else RefuseReason.LATE
 
     def _on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
@@ -404,7 +404,7 @@ class Engine:
     def _suspend(self, stopped: Stopped, now: float) -> list[Effect]:
         pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
         self.open = None
-        # No cancels: a resume takes the updates of the devices that are at work.
+        # No cancels: a resume takes the updates of the working devices.
         self.stopped = stopped
         return [*pause, EndRun(stopped, "")]
 
@@ -430,7 +430,7 @@ class Engine:
         ]
 
     def _take_uploads(self, current: ActiveRound, now: float) -> None:
-        """Take in the devices that were uploading when the last round ended, so that their uploads go on."""
+        """Take in the devices that were uploading when the last round ended, so that their uploads continue."""
         for device in [device for device in self.carried.works if self._uploads.holds(device)]:
             if current.takes(device):
                 current.admit(device, self.carried.take(device), now)
@@ -488,7 +488,7 @@ class Engine:
 
     @property
     def last_round(self) -> int:
-        """The number of the last round that began; 0 for none, unless `first_round` of the run is later."""
+        """The number of the last round that began; `first_round` - 1 if no round has begun."""
         if self.open is not None:
             return self.open.round.number
         return self.records[-1].round if self.records else self.spec.first_round - 1
@@ -520,12 +520,12 @@ class Engine:
         return self.last_round - self._evaluations
 
     def note_restarted(self, devices: Iterable[str]) -> None:
-        """Invite restarted devices in the next round, also where they have been absent."""
+        """Invite restarted devices in the next round, even if they are absent."""
         for device in devices:
             self._absences.restarted(device)
 
     def required_devices(self) -> int:
-        """Return the number of devices that must be `present` before the next round: a quorum, and all for the first one."""
+        """Return the number of devices that must be `present` before the next round: a quorum, or all for the first one."""
         needed = self._needed()
         return needed if self._selected else max(needed, self.spec.devices - self._skipped)
 
@@ -595,7 +595,7 @@ class Engine:
                 self.carried.take(device)
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
-        # An evaluate round after a training round asks the devices that are there, and does not wait for others.
+        # An evaluate round after a training round asks the present devices, and does not wait for others.
         if not (self._selected and self.evaluates_next) and not self._enough(now):
             assert self._waits_since is not None
             if now < self._waits_since + self._patience_s:
@@ -633,7 +633,7 @@ class Engine:
         return RoundStart(journal, self._waiting)
 
     def _at_carried_work(self) -> int:
-        """Return the number of connected devices that are at carried work."""
+        """Return the number of connected devices that do carried work."""
         return sum(self.fleet.is_online(device) for device in self.carried.busy)
 
     @property
@@ -682,7 +682,7 @@ class Engine:
         return self._least(updates_needed(self._meant(), policy.quorum, policy.min_cohort))
 
     def _least(self, number: int) -> int:
-        """Return the number of devices, or that of the smallest masked group where it is larger."""
+        """Return the number of devices, or the size of the smallest masked group if that is larger."""
         secure = self.spec.secure
         # A relay is one device here, and its site has a group.
         return number if secure is None or self.fleet.has_relay_of_sums() else max(number, secure.least)
@@ -719,7 +719,7 @@ class Engine:
         return None
 
     def _training_done(self, now: float) -> tuple[Stopped, str] | None:
-        """Return the reason for the end of the training: target or number of rounds; None while it goes on."""
+        """Return the reason for the end of the training: target or number of rounds; None while it continues."""
         spec = self.spec
         last = next((record for record in reversed(self.records) if not record.is_evaluation), None)
         if last is not None and spec.target_ua is not None:
@@ -775,7 +775,7 @@ class Engine:
             pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
         ends = self._stop_reason(now)
-        # A run that is stopped by its operator goes on with a resume, and so does its carried work.
+        # If the operator stops a run, a resume continues the run and its carried work.
         if record.buffered is not None and ends is not None and ends[0] is not Stopped.INTERRUPTED:
             record = replace(record, buffered=replace(record.buffered, waiting=0, unused=len(self._waiting)))
             self.records[-1], self._waiting = record, {}
@@ -824,7 +824,7 @@ class Engine:
         return {device: weight * carry.factor(self._age(current, device)) for device, weight in weighs.items()}
 
     def _all_carried(self) -> dict[str, CarriedWork]:
-        """Return the work of devices that are at it, and of committed updates that wait."""
+        """Return the unfinished work, and the work of committed updates that wait."""
         waiting = {device: update.work for device, update in self._waiting.items() if update.work is not None}
         return self.carried.works | waiting
 

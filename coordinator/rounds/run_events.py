@@ -47,7 +47,7 @@ class ChunkReceived:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Time has passed without another event. It is due at `Engine.next_deadline` at the latest."""
+    """Time has passed without another event. This event is due at `Engine.next_deadline` at the latest."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class DevicesRevoked:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The operator stops the run. Devices at work are cancelled; a resume continues the open round."""
+    """The operator stops the run. Working devices are cancelled; a resume continues the open round."""
 
 
 @dataclass(frozen=True)
 class StopRequested:
-    """The operator stops the run after its open round, at once where none is open. A resume begins with the next round."""
+    """The operator stops the run after its open round, or at once if none is open. A resume begins with the next round."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class ModelPublished:
         deltas: The deltas, the oldest first.
         secure: In a masked run the terms of the round, which follow from the model's state.
         version: Completed rounds of the model.
-        counted: By device the last round whose aggregate has its update, where devices keep control variates.
-        urls: URLs of these blobs by digest, of those that devices can fetch.
+        counted: The last round whose aggregate has a device's update, by device, where devices keep control variates.
+        urls: URLs by digest, of the blobs that devices can fetch.
     """
 
     manifest: Manifest
@@ -147,8 +147,8 @@ class Aggregated:
     Attributes:
         bounded: Number of updates that met each bound.
         bounded_devices: The bounds that the update of a device met (coordinator.aggregation.aggregate).
-        pulls: Of the devices whose updates were pulled farthest: the share of its change that was taken away.
-        pull_quantiles: `p50`, `p90` and `max` of that share over all updates; empty without bounds and with a plain mean.
+        pulls: The share of the change that was taken away, of the devices whose updates were pulled farthest.
+        pull_quantiles: `p50`, `p90` and `max` of that share over all updates; empty if all count whole.
         privacy: Account of differential privacy (RoundRecord.privacy).
         figures: In a masked round the figures that its sums give.
         left_out: Devices of masked groups whose sum was impossible, and does not count.

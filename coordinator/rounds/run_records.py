@@ -2,7 +2,7 @@
 
 Scripts read `to_json`, whose keys stay the same. A number that is not finite becomes null, since JSON has no such number.
 
-The gain of a device is its user accuracy before the round's training less that of the model that it trained alone
+The gain of a device is its user accuracy before the round's training minus the user accuracy of the model that it trained alone
 (device_agent.training.local_only_training). For a metric with the goal "min" the sign is the opposite, so that a gain above 0
 is always good.
 """
@@ -167,7 +167,7 @@ class RoundRecord:
         accepted: Number of devices that accepted.
         declined: Number of devices that declined.
         reported: Number of committed updates, or of devices that answered an evaluate round.
-        user_accuracy: Mean over the devices that reported, before LocalUpdate; in an evaluate round, without any.
+        user_accuracy: Mean over the devices that reported, before LocalUpdate; an evaluate round has no LocalUpdate.
         user_accuracy_min: The worst of them: the least, or the greatest if `metric_goal` is "min".
         user_accuracy_after: Mean after LocalUpdate.
         phase_seconds: Seconds by phase.
@@ -177,14 +177,14 @@ class RoundRecord:
         decline_reasons: Number of declines by reason.
         failures: Number of failed devices by reason.
         refused: Number of refused updates by reason.
-        late: Number of devices that were still at work at the end.
+        late: Number of devices that were still working at the end.
         failure: "too_few_accepted", "quorum_missed" or "groups_lost" in a failed round, else "".
         metric: Name of the metric.
         metric_goal: "max" or "min".
         user_accuracy_p10: The bound of the worst tenth (MetricTerms.worst_tenth).
         user_accuracies: User accuracy by device, in rounds with few devices.
-        bounded: Number of aggregated updates by the bound that changed them: "norm" for clipped ones, "num_examples" for
-            those with a capped weight (coordinator.aggregation.norm_clipping).
+        bounded: Number of aggregated updates by the bound that changed them: "norm" for clipped updates, "num_examples" for
+            updates with a capped weight (coordinator.aggregation.norm_clipping).
         downloads: Number of devices that downloaded the model.
         deadline_s: Seconds from the invitation to the deadline.
         report_p90_s: Seconds after which 90 % of the updates had arrived.
@@ -196,9 +196,9 @@ class RoundRecord:
         pulls: The share of a device's change that bounds and rule took away, of the devices that were pulled farthest.
         pull_quantiles: `p50`, `p90` and `max` of that share over all aggregated updates.
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
-        privacy: With differential privacy `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
-            used, `rounds`, their number, and the `noise_multiplier`; empty without, and in a failed round, which releases
-            nothing.
+        privacy: With differential privacy: `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
+            used, the number of these releases (`rounds`), and the `noise_multiplier`. Empty without differential privacy, and
+            in a failed round, which releases nothing.
         train_loss: Mean training loss of the devices that reported.
         user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16
             equal bins over the range of the metric. Empty for a metric without limits, and in other rounds.
@@ -265,7 +265,7 @@ class RoundRecord:
 
     @property
     def succeeded(self) -> bool:
-        """True if the round has the result that it was for."""
+        """True if the round was aggregated or evaluated."""
         return self.outcome in ("aggregated", "evaluated")
 
     @property
@@ -298,13 +298,13 @@ learn_types(RoundRecord)
 
 
 def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
-    """Return the user accuracy of the last aggregated round that has one; a failed round measured a part of its devices."""
+    """Return the user accuracy of the last aggregated round that has one; a failed round measured only some devices."""
     measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]
     return next((ua for ua in reversed(measured) if ua is not None), None)
 
 
 def pulled_most(records: Iterable[RoundRecord]) -> list[tuple[str, float, int]]:
-    """List the devices whose updates were pulled, those with the greatest sum over the rounds first.
+    """List the devices whose updates were pulled, by their sum over the rounds, the greatest first.
 
     Returns:
         Device, mean share of its change that was taken away, and number of rounds whose records name it.
@@ -335,12 +335,12 @@ def measure_words(records: Sequence[RoundRecord]) -> str:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The result of a run, also so far.
+    """The result of a run, final or so far.
 
     Args:
         run: Name of the run.
         stopped_because: "target_ua", "max_rounds", "deadline", "interrupted" or "failed".
-        user_accuracy: That of the last aggregated round (`last_user_accuracy`).
+        user_accuracy: User accuracy of the last aggregated round (`last_user_accuracy`).
         model: Path or URL of the exported global model; "" if there is none.
         rounds: The records of its rounds.
 
@@ -426,7 +426,7 @@ class RunInfo:
         private: The patch policy.
         settings: Public settings by name, without secrets.
         schema: Digest of the whole model's schema.
-        epoch: Number of the last process that played the run.
+        epoch: Number of the last process that executed the run.
         status: "running", "finished", "interrupted" or "failed".
         stopped_because: See RunSummary; None in a run that has not ended.
         user_accuracy: See RunSummary.

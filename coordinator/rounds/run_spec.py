@@ -53,7 +53,7 @@ class RunSpec:
 
     Attributes:
         run: Name of the run.
-        epoch: Number of the process that plays the run; it grows with each resume.
+        epoch: Number of the process that executes the run; it grows with each resume.
         task: Name of the task.
         schema: Digest of the whole model's schema.
         public_schema: Digest of the schema of the tensors that travel.
@@ -77,17 +77,17 @@ class RunSpec:
         round_interval_s: Least time from the beginning of a round to the next, in seconds.
         metric: The metric of user accuracies.
         limits: The bounds of updates.
-        auto_deadline: Whether the deadline follows from earlier rounds (`policy_of`). The one in `policy` is then that
-            of the first round.
+        auto_deadline: Whether the deadline follows from earlier rounds (`policy_of`). The deadline in `policy` is then that of
+            the first round.
         longest_pause_s: Longest pause after a failed round, in seconds.
         independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
         evaluate_every: Training rounds from one evaluate round to the next; 0 for never.
         evaluate_participation: Share of the fleet that an evaluate round asks, above 0 and at most 1.
-        evaluates_only: Whether the run plays one evaluate round and no training.
+        evaluates_only: Whether the run has one evaluate round and no training.
         privacy: The terms of differential privacy; None without.
         secure: The conditions of masked rounds; None for rounds without masks.
         carry: The conditions of buffered rounds; None: a round refuses late updates.
-        first_round: Number of the first round where there are no records; a relay plays the rounds that its parent asks for.
+        first_round: Number of the first round if there are no records; a relay runs the rounds that its parent requests.
         leader_epoch: Epoch of the leader of a fleet with standbys, for devices; None without standbys.
     """
 
@@ -138,12 +138,12 @@ class SecurePolicy:
         least: Least size of a group.
         threshold: Rule for the number of members that must reveal their shares.
         bits: Bits of a masked value.
-        keep: One of so many consecutive values travels in a round.
+        keep: One of `keep` consecutive values travels in a round.
         clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
         weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
         share_deadline_s: Time for the members of a group to send their shares, in seconds.
         authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
-        given: The terms of the parent's round, which hold in the site of a relay as they are; None: they follow from the rest.
+        given: The terms of the parent's round, which a relay's site uses unchanged; None: they follow from the rest.
     """
 
     size: int
@@ -182,7 +182,7 @@ def encoding_for(wanted: str, known: Collection[str]) -> str:
 
 
 def whole_model_encoding(wanted: str) -> str:
-    """Return the encoding of a whole model: a lossless one if the updates of the run are differences from it."""
+    """Return the encoding of a whole model: a lossless one if the run's updates are differences from the model."""
     return EVERYWHERE if is_delta(wanted) else wanted
 
 

@@ -1,9 +1,9 @@
 """The upload scheduler: a few devices upload at a time, each with a window of chunks; other devices wait in a queue.
 
-The shared resource is chunks in flight: slots x window of them, well below the length of a broker's queue. The share of a
-device is the number of chunks that it may have in flight. So `slots` devices with long updates upload at once, and more
-devices with updates that are shorter than a window. The same shares bound the memory, for any size of the fleet: `slots`
-updates that are longer than a window, or slots x window chunks.
+The shared resource is the chunks in flight: slots x window chunks, well below the length of a broker's queue. The share of a
+device is the number of chunks that it may have in flight. So `slots` devices upload at once if their updates are long, and more
+devices if their updates are shorter than a window. The same shares limit the memory, for any size of the fleet, to `slots`
+updates that are longer than a window, or to slots x window chunks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, fits
 from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
 
-# The longest queue lets a device offer again within a minute or two, since its grant may be lost.
+# Even in the longest queue a device offers again within a minute or two, since its grant may be lost.
 MAX_RETRY_S = 60.0
 # A link on which a chunk of the largest size takes longer needs smaller chunks.
 STALL_S = 120.0
-# The largest chunk that is requested. An update that is offered in fewer chunks has the share of so many of this size.
+# The largest chunk that is requested. The share of an update in larger chunks is its number of chunks of this size.
 _LARGEST_CHUNK_BYTES = 2**20
 
 
@@ -145,7 +145,7 @@ class UploadScheduler:
         return grants
 
     def suspend(self, device: str) -> None:
-        """Let a waiting device take the slot of a lost one; until then its chunks are kept for its return."""
+        """Let a waiting device take the slot of a lost device; until then the chunks of the lost device are kept."""
         self._waiting.pop(device, None)
         if device in self._active:
             self._active[device].active_at = self._evict_at = -math.inf
@@ -201,7 +201,7 @@ class UploadScheduler:
         return min(slot.active_at + self._idle_s, slot.grew_at + STALL_S)
 
     def _next_fits(self) -> str | None:
-        """Return the first device of the queue if its share is free. No device overtakes it, however small its update is."""
+        """Return the first device of the queue if its share is free. No device with a smaller update overtakes it."""
         for device, manifest in self._waiting.items():
             return device if self._taken + self._share(manifest) <= self._in_flight else None
         return None

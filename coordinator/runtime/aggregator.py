@@ -41,7 +41,7 @@ from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _FAR_BEYOND = 10.0
-"""Times its bound: an update that is so far beyond it is shown to the operator as it comes."""
+"""An update whose norm is this many times its bound or more is shown to the operator at once."""
 _SHOWN_DEVICES = 4
 _IF_OFTEN = (
     ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
@@ -98,7 +98,7 @@ class KeptBases:
         self._known: dict[int, tuple[str, Tensors]] = {}
 
     def keep(self, version: int, base: str, tensors: Tensors) -> None:
-        """Keep a model that is published, and drop those that are too old for any update.
+        """Keep a published model, and drop models that are too old for any update.
 
         Args:
             version: Completed rounds of the model.
@@ -174,7 +174,7 @@ class Aggregator:
             self._private = PrivateAggregation(blobs, directory, spec.privacy, prepared.travelling, state.round)
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
-        """Publish the global model, and the deltas that lead to it; without `chunks` by URL only where they have one.
+        """Publish the global model and the deltas that lead to it; without `chunks`, blobs with a URL only by URL.
 
         Raises BrokerError if the broker refuses a chunk.
         """
@@ -219,7 +219,7 @@ class Aggregator:
             target: Devices that the round is meant for, which differential privacy divides by.
             carried: The carried work of the devices whose updates are of earlier rounds.
             round_number: Number of the round.
-            members: Devices whose mean an update is, where that is more than one.
+            members: Number of devices whose mean an update is, by device, if more than one.
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
@@ -347,7 +347,7 @@ class Aggregator:
             if more := len(farthest) - len(words):
                 words.append(f"{more} more, see fedpatch show")
             text = f"updates pulled back to norm_bound: {'; '.join(words)}"
-            # Honest devices are a little beyond it now and then; the record of the round names them all the same.
+            # Honest devices sometimes exceed it a little; the record of the round names them in any case.
             if max(farthest[0][1].values()) < _FAR_BEYOND:
                 _log.info("%s", text)
             else:
@@ -366,6 +366,6 @@ def subset_seed(run_seed: int, round_number: int) -> bytes:
 
 
 def _parts_words(times: Mapping[str, float]) -> str:
-    """Name the parts that are farthest beyond their bounds, e.g. `weights (31 times the bound)`."""
+    """Name the parts that are farthest beyond their bounds, for example `weights (31 times the bound)`."""
     farthest = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
     return ", ".join(f"{part} ({times[part]:.3g} times the bound)" for part in farthest)

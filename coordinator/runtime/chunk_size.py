@@ -1,7 +1,7 @@
 """Chunk size that the broker takes, found by publishing a chunk before a run begins.
 
 A broker may take smaller messages than it states: `message_size_limit` of mosquitto does not appear in CONNACK. It drops a
-larger message and answers with a reason code in MQTT 5, and without any sign in MQTT 3.1.1.
+larger message: with a reason code in MQTT 5, without any sign in MQTT 3.1.1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, MIN_CHUNK_BYTES, chunk_bytes_within
 from fedpatch.shared.wire.topics import model_chunk
 
-# A broker that lets the coordinator read this topic echoes within this time; most access rules do not.
+# A broker that lets the coordinator read this topic echoes within this time; most access rules forbid it.
 _ECHO_S = 1.0
 # A link to the broker that is slower than this gets smaller chunks.
 _SLOWEST_BYTES_PER_S = 8_000
@@ -25,10 +25,10 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 
 def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
-    """Find the largest chunk that passes the broker, halving `chunk_kib` until one does.
+    """Find the largest chunk that the broker accepts: halve `chunk_kib` until a chunk passes.
 
-    Connect under client ids of its own and publish to the topic of a blob that does not exist, so that no device receives it.
-    Over MQTT 3.1.1 a broker that forbids that topic gives no sign; then the configured size is returned.
+    The check has its own client ids, and publishes to the topic of a blob that does not exist, so that no device receives the
+    chunk. Over MQTT 3.1.1 a broker that forbids this topic gives no sign; then the configured size is returned.
 
     Args:
         settings: The broker, and `chunk_kib` as the largest size to try.
@@ -74,7 +74,7 @@ def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
 def _passes(probe: Probe, topic: str, size: int) -> bool:
     """Publish a chunk of `size` data bytes; return whether the broker takes it.
 
-    An empty message comes first: a broker that refuses this one too does not refuse the size. Raises BrokerError for it.
+    An empty message is published first. If the broker refuses it too, the size is not the reason: BrokerError is raised.
     """
     if probe.publish(topic) != "taken":
         raise BrokerError(

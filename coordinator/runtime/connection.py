@@ -1,6 +1,6 @@
 """The coordinator's connection to the broker: its presence, the queue of received events, and signals as events.
 
-Each event is handled at the time of its arrival.
+Each event is handled with the time of its arrival.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ Event = LinkEvent | Interrupt | Deposed | UpdateWritten
 
 
 class EventQueue:
-    """Events in the order of their arrival. Any thread may put them; one thread gets them.
+    """Events in the order of their arrival. Any thread may put events; one thread gets them.
 
-    `now` is the run's time, in seconds of the monotonic clock. While events wait it is behind the clock, so that no device is
-    late because the coordinator was busy. It never decreases.
+    `now` is the run's time, in seconds of the monotonic clock. While events wait, `now` is behind the clock, so that no device
+    is late because the coordinator was busy. It never decreases.
 
     Args:
         clock: Returns monotonic seconds.
@@ -99,13 +99,13 @@ class EventQueue:
         self.now = max(self.now, moment)
 
     def now_is_present(self) -> float:
-        """Set `now` to the present and return it. Used for work that starts now: events that wait are older than that."""
+        """Set `now` to the present and return it. Used for work that starts now: waiting events are older than this work."""
         self.advance_to(self.clock())
         return self.now
 
 
 def interrupts_into(queue: EventQueue) -> AbstractContextManager[None]:
-    """Make SIGINT and SIGTERM events of `queue`, if called in the main thread; Python allows that nowhere else."""
+    """Put SIGINT and SIGTERM as events into `queue`, if called in the main thread; Python allows this in no other thread."""
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
     return forward_signals(lambda _: queue.put(Interrupt()))
@@ -113,7 +113,7 @@ def interrupts_into(queue: EventQueue) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Ports:
-    """The world around a coordinator: clock, queue, link, threads. A simulated world has its own.
+    """The environment of a coordinator: clock, queue, link, threads. A simulation has its own.
 
     Attributes:
         clock: Returns monotonic seconds.
@@ -124,7 +124,7 @@ class Ports:
         queue: Makes a queue of events.
         link: Makes a connection to the broker; takes the arguments of MqttLink.
         executor: Makes the threads that write updates; takes their number and name.
-        interrupts: Makes signals events of a queue.
+        interrupts: Puts signals as events into a queue.
         chunk_bytes: Returns the largest chunk that the broker accepts.
         prepare: Builds the model and the terms of a run.
         leadership: The lock of the fleet that this coordinator leads; None without standbys.
@@ -148,18 +148,17 @@ REAL = Ports()
 
 
 class Connection:
-    """A context manager: the connection is open when the broker has answered and no other coordinator of the fleet has.
+    """A context manager: the connection opens when the broker has answered, unless another coordinator of the fleet answers.
 
-    While it is open, SIGINT and SIGTERM are events of `event_queue`, until it is closed, so that a Ctrl-C at the end of
-    a run loses no result.
+    Until it is closed, SIGINT and SIGTERM are events of `event_queue`, so that a Ctrl-C at the end of a run loses no result.
 
     Args:
         settings: Broker, fleet and identity.
-        ports: The world around the coordinator.
+        ports: The environment of the coordinator.
 
     Raises:
         BrokerError: The broker does not answer.
-        UsageError: Another coordinator of the fleet is at work.
+        UsageError: Another coordinator of the fleet is running.
     """
 
     def __init__(self, settings: RunSettings, ports: Ports = REAL) -> None:
@@ -239,13 +238,13 @@ class Connection:
     def send(self, device: str, envelope: Envelope) -> int:
         """Send a message to a device and return its size in bytes; 0 if the queue is full.
 
-        A message that finds the queue full is lost, like one that the network loses: requests are repeated.
+        With a full queue the message is lost, like a message that the network loses: requests are repeated.
         """
         payload = encode(envelope)
         self.ingress_filter.sends(device, envelope)
         if self.link.publish(topics.down(self.fleet, device), payload):
             return len(payload)
-        _log.warning("the outgoing queue is full; the message to %s is sent later", device)
+        _log.warning("the outgoing queue is full; the message to %s is dropped (requests are repeated)", device)
         return 0
 
     def _take(self, event: LinkEvent) -> None:

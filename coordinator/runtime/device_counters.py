@@ -23,12 +23,12 @@ class DeviceCounters:
         registry: Receives the counts.
         fleet: Name of the fleet.
         spec: The terms of the run.
-        quarantine: Is given each offence, and saved before a refused one is shown; None: no quarantine.
+        quarantine: Receives each offence, and is saved before a refused update is shown; None: no quarantine.
         say: Shows a line to the operator.
         unix_time: Returns seconds of the wall clock.
 
     Attributes:
-        accepted: Devices that accepted since the journal of the open round was written. An update's row carries them too.
+        accepted: Devices that accepted since the journal of the open round was written. They are also written with updates.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DeviceCounters:
         self._sightings: dict[str, Sighting] = {}
 
     def count(self, event: CountEvent) -> None:
-        """Add `event` to a device's counters, and show it if a person should know of it."""
+        """Add `event` to a device's counters; show declines, failures and refusals to the operator."""
         self._counts[event.device, event.what, event.reason] += event.times
         offence = (event.what, event.reason) in OFFENCES
         if offence and self._quarantine is not None:
@@ -69,7 +69,7 @@ class DeviceCounters:
             self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + excluded)
 
     def note_presence(self, device: str, state: DeviceState) -> None:
-        """Note the presence of `device`; many devices cost one wait for the disk."""
+        """Note the presence of `device`; `flush` writes many devices with one wait for the disk."""
         tasks = tuple(one.task for one in state.tasks)
         before = self._sightings.pop(device, None)
         if before is not None and not state.online:

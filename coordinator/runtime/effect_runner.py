@@ -35,14 +35,14 @@ class EffectRunner:
     """The EffectHandler of a run.
 
     Args:
-        engine: Returned the effects.
+        engine: The engine that returned the effects.
         connection: Sends messages to devices.
-        publisher: Has the chunks of the global model on the broker.
+        publisher: Keeps the chunks of the global model on the broker.
         aggregator: Owns the global model.
         updates: Owns the open round on the disk: its journal, updates and record.
         counters: Owns the counters of devices.
         say: Shows a line to the operator.
-        observer: Is given each effect with its duration.
+        observer: Receives each effect with its duration.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class EffectRunner:
         self._publisher = publisher
         self._aggregator = aggregator
         self._say = say
-        # Devices that lack the run's encoding, and of which the operator knows.
+        # Devices without the run's encoding that were shown to the operator.
         self._lacking: set[str] = set()
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
-        """Run one effect; yield the completion events that are there by now, each made when it is asked for."""
+        """Run one effect; yield the completion events that are available now, each made on demand."""
         clock = self._connection.event_queue.clock
         began_at = clock()
         yield from self._run(effect)
@@ -156,7 +156,7 @@ class EffectRunner:
             self._say(f"warning: {warning}")
 
     def _show_lacking_encoding(self, device: str, body: Body) -> None:
-        """Show once of a device that it lacks the run's encoding: it works, but its updates are larger."""
+        """Show once for each device that it lacks the run's encoding: it takes part, but its updates are larger."""
         if not isinstance(body, WorkRequest) or device in self._lacking:
             return
         spec, fleet = self._engine.spec, self._engine.fleet

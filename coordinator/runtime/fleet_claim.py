@@ -1,8 +1,7 @@
-"""The claim of a fleet: a coordinator checks that no other one is at work before it uses the client id of the fleet.
+"""The claim of a fleet: a coordinator checks that no other one is running before it uses the client id of the fleet.
 
 Two coordinators with one client id would disconnect each other for ever, so the claim is published under another id. If the
-broker's retained presence is offline, the check takes no time. A coordinator that died with its broker costs one
-wait.
+broker's retained presence is offline, the check takes no time. If a coordinator died with its broker, the check waits once.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
 
 
 def client_id(fleet: str) -> str:
-    """Return the client id of the coordinator of `fleet`. No device has it, since device names hold no dot."""
+    """Return the client id of the coordinator of `fleet`. No device has it, since device names contain no dot."""
     return f"fedpatch.{fleet}.coordinator"
 
 
@@ -51,7 +50,7 @@ def acquire_fleet(
     clock: Callable[[], float] = time.monotonic,
     leader_epoch: int | None = None,
 ) -> None:
-    """Return if no other coordinator of the fleet is at work.
+    """Return if no other coordinator of the fleet is running.
 
     Args:
         settings: Broker and fleet.
@@ -59,10 +58,10 @@ def acquire_fleet(
         make_link: Makes the connection; takes the arguments of MqttLink.
         received: An empty queue for the events of the connection.
         clock: Returns monotonic seconds.
-        leader_epoch: Epoch of this coordinator, if it leads a fleet with standbys: those of lower epochs are no others.
+        leader_epoch: Epoch of this coordinator, if it leads a fleet with standbys: coordinators of lower epochs are ignored.
 
     Raises:
-        UsageError: Another coordinator is at work.
+        UsageError: Another coordinator is running.
         BrokerError: The broker does not answer.
     """
     received = SimpleQueue() if received is None else received
@@ -133,5 +132,5 @@ def _answered(
 
 
 def _is_former(state: CoordinatorState, leader_epoch: int | None) -> bool:
-    """Return whether a presence is of a leader before the one of `leader_epoch`."""
+    """Return whether a presence is of a leader with an epoch below `leader_epoch`."""
     return leader_epoch is not None and state.leader_epoch is not UNSET and state.leader_epoch < leader_epoch

@@ -5,9 +5,9 @@ the chunks that devices ask for, since no device has subscribed yet at the begin
 
 Blobs that all devices of a round can fetch by URL are not published, until a device asks for a chunk of one.
 
-Retained chunks outlive this process. So a note file names each blob from before its first chunk is published until the broker
-has cleared all of them. The next process in this directory clears the rest. The file has a line for each blob: its digest and
-its number of chunks.
+Retained chunks outlive this process. So a note file names each blob, from before its first chunk is published until the broker
+has cleared all its chunks. The next process in this directory clears the remaining chunks. The file has a line for each blob:
+its digest and its number of chunks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ModelPublisher:
         link: The connection to the broker.
         fleet: Name of the fleet.
         note: File with the names of the blobs that the broker may retain, or its place in a blob store.
-        served: Where devices fetch blobs by URL; None: nowhere.
+        served: Store from which devices fetch blobs by URL; None: no store.
         retain: Whether the broker retains messages; it may be another broker after a reconnect.
         clock: Returns monotonic seconds.
         sleep: Waits for so many seconds.
@@ -127,7 +127,7 @@ class ModelPublisher:
         self._model = ""
         self._served = served
         self._shown: dict[str, Blob] = {}
-        self._unpublished: set[str] = set()  # those of `_shown` that devices fetch by URL
+        self._unpublished: set[str] = set()  # digests in `_shown` that devices fetch by URL
         self._leaving = self._read_note()
 
     def publish(self, model: Blob, steps: Iterable[Blob] = (), *, chunks: bool = True) -> dict[str, str]:
@@ -169,9 +169,9 @@ class ModelPublisher:
         self._show(digest for digest in self._shown if digest not in self._unpublished)
 
     def repair(self, digest: str, indices: Iterable[int]) -> None:
-        """Publish chunks again, or the whole of a blob that was not published because it has a URL.
+        """Publish chunks again, or a whole blob that was not published because it has a URL.
 
-        None of an unknown blob. Raises BrokerError as `republish` does.
+        Nothing is published for an unknown blob. Raises BrokerError as `republish` does.
         """
         if digest in self._unpublished:
             self._unpublished.discard(digest)

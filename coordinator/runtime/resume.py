@@ -1,8 +1,8 @@
 """Resuming a run: the last completed round, and the round that was open.
 
 The checkpoint decides, since model and record are saved in it together. The registry may be a round behind it, after a crash
-between the two, or ahead of it, if the newest checkpoint is damaged. An open round continues only with the very model that its
-updates were trained on.
+between the two, or ahead of it, if the newest checkpoint is damaged. An open round continues only with exactly the model that
+its updates were trained on.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: 
 def waiting_updates(
     registry: Registry, blobs: BlobStore, spec: RunSpec, prepared: Prepared, say: Say
 ) -> dict[str, CommittedUpdate]:
-    """Return the committed updates that wait for the next version, where no round was open.
+    """Return the committed updates that wait for the next version, if no round was open.
 
     Args:
         registry: The coordinator's registry.
@@ -176,7 +176,7 @@ def _kept_updates(
     carried: Mapping[str, CarriedWork],
     say: Say,
 ) -> dict[str, CommittedUpdate]:
-    """Read the committed updates: those of the open round, whose model is `state`, and those that came of carried work."""
+    """Read the committed updates: updates of the open round, whose model is `state`, and results of carried work."""
     kept: dict[str, CommittedUpdate] = {}
     bases = KeptBases(blobs, prepared, spec)
     number = None if ledger is None else ledger.round
@@ -201,7 +201,7 @@ def _kept_updates(
 
 
 def _report_lost(registry: Registry, blobs: BlobStore, run: str, number: int, say: Say) -> None:
-    """Report update files without a row: of a process that was killed before the row, or of a damaged registry."""
+    """Report update files without a row: a process was killed before it wrote the row, or the registry is damaged."""
     if number in {record.round for record in registry.rounds.records(run)}:
         return
     known = {update.device for update in registry.rounds.updates(run, number)}

@@ -1,4 +1,4 @@
-"""Starts or resumes a run: connects registry, checkpoint, link, engine and service, and plays the rounds."""
+"""Starts or resumes a run: connects registry, checkpoint, link, engine and service, and runs the rounds."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_directory(state_dir: Path, run: str) -> Path:
 
 
 def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
-    """Lock a fleet in the state directory of its coordinator; raise UsageError if another process has it."""
+    """Lock a fleet in the state directory of its coordinator; raise UsageError if another process has the lock."""
     with refusals_of(state_dir):
         check_state_directory(state_dir)
         return FileLock(fleet_lock_file(state_dir, fleet), in_use(state_dir, fleet))
@@ -90,13 +90,13 @@ def run_or_go_on(
         view: Shows progress and messages.
         new: Start a new run in any case.
         unless_done: If the last run has these settings and is finished, return its summary and connect to no broker.
-        ports: The world around the coordinator.
+        ports: The environment of the coordinator.
 
     Returns:
         The summary of the run at its end.
 
     Raises:
-        UsageError: Settings do not fit together, or another coordinator is at work.
+        UsageError: Settings do not fit together, or another coordinator is running.
         BrokerError: The broker does not answer.
         StateError: The state directory cannot be used.
     """
@@ -106,7 +106,7 @@ def run_or_go_on(
     choose_database(registry_file, settings.state)
     if settings.standby and ports.leadership is None:
         with _leading(settings, view, ports) as (led, waited):
-            # A run that the predecessor has completed meanwhile is not begun again.
+            # A run that the previous leader has completed meanwhile is not started again.
             return run_or_go_on(settings, view, new=new and not waited, unless_done=unless_done or waited, ports=led)
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
@@ -129,7 +129,7 @@ def run_or_go_on(
 
 @contextmanager
 def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[Ports, bool]]:
-    """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether another one led."""
+    """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether it had to wait."""
     assert settings.state is not None
     prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
@@ -141,14 +141,14 @@ def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[
         queue = EventQueue(ports.clock, ports.queue())
         with ports.interrupts(queue), waiting_as_standby(settings, view):
             waited = leadership.wait(view.say, queue.ending)
-        Registry(state_dir / REGISTRY_FILE).close()  # makes the tables, or brings them forward
+        Registry(state_dir / REGISTRY_FILE).close()  # creates or migrates the tables
         leadership.begin()
         view.say(f"leading fleet {settings.fleet!r}, epoch {leadership.epoch}")
         yield replace(ports, prepare=lambda _: prepared, leadership=leadership), waited
 
 
 def _checked(settings: RunSettings, ports: Ports) -> Prepared:
-    """Return what follows from the settings; each check raises before anything is written."""
+    """Return the parts that follow from the settings; each check raises before anything is written."""
     masking_authorities(settings)
     make_trackers(settings.tracker)
     require_tracing(settings)
@@ -156,31 +156,31 @@ def _checked(settings: RunSettings, ports: Ports) -> Prepared:
 
 
 def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSummary:
-    """Start a new run and play it to its end.
+    """Start a new run and execute it to its end.
 
     Args:
         settings: The settings of the run.
         view: Shows progress and messages.
-        ports: The world around the coordinator.
+        ports: The environment of the coordinator.
 
     Returns:
         The summary of the run.
 
     Raises:
-        UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
+        UsageError: Settings do not fit together, or another coordinator is running. Nothing is written.
         BrokerError: The broker does not answer. Nothing is written.
         StateError, StoreUnavailable: The first checkpoint cannot be written; the run can be resumed.
     """
     prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
-    if ports.leadership is None:  # with standbys it is checked before the wait, and a leader is patient with its store
+    if ports.leadership is None:  # with standbys the store is checked before the wait; a leader retries its store
         open_blobs(settings.blobs, state_dir / "new").check()
     if (served := open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)) is not None:
         served.check()
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:
-        # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
-        # is made after it, so that a broker that does not answer leaves nothing behind.
+        # An existing directory is locked before the connection, so that a running coordinator is not disturbed. A new directory
+        # is made after the connection, so that nothing is left behind if the broker does not answer.
         fresh = not state_dir.exists()
         if not fresh:
             locks.enter_context(fleet_lock(state_dir, settings.fleet))
@@ -206,7 +206,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
                 _save_first(run_directory(state_dir, run.id), _places(settings, run.id, connection), prepared)
             except (StateError, StoreUnavailable):
                 with suppress(FedpatchError):
-                    registry.abandon_running(settings.fleet)  # a resume makes what is missing
+                    registry.abandon_running(settings.fleet)  # a resume makes the missing parts
                 raise
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             if settings.dp != "off":
@@ -239,7 +239,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     insecure: bool = False,
     ports: Ports = REAL,
 ) -> RunSummary:
-    """Resume a run with its own settings, except those that are given here.
+    """Resume a run with its own settings, except the settings that are given here.
 
     Args:
         state_dir: The state directory.
@@ -253,7 +253,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         metrics: Address of the metrics endpoint.
         encoding: Encoding of models and updates.
         insecure: Accept a broker without TLS.
-        ports: The world around the coordinator.
+        ports: The environment of the coordinator.
 
     Returns:
         The summary of the run.
@@ -282,9 +282,9 @@ def evaluate_run(
     participation: float = 1.0,
     ports: Ports = REAL,
 ) -> RoundRecord:
-    """Play one evaluate round of a run that is not at work: devices measure its model with their patches.
+    """Execute one evaluate round of a run that is not running: devices measure its model with their patches.
 
-    The status of the run stays as it is; a round that is cut short leaves nothing.
+    The status of the run does not change; a round that is interrupted leaves no record.
 
     Args:
         state_dir: The state directory.
@@ -294,13 +294,13 @@ def evaluate_run(
         password: The password for the broker; it replaces a file that the run was started with.
         password_file: File with the password.
         participation: Share of the fleet that is asked, above 0 and at most 1.
-        ports: The world around the coordinator.
+        ports: The environment of the coordinator.
 
     Returns:
         The record of the round.
 
     Raises:
-        UsageError: The run hides the figures of single devices, has an open round, or another coordinator is at work; or
+        UsageError: The run hides the figures of single devices, has an open round, or another coordinator is running; or
             `participation` is not a share.
         FedpatchError: No device came.
         KeyboardInterrupt: The operator ended the round.
@@ -339,7 +339,7 @@ def _settings_of(
     """Return the settings of a run, changed where a value is given."""
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
     flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
-    flags |= {"state_dir": str(state_dir), "standby": False}  # a run that is resumed by hand waits for no leader
+    flags |= {"state_dir": str(state_dir), "standby": False}  # a run that a user resumes waits for no leader
     settings = load(RunSettings, file=None, environ={}, flags=flags)
     # A password that is given now replaces the file that the run began with.
     return replace(settings, password=password, password_file=None) if password else settings
@@ -361,9 +361,9 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, 
 def _taken_up(
     registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports
 ) -> Iterator[tuple[RunSpec, Prepared, Connection]]:
-    """Lock the fleet, connect, and begin a new epoch of a run; yield its terms and what follows from its settings."""
+    """Lock the fleet, connect, and begin a new epoch of a run; yield its terms, its prepared parts and the connection."""
     state_dir = settings.state_dir.absolute()
-    # Each of these raises before anything is written.
+    # Each of these checks raises before anything is written.
     masking_authorities(settings)
     prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
@@ -392,22 +392,22 @@ def _places(settings: RunSettings, run: str, connection: Connection) -> BlobPlac
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
-    """Return whether a run has these settings, apart from the ones that may change during a run."""
+    """Return whether a run has these settings, apart from settings that may change during a run."""
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "state", "ca_dir"}
     free |= {"standby", "metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     free |= {"evaluate_every", "evaluate_participation"}
     free |= {"tracker", "traces", "models_store", "models_url"}
-    # Their defaults have changed: a run of an earlier version continues with the present ones.
+    # Their defaults have changed: a run of an earlier version continues with the present defaults.
     free |= {"norm_bound", "chunk_kib"}
     now = public_values(settings)
-    # A run of a version without the setting had no noise, and its rounds would be lacking in the account.
+    # A run of a version without `dp` had no noise, and its rounds would be missing in the privacy account.
     if run.settings.get("dp", "off") != settings.dp or run.settings.get("blobs") != settings.blobs:
         return False
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - free)
 
 
 def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:
-    """Return the epsilon of a device in all rounds, and the ratio of noise and clip for the least fleet."""
+    """Return the epsilon of a device in all rounds, and the ratio of noise and clip for the smallest fleet."""
     spec = privacy_policy(settings)
     assert spec is not None
     devices = max(settings.min_cohort, int(settings.participation * settings.devices))
@@ -433,7 +433,7 @@ def _from_anywhere(settings: RunSettings) -> RunSettings:
 def _play(
     spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
 ) -> RunSummary:
-    """Play the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
+    """Run the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
     stopped, model = Stopped.FAILED, ""
     blobs = _places(settings, spec.run, connection).own()
     try:
@@ -454,7 +454,7 @@ def _play(
     user_accuracy = last_user_accuracy(records)
     try:
         registry.finish_run(spec.run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
-    except StateError as error:  # it stays a run that was cut short, as after a power cut
+    except StateError as error:  # the run stays unfinished, as after a power cut
         view.say(str(error))
     return RunSummary(spec.run, stopped.value, user_accuracy, model, records)
 
@@ -538,7 +538,7 @@ def _engine(
     holds: Mapping[str, str],
     waiting: Mapping[str, CommittedUpdate],
 ) -> Engine:
-    """Return the engine of the run. Updates for open rounds of the fleet's other runs wait for a resume of those."""
+    """Return the engine of the run. Updates for open rounds of the fleet's other runs wait for a resume of these runs."""
     fleet = connection.fleet
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
     jitter = random.Random(connection.ports.entropy.getrandbits(64))
@@ -567,14 +567,14 @@ def make_publisher(
 ) -> ModelPublisher:
     """Return the publisher of a fleet.
 
-    Each broker has a note file of its own, so that none forgets what another one retains.
+    Each broker has its own note file, so that the blobs that another broker retains are not forgotten.
 
     Args:
         fleet: Name of the fleet.
         state_dir: Directory of the note file.
         connection: The connection to the broker.
         blobs: Blob store of the run, where a leader with standbys keeps the note.
-        served: Where devices fetch models by URL.
+        served: Store from which devices fetch models by URL.
     """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     name = f"published-{fleet}-{broker}.txt"
@@ -596,7 +596,7 @@ def _close(publisher: ModelPublisher, connection: Connection) -> None:
 
 
 def _export(blobs: BlobStore, prepared: Prepared, view: View) -> str:
-    """Write the global model for other programs and return its path or URL; "" if that fails, which does not fail the run."""
+    """Write the global model for other programs and return its path or URL; "" if this fails; the run does not fail."""
     try:
         tensors = load_checkpoint(blobs)[0].tensors
         return export_model(blobs, {name: tensors[name] for name in prepared.public.names})

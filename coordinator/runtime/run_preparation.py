@@ -145,7 +145,7 @@ def run_spec(
 
     Args:
         run: Name of the run.
-        epoch: Number of the process that plays it.
+        epoch: Number of the process that executes it.
         settings: The settings of the run.
         prepared: The parts that follow from them.
         chunk_bytes: Size of a chunk, in bytes.
@@ -195,7 +195,7 @@ def run_spec(
         seed=settings.seed,
         round_interval_s=settings.round_interval_s,
         metric=prepared.task.metric_terms,
-        # The clip of differential privacy takes the place of bounds that depend on the other updates of the round.
+        # The clip of differential privacy replaces bounds that depend on the other updates of the round.
         limits=limits if privacy is None else Limits(max_devices=settings.max_devices),
         auto_deadline=settings.deadline_s is None,
         independent_every=settings.independent_every if privacy is None else 0,
@@ -209,7 +209,7 @@ def run_spec(
 
 
 def privacy_policy(settings: RunSettings) -> PrivacyPolicy | None:
-    """Return the terms of differential privacy of a run; None without."""
+    """Return the terms of differential privacy of a run; None if it is off."""
     return policy_of(
         settings.dp,
         settings.noise_multiplier,
@@ -228,7 +228,7 @@ def carry_policy(settings: RoundSettings) -> CarryPolicy | None:
 
 
 def secure_policy(settings: RunSettings) -> SecurePolicy:
-    """Return the conditions of a masked run. Raises UsageError where keys must be signed, and the CA's key is here."""
+    """Return the conditions of a masked run. Raises UsageError if keys must be signed, and the CA's key is here."""
     return SecurePolicy(
         size=settings.group_size,
         least=settings.min_group,

@@ -57,7 +57,7 @@ _SHOW_SHARE = 0.02
 _SHOW_AT_LEAST_EVERY_S = 2.0
 # malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# The greatest that glibc takes, and the decoded updates of a round (update_store.MOST_BYTES).
+# The greatest threshold that glibc accepts, and the size of a round's decoded updates (update_store.MOST_BYTES).
 _MAPPED_FROM_BYTES, _KEPT_BYTES = 32 * 2**20, MOST_BYTES
 
 
@@ -110,7 +110,7 @@ class Service:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Start the engine; within, `step` handles events."""
+        """Start the engine; within the context, `step` handles events."""
         if self._engine.records:
             # The view needs the earlier rounds, so that it notices a round that closes at the start.
             self._view.show(status_message(self._engine, self._event_queue.clock(), phase="starting"))
@@ -133,7 +133,7 @@ class Service:
             self._runner.counters.flush()
             self._publisher.drain()
         self._tick()
-        # While events wait, everything below can wait for a moment too.
+        # While events wait, the steps below can wait for a moment too.
         if self._event_queue.waiting() and not self._engine.stopped and self._event_queue.clock() < self._look_at:
             return
         self._look_at = self._event_queue.clock() + _LOOK_EVERY_S
@@ -145,16 +145,16 @@ class Service:
         self._show(self._event_queue.clock())
 
     def _run_effects(self, effects: Iterable[Effect]) -> None:
-        """Run effects, and those that follow from their completion events."""
+        """Run effects, and the effects that follow from their completion events."""
         run_effects(self._engine, effects, self._runner, lambda: self._event_queue.now)
 
     def _finish_updates(self, *, wait: bool) -> None:
-        """Handle the completion events of updates that are written; with `wait`, of all that are on their way."""
+        """Handle the completion events of written updates; with `wait`, of all updates in progress."""
         for event in self._runner.updates.completed(0 if wait else MAX_IN_PROGRESS):
             self._run_effects(self._engine.handle(event, self._event_queue.now))
 
     def _tick(self) -> None:
-        """Handle a deadline that is reached. An update that arrived by then counts, though it may not be written yet."""
+        """Handle a deadline that is reached. An update that arrived by then counts, even if it is not written yet."""
         self._deadline, reached = self._engine.next_deadline(), self._event_queue.processed_until()
         if self._deadline is None or self._deadline > reached:
             self._event_queue.advance_to(reached)
@@ -165,7 +165,7 @@ class Service:
         self._deadline = self._engine.next_deadline()
 
     def _show(self, now: float) -> None:
-        """Show the status, seldom in large rounds: building it takes time in proportion to the cohort."""
+        """Show the status, less often in large rounds: building it takes time in proportion to the cohort."""
         if now >= self._show_at or self._engine.stopped:
             message = status_message(self._engine, now)
             self._view.show(message)
@@ -232,7 +232,7 @@ class Service:
             return []
         self._observer.received(topic.kind, len(event.payload))
         if self._runner.updates.holds(topic.device):
-            # A message is handled after the update that its device sent before, as if that had been written at once.
+            # A message is handled after the update that its device sent before, as if that update had been written at once.
             self._finish_updates(wait=True)
         if topic.device in self._revocations.revoked:
             return [CountEvent(topic.device, "ignored", REVOKED)]
@@ -278,7 +278,7 @@ class Service:
 def _keep_freed_memory() -> None:
     """Let the C library (glibc) keep the memory of a round's updates for the next round.
 
-    Otherwise it returns it after each round, and the kernel clears each page again: 6 % of the processor time of a round.
+    Otherwise glibc returns the memory after each round, and the kernel clears each page again: 6 % of a round's processor time.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

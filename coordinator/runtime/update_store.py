@@ -1,8 +1,8 @@
-"""The updates of the open round: checked, written to the disk, kept decoded as far as there is room.
+"""The updates of the open round: checked, written to the disk, and kept decoded while there is room.
 
-Checking and writing both release Python's lock for long, so threads do them, and the coordinator's thread serves other devices
-meanwhile. It takes their results in the order in which the updates arrived, and waits for them wherever the order of messages
-would differ from doing one after the other.
+Checking and writing release Python's lock for long. So threads do both, and the coordinator's thread serves other devices
+meanwhile. The coordinator's thread takes the results in the order in which the updates arrived. It waits for them wherever the
+order of messages would otherwise differ from sequential work.
 
 A commit waits for the disk, for the names of the files and for the rows. So while other events wait, written updates are
 collected, and GROUP of them are committed together.
@@ -54,7 +54,7 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 
 R = TypeVar("R")
 Checked = tuple[UpdateReport | None, dict[str, Array]]
-"""Report and tensors of an update that is on the disk; neither of a masked one."""
+"""Report and tensors of an update that is on the disk; a masked update has neither."""
 
 THREADS = 2
 MAX_IN_PROGRESS = 16
@@ -77,11 +77,11 @@ class UpdateStore:
     Args:
         blobs: Blob store of the run.
         registry: Receives a row for each update.
-        engine: Knows the open round and the examples that each device registered.
-        requirements: Returns the requirements of an update of the open round, or of one that came of carried work.
-        counters: Has the accepted devices that a row of an update carries.
+        engine: Has the open round and the examples that each device registered.
+        requirements: Returns the requirements of an update of the open round, or of an update from carried work.
+        counters: Has the accepted devices that are written with rows of updates.
         executor: Runs the checks and writes; None: the caller's thread does.
-        wake: Called, in any thread, when an update is checked and written and the last call was answered by `completed`.
+        wake: Called in any thread when an update is checked and written, at most once before the next `completed`.
         events_waiting: Returns the number of events in the queue.
         most_bytes: Bytes of decoded updates that are kept in memory.
     """
@@ -123,7 +123,7 @@ class UpdateStore:
         self._registry.rounds.pause(self._run, spent_s)
 
     def store(self, effect: StoreUpdate) -> Iterator[UpdateStored | UpdateRejected]:
-        """Begin to check and write an update; yield completion events of it and of others that are done."""
+        """Begin to check and write an update; yield completion events of this and other updates that are done."""
         most = min(MAX_IN_PROGRESS, max(1, IN_PROGRESS_BYTES // max(1, effect.manifest.raw_bytes)))
         if self._writer.in_progress >= most:
             yield from self.completed(most - 1)
@@ -133,7 +133,7 @@ class UpdateStore:
     def completed(self, most_left: int = MAX_IN_PROGRESS) -> Iterator[UpdateStored | UpdateRejected]:
         """Yield completion events of updates that are done; wait until at most `most_left` are in progress.
 
-        Without a need to wait, none is yielded while the caller is busy and fewer than GROUP are done.
+        If no wait is needed, no event is yielded while other events are queued and fewer than GROUP updates are done.
         """
         waiting = self._writer.in_progress
         if most_left >= waiting and self._events_waiting() and (waiting < GROUP or self._writer.done < GROUP):
@@ -154,7 +154,7 @@ class UpdateStore:
         return self._writer.holds(device)
 
     def close_round(self, effect: AggregateUpdates) -> dict[str, StoredUpdate]:
-        """Wait for updates in progress, which no longer count; return those that do by device."""
+        """Wait for updates in progress, which no longer count; return the updates that count, by device."""
         self._writer.discard()
         self._registry.rounds.close(self._run, effect.devices)
         committed = self._registry.rounds.committed(self._run, effect.round, effect.carried)
@@ -168,7 +168,7 @@ class UpdateStore:
         return {update.device: update for update in committed}
 
     def read(self, update: StoredUpdate, work: CarriedWork | None = None) -> Mapping[str, Array]:
-        """Return the tensors of a committed update, from memory or from the disk; `work` is the carried one it came of."""
+        """Return the tensors of a committed update, from memory or from the disk; `work` is its carried work, if any."""
         if (known := self._decoded.of(update.device)) is not None:
             return known
         blob = load_update(self._ahead, update.round, update.device)
@@ -203,7 +203,7 @@ class UpdateStore:
         if self._engine.spec.carry is None:
             self._writer.run_later(lambda: drop_round(self._blobs, number))
             return
-        # Devices with carried work may write into the folder of their round at any time, so only names go there.
+        # Devices with carried work may write into the folder of their round at any time, so only single files are deleted.
         waits = {(work.round, device) for device, work in carried.items()}
         gone = [(one.round, one.device) for one in used if (one.round, one.device) not in waits]
         unused = set(kept_rounds(self._blobs)) - {work.round for work in carried.values()}
@@ -255,7 +255,7 @@ class UpdateStore:
         rows = [
             _row_of(effect, checked[0])
             for effect, checked in group
-            # An update that does not count leaves no row: its device was not promised anything.
+            # An update that does not count leaves no row: its device gets no `committed`.
             if isinstance(checked, tuple) and current is not None and current.round.awaits(effect.device)
         ]
         others: dict[str, str] = {}
@@ -291,8 +291,8 @@ class UpdateWriter(Generic[R]):
 
     Args:
         write: Checks and writes one update.
-        wake: Called, in any thread, when `write` is done with one.
-        executor: Runs `write`; None: `submit` does.
+        wake: Called in any thread when `write` is done with an update.
+        executor: Runs `write`; None: `submit` runs it.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class UpdateWriter(Generic[R]):
         self._others: deque[Future[None]] = deque()
 
     def submit(self, effect: StoreUpdate) -> None:
-        """Begin to write an update; the caller makes room for it before (`completed`)."""
+        """Begin to write an update; the caller makes room first (`completed`)."""
         future = self._run(lambda: self._write(effect))
         self._updates.append((effect, future))
         future.add_done_callback(lambda _: self._wake())
@@ -343,7 +343,7 @@ class UpdateWriter(Generic[R]):
         return done
 
     def discard(self) -> None:
-        """Wait for everything, and drop the results that `completed` has not returned."""
+        """Wait for all work, and drop the results that `completed` has not returned."""
         futures: list[Future[Any]] = [future for _, future in self._updates]
         futures += self._others
         self._updates.clear()
@@ -363,14 +363,14 @@ class UpdateWriter(Generic[R]):
 
 
 class DecodedCache:
-    """The first decoded updates of one round that find room in `most_bytes`; the others are read from the disk again."""
+    """The first decoded updates of one round that fit into `most_bytes`; the others are read from the disk again."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._left = self._most = most_bytes
         self._updates: dict[str, dict[str, Array]] = {}
 
     def keep(self, device: str, tensors: dict[str, Array]) -> None:
-        """Keep the update of `device` if there is room, in place of its last one. The caller changes it no more."""
+        """Keep the update of `device` if there is room, in place of its last one. The caller must not change it later."""
         self._left += _size(self._updates.pop(device, {}))
         if (size := _size(tensors)) <= self._left:
             self._left -= size
@@ -391,9 +391,9 @@ def _size(tensors: dict[str, Array]) -> int:
 
 
 class ReadAhead:
-    """Reads blobs; while they are asked for in the order of `keys`, the next ones are read meanwhile.
+    """Reads blobs; while they are requested in the order of `keys`, the next blobs are read in advance.
 
-    A store that answers several requests at once is then waited for less.
+    This shortens the wait for a store that answers several requests at once.
 
     Args:
         blobs: The store.
@@ -414,7 +414,7 @@ class ReadAhead:
         self._requests: dict[str, Future[bytes | None]] = {}
 
     def get(self, key: str) -> bytes | None:
-        """Return a blob, and begin to read those that follow."""
+        """Return a blob, and begin to read the following blobs."""
         place, before = self._places.get(key, -1), self._last
         self._last = place
         if self._executor is None or self._most < 2 or place not in (0, before + 1):
