@@ -1,8 +1,8 @@
 """The relay: a device of one coordinator and the coordinator of a site with a broker of its own.
 
-A work request of the parent becomes one round of the site; the mean of the site's updates is the relay's update, and in a
-masked round their sum. Upwards a relay is an agent (device_agent.runtime) whose training is that round. Downwards it is a
-coordinator (coordinator.runtime) that plays one round at a time.
+A work request of the parent becomes one round of the site. The mean of the site's updates is the relay's update; in a masked
+round it is their sum. To the parent a relay is an agent (device_agent.runtime) whose training is that round. To the site it
+is a coordinator (coordinator.runtime) that runs one round at a time.
 """
 
 if __name__ != "fedpatch.relay":

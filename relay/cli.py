@@ -1,4 +1,4 @@
-"""The command line `fedpatch-relay`: run the relay of a site, and ask what it is doing."""
+"""The command line `fedpatch-relay`: run the relay of a site, and print its status."""
 
 from __future__ import annotations
 

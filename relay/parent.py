@@ -51,7 +51,7 @@ from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS, SUMS_FEATURE)
-"""Features of requests that a relay takes, beside EVALUATE_FEATURE: the devices of its site need those of the plan too."""
+"""Features of requests that a relay accepts, besides EVALUATE_FEATURE. Devices of its site also need the plan's features."""
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
 """Encodings of a relay: those that need no residual of the relay's own."""
 _RECONNECT_S = (1.0, 60.0)
@@ -62,7 +62,7 @@ _log = logging.getLogger("fedpatch.relay")
 
 
 def unsupported(request: WorkRequest) -> str:
-    """Name the part of a request that a relay cannot pass on, with the remedy; "" where it can.
+    """Name the part of a request that a relay cannot pass on, with the remedy; "" if it can pass on all.
 
     Args:
         request: The parent's request.
@@ -77,7 +77,7 @@ def unsupported(request: WorkRequest) -> str:
 
 
 class RelayLimits(OwnerLimits):
-    """The limits of a relay: the requests that it can pass on, at the times at which its site is willing.
+    """The limits of a relay: it accepts requests that it can pass on, while its site is willing.
 
     The owners of the site's devices have limits of their own, which their agents keep.
 
@@ -98,7 +98,7 @@ class RelayLimits(OwnerLimits):
         self._site = site
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
-        """Find why the relay does not take a request; None where it does."""
+        """Return the decision to decline a request; None if the relay accepts it."""
         if why := unsupported(request):
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         if (condition := self._site.summary.unwilling) is not None:
@@ -109,7 +109,7 @@ class RelayLimits(OwnerLimits):
         return super().refusal(task, request)
 
     def _site_refusal(self, request: WorkRequest) -> AdmissionDecision | None:
-        """Find why the site cannot play the round; None where it can."""
+        """Return the decision to decline a round that the site cannot run; None if it can."""
         needs = Needs.of(request.plan, request.secure, evaluates=request.evaluates)
         able, least = self._site.summary.able(needs), self._settings.min_cohort
         members = sum(one.members * count for one, count in able.items())
@@ -122,7 +122,7 @@ class RelayLimits(OwnerLimits):
         return None if request.secure is None else self._masked_refusal(request.secure, members)
 
     def _masked_refusal(self, terms: SecureTerms, members: int) -> AdmissionDecision | None:
-        """Find why the relay cannot sum the updates of so many devices under these terms; None where it can."""
+        """Return the decision to decline if the relay cannot sum so many devices under these terms; None if it can."""
         fits = most_devices(highest_code(terms.bits, terms.group_max))
         if members > fits:
             why = f"the sum of {members} devices does not fit 32 bits, which hold that of {fits}; split the site"
@@ -163,7 +163,7 @@ class RelayOwner(OwnerPolicy):
         self._site = site
 
     def tick(self, job: Job, now: float) -> None:
-        """Let time pass, and take the site's willingness."""
+        """Let time pass, and copy the site's willingness."""
         super().tick(job, now)
         self._site.busy = job.key is not None
         self.unwilling = self._site.summary.unwilling
@@ -181,7 +181,7 @@ def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False) -> i
 
     Raises:
         BrokerError: The site's broker does not answer.
-        UsageError: Another relay or coordinator is at work, or the task is unknown.
+        UsageError: Another relay or coordinator is running, or the task is unknown.
         StateError: The state directory cannot be used.
     """
     identity = Identity.new(settings.up_fleet, settings.device_id)

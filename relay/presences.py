@@ -1,4 +1,4 @@
-"""The devices of the site as their presences show them: who can take a round, and the circles of relays."""
+"""The devices of the site by their presences: which can take part in a round, and which relays form a circle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Needs:
         Args:
             plan: Its plan.
             secure: Its terms of secure aggregation; None without.
-            evaluates: Whether it asks to measure without training.
+            evaluates: Whether the request is to measure without training.
         """
         features = {*plan.terms, *((EVALUATE_FEATURE,) if evaluates else ())}
         if secure is None:
@@ -56,7 +56,10 @@ _ANY = Needs()
 
 @dataclass(frozen=True)
 class Ability:
-    """The features of a device, and the devices that it speaks for; a relay with SUMS_FEATURE has those of masking too."""
+    """The features of a device, and the number of devices that it represents.
+
+    A relay with SUMS_FEATURE also has the features of masking.
+    """
 
     features: frozenset[str]
     members: int = 1
@@ -67,9 +70,9 @@ class SiteSummary:
     """The site as the parent sees it.
 
     Attributes:
-        members: Devices that can be asked, and those behind them where some are relays.
+        members: Devices that can be asked, and the devices behind those that are relays.
         num_examples: Their training examples.
-        unwilling: The reason for which the relay would decline now; None where it would accept.
+        unwilling: The reason why the relay would decline now; None if it would accept.
         path: The path of the relay (DeviceState.path).
         abilities: Number of devices that can be asked, by ability.
         measures: Whether enough devices can measure a model without training.
@@ -85,14 +88,14 @@ class SiteSummary:
     def able(self, needs: Needs) -> dict[Ability, int]:
         """Return the number of devices that can take part in a request, by ability.
 
-        Devices too few for a masked group take no part: only relays do, whose sites have groups of their own.
+        If there are too few devices for a masked group, only relays take part: their sites have groups of their own.
         """
         fitting = {one: count for one, count in self.abilities.items() if needs.features <= one.features}
         relays = {one: count for one, count in fitting.items() if SUMS_FEATURE in one.features}
         return relays if sum(fitting.values()) - sum(relays.values()) < needs.group_min else fitting
 
     def at_least(self, other: SiteSummary) -> SiteSummary:
-        """Return the figures with no fewer members and examples than `other`, and with its willingness."""
+        """Return the figures with at least the members and examples of `other`, and with the willingness of `other`."""
         return replace(
             self,
             members=max(self.members, other.members),
@@ -111,15 +114,16 @@ class Presences:
         own_id: The relay's id in paths.
         task: Name of the task.
         schema: Digest of its model's schema.
-        max_members: Most devices that one device may speak for.
+        max_members: Most devices that one device may represent.
         max_devices: Most devices that are remembered.
-        min_cohort: Devices without which the relay is unwilling.
+        min_cohort: With fewer willing devices the relay is unwilling.
 
     Attributes:
         connected: Whether the connection to the site's broker is up.
         states: The last presences of the devices that are online.
         held: Devices that the operator holds back: drained, quarantined or revoked.
-        restarted: Devices that have restarted since the last round; it invites them even where they have been absent.
+        restarted: Devices that have restarted since the last round. The next round invites them even if they have been
+            absent.
 
     Example:
         >>> site = Presences("r1", "digits", "ab" * 32, max_members=1, max_devices=10, min_cohort=1)
@@ -179,13 +183,13 @@ class Presences:
     def _ability(self, device: str, own: TaskCapability) -> Ability:
         features = frozenset(self.states[device].features)
         if SUMS_FEATURE in features:
-            # With max_members = 1 a device that calls itself a relay is asked for no sum.
+            # With max_members = 1, a device that presents itself as a relay is not asked for a sum.
             relay = self.max_members > 1
             features = features | {MASKED_FEATURE, SIGNED_FEATURE} if relay else features - {SUMS_FEATURE}
         return Ability(features, own.num_members)
 
     def _could(self) -> dict[str, TaskCapability]:
-        """Return the devices that are asked where they are willing."""
+        """Return the devices that are asked if they are willing."""
         held = self._circles | self.held
         able = {device: own for device, state in self.states.items() if (own := self._own(state))}
         return {device: own for device, own in able.items() if device not in held}
@@ -194,12 +198,12 @@ class Presences:
         return {device: own for device, own in self._could().items() if self.states[device].unwilling is None}
 
     def asked(self, needs: Needs = _ANY) -> list[str]:
-        """Return the devices that a round with these needs asks: those that `summary` counts and that can take part."""
+        """Return the devices that are asked in a round with these needs: those that `summary` counts and that can take part."""
         able = self.summary().able(needs)
         return [device for device, own in self._willing().items() if self._ability(device, own) in able]
 
     def summary(self) -> SiteSummary:
-        """Return the site as the parent shall see it now."""
+        """Return the site as it is reported to the parent now."""
         willing = self._willing()
         enough = self.connected and len(willing) >= self.min_cohort
         paths = [self.states[device].path or () for device in self._could()]
@@ -214,6 +218,6 @@ class Presences:
         return replace(found, measures=self.connected and measuring >= self.min_cohort)
 
     def _commonest(self) -> Condition:
-        """Return the condition that keeps most devices from work; PAUSED where none is named, such as in an empty site."""
+        """Return the condition that makes most devices unwilling; PAUSED if there is none, for example in an empty site."""
         named = Counter(state.unwilling for state in self.states.values() if state.unwilling is not None)
         return min(named, key=lambda one: (-named[one], one), default=Condition.PAUSED)

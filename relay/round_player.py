@@ -1,4 +1,4 @@
-"""Plays one round with the devices of the site: the coordinator's engine and event loop, on a connection that stays open."""
+"""Runs one round with the devices of the site, by the coordinator's engine and event loop, on a connection that stays open."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlayedRound:
     """The outcome of a round of the site.
 
     Attributes:
-        record: Its record; None where no round began, or the round was interrupted.
+        record: Its record; None if no round began or the round was interrupted.
         answer: The relay's update, with its bytes; None without one.
     """
 
@@ -82,17 +82,17 @@ def site_engine(
     jitter: random.Random,
     holds: Mapping[str, str],
 ) -> Engine:
-    """Return the engine of a round, which knows the devices that the round asks, or of an unfinished one all that are there.
+    """Return the engine of a round with the devices that the round asks; for an unfinished round, with all that are online.
 
-    The quorum is a share of the devices that the parent knows of. Others, such as unwilling ones, would make it more than can
-    report.
+    The quorum is a share of the devices that the parent knows of. With others, such as unwilling ones, it could exceed the
+    number of devices that can report.
 
     Args:
         spec: The terms of the round.
         presences: The devices of the site.
         needs: The needs of the parent's request.
-        earlier: Records of the earlier rounds of the run in the site, whose absent devices need not report in this one.
-        unfinished: The start of this very round, where a killed relay has left it open.
+        earlier: Records of the run's earlier rounds in the site; devices that were absent there need not report in this one.
+        unfinished: The start of this round if a killed relay left it open; else None.
         jitter: Randomness of pauses.
         holds: Devices that are held back, each with the kind of the hold.
     """
@@ -104,7 +104,7 @@ def site_engine(
 
 
 class RoundPlayer:
-    """Plays the rounds of a relay, one at a time.
+    """Runs the rounds of a relay, one at a time.
 
     Args:
         settings: The relay's settings.
@@ -141,17 +141,17 @@ class RoundPlayer:
         tells_members: bool,
         interruption: Interruption,
     ) -> PlayedRound:
-        """Play the round of a request to its end; where a killed relay has left this very round open, go on with it.
+        """Run the round of a request to its end; continue it if a killed relay left it open.
 
         Args:
             parent: The request.
             presences: The devices of the site.
             left_s: Time to the parent's deadline, in seconds.
             tells_members: Whether the parent knows `members` of a report.
-            interruption: Returns the event that ends the round early, None while it shall go on.
+            interruption: Returns the event that ends the round early; None while the round continues.
 
         Raises:
-            StateError, OSError: The disk refused. The devices go on with their work, for a resume.
+            StateError, OSError: The disk refused. The devices continue their work, so that the round can be resumed.
             BrokerError: The site's broker refuses the model.
         """
         command = parent.command
@@ -204,7 +204,7 @@ class RoundPlayer:
         return made.epoch
 
     def _opening(self, parent: ParentRound, spec: RunSpec, directory: Path) -> RoundStart | None:
-        """Return the start of this very round if a killed relay has left it open. Any other open round is over."""
+        """Return the start of this round if a killed relay left it open. Any other open round is rolled back."""
         run, number = spec.run, parent.command.key.round
         ledger = self._registry.rounds.unfinished(run, self._ports.boot_time())
         again = any(record.round >= number for record in self._registry.rounds.records(run))
@@ -225,10 +225,10 @@ class RoundPlayer:
             self._ports.boot_time(),
         )
         if opening is not None and opening.terms != parent.command.secure:
-            # The parent has begun the round anew, with another cohort: the sums of other terms do not add up.
+            # The parent has restarted the round with another cohort: sums under different terms cannot be added.
             self._registry.rounds.roll_back(run, number - 1)
             return None
-        # The time that is left is the parent's.
+        # The parent's deadline decides the remaining time.
         return None if opening is None else replace(opening, ledger=replace(opening.ledger, spent_s=0.0))
 
     def _conduct(
@@ -291,7 +291,7 @@ class RoundPlayer:
 
 
 class _SiteProgress:
-    """Shows the progress of the site's round to the parent: reports of updates needed."""
+    """Reports the progress of the site's round to the parent: updates received, of those needed."""
 
     def __init__(self, key: JobKey, events: Callable[[TrainerEvent], None]) -> None:
         self._key = key
@@ -299,7 +299,7 @@ class _SiteProgress:
         self._shown = 0
 
     def show(self, message: StatusMessage) -> None:
-        """Tell the agent of a further update."""
+        """Report a further update to the agent."""
         status = message.status
         if status.reported > self._shown and status.needed:
             self._shown = status.reported

@@ -159,7 +159,7 @@ class RelaySettings(Settings):
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of both connections and of the site's coordinator, and of fields that depend on each other."""
         problems = [*super().check(), *_renamed(self.upwards, _UPWARDS, "up_")]
-        # Terms of a run that a relay has no setting for are those of the parent's request.
+        # A relay has no setting for some terms of a run; they come from the parent's request.
         own = self.__dataclass_fields__
         problems += [one for one in _renamed(self.downwards, _DOWNWARDS, "down_") if one[0] in own]
         if (self.up, self.up_fleet) == (self.down, self.fleet):

@@ -1,8 +1,8 @@
-"""The site's side of a relay: a coordinator in a thread of its own, which plays one round for each request of the parent.
+"""The site's side of a relay: a coordinator in a thread of its own, which runs one round for each request of the parent.
 
-For the agent it is the training process (device_agent.runtime.training_supervisor.Trainer): it is given a TrainCommand and
-answers with Trained, Evaluated or TrainFailed. Its connection to the site's broker stays open between rounds, so that the
-parent knows how many devices there are.
+For the agent the site is the training process (device_agent.runtime.training_supervisor.Trainer): it takes a TrainCommand and
+answers with Trained, Evaluated, TrainCancelled or TrainFailed. Its connection to the site's broker stays open between rounds,
+so that the parent knows the number of devices.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from fedpatch.shared.wire.reason_codes import FailReason
 
 _log = logging.getLogger("fedpatch.relay")
 
-# The shortest time between two changes of the presence upwards, so that a site that starts does not flood the parent.
+# The shortest time between two presences to the parent, so that a starting site does not flood it.
 _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
@@ -90,7 +90,7 @@ def relay_id(directory: Path) -> str:
 
 
 class _NotingQueue(SimpleQueue[Any]):
-    """The coordinator's queue, which shows each event to `note` as it is taken."""
+    """The coordinator's queue, which passes each event of the connection to `note` when the event is taken."""
 
     def __init__(self, note: Callable[[LinkEvent], None]) -> None:
         self._note = note
@@ -104,23 +104,23 @@ class _NotingQueue(SimpleQueue[Any]):
 
 
 class Site:
-    """A context manager: within, the site's coordinator is connected, and no other coordinator of its fleet is at work.
+    """A context manager: inside it the site's coordinator is connected, and no other coordinator of its fleet is running.
 
     Args:
         settings: The relay's settings.
         model: Its task.
         events: Takes the events for the agent, in any thread.
-        on_fault: Called, in the site's thread, where the site's coordinator cannot go on.
+        on_fault: Called in the site's thread if the site's coordinator cannot continue.
 
     Attributes:
         summary: The site as the agent last received it.
-        tells_members: Whether the parent of the request in hand knows `members` of a report; the agent's limits set it.
-        busy: Whether the agent has a job; its policy sets it. Meanwhile the figures of the presence only grow: the parent
+        tells_members: Whether the parent of the current request knows `members` of a report; the agent's limits set it.
+        busy: Whether the agent has a job; its policy sets it. During a job the figures of the presence only grow: the parent
             refuses an update of more devices and examples than the relay has registered.
 
     Raises:
         BrokerError: The site's broker does not answer.
-        UsageError: Another coordinator of the site's fleet is at work.
+        UsageError: Another coordinator of the site's fleet is running.
         StoreUnavailable, StateError: The store of served models cannot be written.
         StateError: The record of the site's CA cannot be read.
     """
@@ -156,8 +156,8 @@ class Site:
         self._tell_at = self._began_at = self._seen_at = 0.0
         self._ports = replace(REAL, queue=self._queue, interrupts=lambda _: nullcontext())
         self._open = ExitStack()
-        # Commands with their number, the number of the last one, and of the last one that is cancelled: a cancelled round ends
-        # although the next command has come already.
+        # Commands with their numbers; the numbers of the last command and of the last cancelled one. So a cancelled round
+        # ends even if the next command has arrived.
         self._commands: SimpleQueue[tuple[int, TrainCommand]] = SimpleQueue()
         self._last = self._cancelled_to = self._playing = 0
         self._closing = threading.Event()
@@ -185,7 +185,7 @@ class Site:
             self._thread.join()
         self._open.close()
 
-    # ---- what the agent calls (Trainer)
+    # ---- methods that the agent calls (Trainer)
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -200,7 +200,7 @@ class Site:
         self._wake()
 
     def cancel(self) -> None:
-        """End the round in hand: the parent does not want its update any more."""
+        """End the current round: the parent does not want its update any more."""
         self._cancelled_to = self._last
         self._wake()
 
@@ -211,7 +211,7 @@ class Site:
         """Do nothing, as `pause`."""
 
     def stop(self) -> None:
-        """Do nothing: the site's devices stay connected while the parent rests."""
+        """Do nothing: the site's devices stay connected while the parent has no work."""
 
     def mask(self, command: MaskCommand) -> None:
         """Fail the round: a relay offers no masked updates, so the agent never asks for one."""
@@ -289,7 +289,7 @@ class Site:
                 self._connection.ingress_filter.knows(topic.device)
 
     def _tell(self, registry: Registry, *, at_once: bool = False) -> None:
-        """Have the agent publish the site's figures where they have changed, with a pause between unless `at_once`."""
+        """Have the agent publish the site's figures if they have changed, at most every _TELL_EVERY_S unless `at_once`."""
         now, presences = time.monotonic(), self._presences
         if now < self._tell_at and not at_once:
             return
@@ -300,9 +300,9 @@ class Site:
             found = found.at_least(self._told)
         if found == self._told:
             return
-        # The presences of the site come right after the connection. Until then the relay is a device that starts: a parent that
-        # asks again for the round of a killed relay waits for it, and would take a decline for its answer, such as one of a
-        # masked round for lack of a group.
+        # The presences of the site arrive right after the connection. Until then the relay is a starting device: a parent
+        # that repeats the request of a killed relay waits for it. A decline sent earlier, such as one of a masked round for
+        # lack of a group, would be the relay's answer to that request.
         if self._told is None and now < self._began_at + _SETTLE_S and not self._is_settled(found, now):
             return
         self._told = self.summary = found
@@ -337,7 +337,7 @@ class Site:
         return self._playing <= self._cancelled_to
 
     def _interruption(self) -> Interrupted | Suspended | None:
-        """Return the end of the round that parent or operator want: its devices are cancelled, or go on for a resume."""
+        """Return Interrupted after the parent's cancel, Suspended when the relay ends (devices continue), else None."""
         if self._closing.is_set():
             return Suspended()
         return Interrupted() if self._is_cancelled else None
@@ -354,7 +354,7 @@ class Site:
             self._events(TrainFailed(key, FailReason.TRAINING, str(error)))
 
     def _played(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> TrainerEvent:
-        """Play the round of a request and return the agent's event."""
+        """Run the round of a request and return the agent's event."""
         key = command.key
         if self._is_cancelled:
             return TrainCancelled(key)
@@ -394,7 +394,7 @@ class Site:
         return TrainFailed(key, reason, f"the round of the site failed: {words}")
 
     def _deliver(self, command: TrainCommand, answer: SiteUpdate, blob: bytes) -> Trained:
-        """Write the update where the agent wants it."""
+        """Write the update to the path in the command."""
         path = Path(command.update_path)
         with refusals_of(path):
             make_directory(path.parent)

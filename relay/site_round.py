@@ -2,8 +2,8 @@
 
 The answer to a masked round is the sum of the site's groups in whole numbers (shared.masking.site_sum).
 
-The round has the parent's number, plan and patch policy, and the parent's very model: the blob is published in the site under
-the digest that it has at the parent. The mean is not changed by a strategy, which is the parent's.
+The round has the parent's number, plan, patch policy and model: the blob is published in the site under the parent's digest.
+The strategy is the parent's; the site does not change the mean.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.round_messages import ActiveRound
 
 LEAST_S = 2.0
-"""The shortest time in which a round of the site is tried."""
+"""A round of the site is not begun with less time than this."""
 MARGIN_SHARE = 0.2
 WAIT_S = 5.0
-"""Time that a round waits for `min_cohort` devices, where some have gone since the request was accepted."""
+"""Time that a round waits for `min_cohort` devices, if some have left since the request was accepted."""
 _ANSWER, _ANSWER_ABOUT = "answer.blob", "answer.json"
 
 
@@ -67,7 +67,7 @@ class SiteModel:
 
     @classmethod
     def load(cls, reference: str) -> SiteModel:
-        """Find the task and build its model (imports torch). UsageError where there is none."""
+        """Find the task and build its model (imports torch). UsageError if there is no such task."""
         task = find_task(reference)
         from fedpatch.shared.task_checks.trial_training import require_repeatable
         from fedpatch.shared.tasks.torch_model import schema_of
@@ -77,7 +77,7 @@ class SiteModel:
 
 @dataclass(frozen=True)
 class SiteMean(Strategy):
-    """The mean of the site's updates as it is; the parent's strategy makes the next model from the means of all sites."""
+    """The unchanged mean of the site's updates; the parent's strategy makes the next model from the means of all sites."""
 
     name = "relay"
     description = "mean of a site's updates"
@@ -89,10 +89,10 @@ class SiteMean(Strategy):
 
 @dataclass(frozen=True)
 class ParentRound:
-    """A round of the parent as the site plays it.
+    """A round of the parent as the site runs it.
 
     Attributes:
-        command: The parent's request, as the agent hands it to training.
+        command: The parent's request, as the agent passes it to training.
         prepared: Its model, policy and plan.
         blob: Its global model, as it is published in the site.
     """
@@ -106,7 +106,7 @@ class ParentRound:
         """Read the model of a request.
 
         Args:
-            command: The request; its model lies at `model_path`.
+            command: The request; its model is at `model_path`.
             model: The task of this relay.
             chunk_bytes: Size of a chunk in the site.
 
@@ -142,7 +142,7 @@ class ParentRound:
         return cls(command, prepared, Blob(data, own))
 
     def spec(self, settings: RelaySettings, epoch: int, left_s: float) -> RunSpec:
-        """Return the terms of the one round.
+        """Return the terms of the round.
 
         Args:
             settings: The relay's settings.
@@ -165,7 +165,7 @@ class ParentRound:
         )
         return replace(
             spec,
-            # A relay holds no older model, so the devices of a masked round download the whole one.
+            # A relay holds no older model, so the devices of a masked round download the whole model.
             encoding=command.encoding if terms is None else command.model.encoding,
             secure=None if terms is None else _secure_policy(settings, terms, deadline_s),
             evaluates_only=command.evaluate,
@@ -225,16 +225,16 @@ class SiteUpdate:
     terms: str = ""
 
     def save(self, directory: Path, blob: bytes) -> None:
-        """Write the update, durably; the file that names it comes last."""
+        """Write the update durably; the file that describes it is written last."""
         with refusals_of(directory):
             write_atomic(directory / _ANSWER, blob)
             write_atomic(directory / _ANSWER_ABOUT, msgspec.json.encode(self))
 
     @classmethod
     def find(cls, directory: Path, command: TrainCommand) -> tuple[SiteUpdate, bytes] | None:
-        """Return the update of a round that is over, for a request that comes again; None where there is none.
+        """Return the update of a finished round for a repeated request; None if there is none.
 
-        So a relay that is killed between the end of the site's round and its own upload does not ask the site again, and no
+        A relay that is killed between the end of the site's round and its own upload then does not ask the site again, and no
         update counts twice.
         """
         try:
@@ -250,12 +250,12 @@ class SiteUpdate:
 
 
 def site_evaluation(record: RoundRecord, base: str, *, least: int, tells_members: bool) -> Evaluation:
-    """Return the relay's answer to an evaluate round: the site's mean user accuracy, weighed by the devices that have one.
+    """Return the relay's answer to an evaluate round: the site's mean user accuracy, weighted by the devices that have one.
 
     Args:
         record: The evaluate round of the site.
         base: Digest of the parent's model.
-        least: Devices with a user accuracy that a mean needs; of fewer none is reported.
+        least: Least number of devices with a user accuracy; with fewer, no mean is reported.
         tells_members: Whether the parent knows `members` of an evaluation.
     """
     enough = record.measured >= least
@@ -344,7 +344,7 @@ class SiteAggregator(Aggregator):
         target: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
-        """Make the sum of the site in whole numbers. Nothing of fewer devices than a group has leaves the site."""
+        """Sum the site's updates in whole numbers. A sum of fewer devices than a group needs does not leave the site."""
         layout = vector_layout(self._prepared.travelling, terms)
         sums = possible_sums(groups, read, layout=layout, sites=sites)
         self._show_left_out(sums.left_out)

@@ -1,4 +1,4 @@
 """The device on the owner's own MQTT bus: Home Assistant's discovery, the agent's state, and predictions.
 
-It is a process of its own with own credentials, at any broker; the agent and the fleet's broker know nothing of it.
+It is a separate process with its own credentials, at any broker; the agent and the fleet's broker are not involved.
 """

@@ -1,4 +1,4 @@
-"""The state of the device for the bus, read from the agent's state directory; and its pause file."""
+"""The device's state for the bus, read from the agent's state directory, and the owner's pause file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _state(
 
 
 def _word(standing: AgentStatus, paused: bool) -> str:
-    """The agent's state in a word. It reads the pause file at its next request only, so an idle one is paused by the file."""
+    """Return the agent's state in a word. The pause file makes an idle agent paused: the agent reads it only at a request."""
     if not standing.running:
         return "stopped"
     if not standing.status:
@@ -74,7 +74,7 @@ def _word(standing: AgentStatus, paused: bool) -> str:
 
 
 def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
-    """Why the device would not accept work now; none if it would."""
+    """Return the reasons why the device would not accept work now; none if it would."""
     if not standing.running:
         return ["the agent is not running"]
     status = standing.status

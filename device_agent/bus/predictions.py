@@ -1,6 +1,6 @@
-"""Predictions of the personal model for JSON from the bus. A payload is foreign: one that does not fit gets an error as JSON.
+"""Predictions of the personal model for JSON from the bus. A payload is untrusted: if it does not fit, the answer is an error.
 
-A payload is one example as a list, {"values": LIST}, or any JSON that the task's `features(payload)` makes an example of.
+A payload is one example as a list, {"values": LIST}, or any JSON from which the task's `features(payload)` makes an example.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def example_of(payload: bytes, metadata: ModelMetadata, features: Features | Non
 
     Args:
         payload: JSON of one example.
-        metadata: That of the model, with the shape of an example.
+        metadata: Metadata of the model, with the shape of an example.
         features: The task's function from a payload to one raw example.
 
     Raises:
-        DataError: The payload is no JSON, too large, or does not fit the model.
+        DataError: The payload is not JSON, is too large, or does not fit the model.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise DataError(f"the payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are taken")
@@ -73,7 +73,7 @@ def example_of(payload: bytes, metadata: ModelMetadata, features: Features | Non
         if example.dtype.kind not in "fiub":
             raise ValueError("it holds something that is no number")
         example = example.astype(np.float64 if metadata.prepare is not None else metadata.input_dtype)
-    except Exception as error:  # `features` is the user's, and the payload anything
+    except Exception as error:  # `features` is the user's code, and the payload is arbitrary
         what = "the task's features of the payload" if features is not None else "the payload"
         raise DataError(f"{what}: {type(error).__name__}: {error}") from error
     if example.size != math.prod(shape):
@@ -88,7 +88,7 @@ def _answer(model: Predictor, example: Array) -> dict[str, Any]:
         outputs = model.predict(example)[0]
     except FedpatchError:
         raise
-    except Exception as error:  # `prepare` and the model are the user's
+    except Exception as error:  # `prepare` and the model are the user's code
         raise DataError(f"the model failed: {type(error).__name__}: {error}") from error
     known = model.metadata
     plain = [float(value) if math.isfinite(value) else None for value in np.asarray(outputs, np.float64).ravel()]

@@ -1,4 +1,4 @@
-"""The process of `fedpatch-agent bus`: publishes the state after each change, takes the switch, answers examples."""
+"""The process of `fedpatch-agent bus`: publishes the state after each change, handles the switch, answers examples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_bus(settings: BusSettings) -> int:
         UsageError: The password file or a file of TLS cannot be used.
     """
     broker, password = parse_broker_url(settings.broker), password_of(settings)
-    tls_context(broker, settings.tls_files)  # a wrong file is an error now, not once an agent has run
+    tls_context(broker, settings.tls_files)  # report a wrong file now, not once the device's identity is known
     if warning := exposure(broker):
         _log.warning(warning)
     events: SimpleQueue[LinkEvent | int] = SimpleQueue()
@@ -67,7 +67,7 @@ def run_bus(settings: BusSettings) -> int:
 
 
 def _wait_for_identity(settings: BusSettings, events: SimpleQueue[LinkEvent | int]) -> BusTopics | int:
-    """Return the topics once the device's identity is known, or the signal that came before.
+    """Return the topics once the device's identity is known, or a signal that arrives earlier.
 
     A device that is announced under a wrong name would stay in Home Assistant, as its messages are retained.
     """
@@ -88,10 +88,10 @@ def _wait_for_identity(settings: BusSettings, events: SimpleQueue[LinkEvent | in
 
 
 def topics_of(settings: BusSettings) -> BusTopics:
-    """Return the topics: `device_id` and a `fleet` that is not the default come before the names in the agent's status.
+    """Return the topics; `device_id` and a `fleet` other than the default take precedence over the names in the agent's status.
 
     Raises:
-        FedpatchError: The settings name no device, and the agent's status does not either.
+        FedpatchError: Neither the settings nor the agent's status name a device.
     """
     directory = settings.state_dir.expanduser()
     status: Mapping[str, Any] = {}
@@ -174,7 +174,7 @@ class Bus:
             self._reload()
 
     def _announce(self) -> None:
-        """Publish all that is retained, which the broker may have lost."""
+        """Publish all retained messages, which the broker may have lost."""
         form = self._settings.discovery
         messages = discovery(self._topics, self._settings.discovery_prefix, form, switch=self._settings.switch)
         for topic, message in messages.items():

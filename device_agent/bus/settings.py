@@ -75,7 +75,7 @@ def served(line: str) -> ServedTopic:
     """Read IN -> OUT.
 
     Raises:
-        UsageError: The line has another form, a topic is none, or the outputs would be taken for examples.
+        UsageError: The line has another form, a topic is invalid, or the outputs would be taken as examples.
 
     Example:
         >>> served("sensors/vibration/# -> home/vibration").takes("sensors/vibration/pump")

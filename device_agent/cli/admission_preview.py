@@ -22,9 +22,9 @@ from fedpatch.shared.errors import StateError
 
 @dataclass(frozen=True)
 class AdmissionPreview:
-    """The facts of this moment, the answer that an offer would get, and every objection, also where the answer is yes.
+    """The present facts, the answer to a work request, and every objection, also if the answer is yes.
 
-    `private` is what stays on this device at least (owner_limits.least_without_model).
+    `private` describes the tensors that must stay on this device (owner_limits.least_without_model).
     """
 
     facts: Facts
@@ -34,7 +34,7 @@ class AdmissionPreview:
 
     @property
     def why_not(self) -> list[str]:
-        """In words, where the answer is no."""
+        """The reasons to decline, in words; none if the answer is yes."""
         if self.verdict.accept:
             return []
         words = [one.words for one in self.objections]
@@ -42,7 +42,7 @@ class AdmissionPreview:
 
 
 def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
-    """Looks once, as the agent does, without its memory of moments before; `root` holds /sys, /proc and /run."""
+    """Look once, as the agent does, but without its earlier observations; `root` holds /sys, /proc and /run."""
     directory = settings.state_dir.absolute()
     order = parse_admission_mode(settings.admission)
     facts = observer_of(settings, directory, root).observe()
@@ -51,7 +51,7 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
     objections = unmet_preferences(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
     try:
         private = least_without_model(settings.private, directory / PATCHES, task)
-    except StateError as error:  # the conditions can be seen all the same
+    except StateError as error:  # the conditions can still be shown
         private = damaged_status(error)
     verdict = decide(order, text_of(order), objections)
     if privacy_of(settings, directory).declines:

@@ -4,8 +4,9 @@
     STATE_DIR/identity/client.pem    certificate and key in one file, so that both change in one rename
     STATE_DIR/identity/password      where the bundle has a password
 
-The order is: CA, certificate and key or password, agent.toml; after an interruption at any moment, doing it again
-completes it. Done twice, the second changes nothing. What is installed is for the owner of the state directory alone.
+The order is: CA, certificate and key or password, agent.toml. After an interruption at any moment, another installation
+completes it. A second installation of the same bundle changes nothing. Only the owner of the state directory can read the
+files in identity/.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Enrolled:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The bundle in a file; DataError where it is damaged, UsageError where it is not there."""
+    """Return the bundle in a file; DataError if it is damaged, UsageError if there is no such file."""
     try:
         with path.open("rb") as file:
             return decode_bundle(file.read(MAX_BUNDLE_BYTES + 1), path)
@@ -57,7 +58,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def open_to_others(path: Path, device: str) -> list[str]:
-    """A sentence where other users may have read the bundle: not refused, for a memory stick has no modes."""
+    """Return a warning if other users may have read the bundle. It is not refused, since a memory stick has no file modes."""
     mode = path.stat().st_mode & 0o777
     if not mode & OPEN_TO_OTHERS:
         return []
@@ -68,9 +69,9 @@ def open_to_others(path: Path, device: str) -> list[str]:
 
 
 def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> Enrolled:
-    """Makes this device the one of the bundle. UsageError, before anything is written, where it is another already.
+    """Install the identity of the bundle. UsageError, before anything is written, if this device has another identity already.
 
-    With `replace` it then becomes the new one. DataError for a bundle whose parts do not belong together.
+    With `replace` the new identity replaces the other one. DataError if the parts of the bundle do not belong together.
     """
     done = Enrolled(bundle.device, bundle.fleet, bundle.broker)
     config = _behind_link(config)
@@ -80,7 +81,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     own = _check_certificate(bundle, done) if bundle.certificate else None
     values = _values(bundle, place)
     if not config.exists() and state_dir != AgentSettings.state_dir:
-        values["state_dir"] = str(place.parent)  # or the agent would look for another
+        values["state_dir"] = str(place.parent)  # else the agent would use its default directory
     if not replace:
         _check_not_another(bundle, table, place, config)
     with refusals_of(place):
@@ -96,7 +97,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
             if bundle.password:
                 _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), done)
         _put_settings(config, text, values, _contradicting(bundle, table, place), owner, done)
-        # Of the identity before; last, for until now the settings named it.
+        # Files of the former identity are deleted last, since the settings named them until now.
         with _acting_as(owner):
             for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
                 if not wanted:
@@ -106,7 +107,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
 
 @contextmanager
 def _acting_as(owner: os.stat_result) -> Iterator[None]:
-    """Write as the owner of the state directory where root installs: it can put a link in the place of any file there."""
+    """Write as the owner of the state directory if root installs: the owner could replace any file there by a link."""
     if os.geteuid() != 0 or owner.st_uid == 0:
         yield
         return
@@ -129,12 +130,12 @@ def _acting_as(owner: os.stat_result) -> Iterator[None]:
 
 
 def _give(place: Path, owner: os.stat_result) -> None:
-    """Give root's identity in a state directory that has got another owner to this owner, without following a link of its."""
+    """Give the identity's files from root to the new owner of the state directory, without following a link of that owner."""
     if os.geteuid() != 0 or owner.st_uid == 0:
         return
     try:
         folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # absent, or a link, which the owner follows
+    except OSError:  # absent, or a link, which is followed only while acting as the owner
         return
     try:
         if os.fstat(folder).st_uid != 0:
@@ -149,7 +150,7 @@ def _give(place: Path, owner: os.stat_result) -> None:
 
 
 def _behind_link(config: Path) -> Path:
-    """Return the file to write: a link stays, unless root would follow one that another user made."""
+    """Return the file to write, behind a link if `config` is one; UsageError if another user made the link."""
     try:
         if config.is_symlink() and config.lstat().st_uid not in (0, os.geteuid()):
             raise UsageError(f"{config} is a link of another user; name the file itself with --config")
@@ -186,7 +187,7 @@ def _values(bundle: Bundle, place: Path) -> dict[str, str]:
 
 
 def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> list[str]:
-    """Settings that an agent would not start with beside those of the bundle, and what an earlier bundle has left."""
+    """Return settings with which an agent would not start beside those of the bundle, and those left by an earlier bundle."""
     keys = []
     if bundle.password:
         keys.append("password")
@@ -203,7 +204,7 @@ def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> lis
 
 
 def _check_broker(bundle: Bundle, known: str) -> None:
-    """Both the bundle's and, where it names none, that of the settings: a certificate needs TLS."""
+    """Check the broker of the bundle or, if it names none, that of the settings: a certificate needs TLS."""
     broker = bundle.broker or known
     if broker and not parse_broker_url(broker).tls and bundle.certificate:
         raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts:// as the broker")
@@ -226,11 +227,11 @@ def _check_not_another(bundle: Bundle, table: dict[str, object], place: Path, co
 
 
 def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
-    """Check that certificate, key, CA and names belong together; dates too, except where the clock is behind."""
+    """Check that certificate, key, CA and names belong together; also the dates, unless the clock is behind."""
     anew = "make the bundle anew: fedpatch device rotate"
     try:
         own = read_pem(bundle.certificate.encode())[0]
-        read_pem(bundle.ca.encode("ascii"))  # in nothing else the TLS library takes it
+        read_pem(bundle.ca.encode("ascii"))  # the TLS library accepts no other encoding
     except ValueError as error:
         raise DataError(f"the bundle's certificate is damaged ({error}); {anew}") from None
     holder = own.holder
@@ -249,7 +250,7 @@ def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
 
 
 def _shake_hands(bundle: Bundle, anew: str) -> None:
-    """The key fits, and the CA stands for the certificate: found out by a TLS handshake with ourselves, in memory."""
+    """Check by a TLS handshake in memory that the key fits and that the CA signed the certificate."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     server.verify_mode = ssl.CERT_REQUIRED
@@ -288,7 +289,7 @@ def _together(bundle: Bundle) -> bytes:
 
 
 def _put(path: Path, data: bytes, done: Enrolled, mode: int = 0o600, owner: os.stat_result | None = None) -> None:
-    """Write a file unless it is so already; where root writes, it belongs to `owner`."""
+    """Write a file unless it has this content already; if root writes, the file belongs to `owner`."""
     if path.exists() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
         return
     with open_atomic(path, mode=mode) as file:
@@ -301,7 +302,7 @@ def _put(path: Path, data: bytes, done: Enrolled, mode: int = 0o600, owner: os.s
 def _put_settings(
     config: Path, text: str, values: dict[str, str], without: list[str], owner: os.stat_result, done: Enrolled
 ) -> None:
-    """Write the settings; a file that is there keeps its owner and its mode, for nothing of what it gets is secret."""
+    """Write the settings; an existing file keeps its owner and its mode, since nothing secret is written to it."""
     try:
         changed = with_values(text, values, without)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`fedpatch-agent conditions`, a command of its own file: what it looks at is imported when it runs."""
+"""`fedpatch-agent conditions`, in a file of its own: its imports are made when the command runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`fedpatch-agent doctor`: is everything here that an agent needs, and does the broker let it do its work?
+"""`fedpatch-agent doctor`: checks that the device has all that an agent needs, and that the broker permits the agent's work.
 
-The task and its data are loaded by a training process, as for an agent, so this process imports neither torch nor numpy. An
-agent that is at work is left alone: its task is not loaded a second time, and the doctor's connections have client ids of
-their own.
+The task and its data are loaded by a training process, as for an agent, so this process imports neither torch nor numpy. A
+running agent is not disturbed: its task is not loaded a second time, and the doctor's connections have client ids of their
+own.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from fedpatch.shared.wire.reason_codes import JobPhase
 TASK_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 4.0
 
-# Measured with fedavg-adam and a model of 26 MB: rounds took 18 times that beyond what the loaded training process had held.
+# Measured with fedavg-adam and a model of 26 MB: rounds took 18 times its size, beyond the memory of the loaded process.
 TRAINING_FACTOR = 18
 _SMALL_MODEL_BYTES = 5e6
 _LEAST_DISK_BYTES = 16 * 2**20
 
 
 def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -> None:
-    """All checks of a device, its conditions read below `root`. UsageError when its name is none that a topic can hold."""
+    """Run all checks of a device; its conditions are read below `root`. UsageError if a topic cannot hold the device's name."""
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     broker = parse_broker_url(settings.broker)
     directory = settings.state_dir.absolute()
@@ -81,7 +81,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         _check_private(_private_of_agent(settings, directory), checkup)
         _check_broker(settings, identity, checkup, running)
         return
-    # Importing torch takes a Raspberry Pi half a minute, in which the broker can be asked.
+    # Importing torch takes a Raspberry Pi half a minute; the broker is checked meanwhile.
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
         _check_task(settings, trainer, answers, checkup, directory / PATCHES)
@@ -100,7 +100,7 @@ def _check_models_ca(settings: AgentSettings, checkup: Checkup) -> None:
 
 
 def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
-    """Check that the agent's files are what it wrote; where nothing was stored yet there is no finding."""
+    """Check that the agent's files are as the agent wrote them; there is no finding if nothing was stored yet."""
     found = False
     try:
         with refusals_of(directory):
@@ -120,13 +120,13 @@ def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
 
 
 def _refused(name: str, error: FedpatchError, checkup: Checkup) -> None:
-    """Add the finding that files cannot be read, by a message that ends with the remedy."""
+    """Add the finding that files cannot be read; the error's message ends with the remedy."""
     text, _, remedy = error_text(error).rpartition("; ")
     checkup.fail(name, text, remedy)
 
 
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
-    """A device that declines every round is in order, and yet its owner may wonder why nothing happens."""
+    """Show why work would be declined now: the device is in order, but its owner may wonder why nothing happens."""
     try:
         why_not = look(settings, root).why_not
     except StateError as error:
@@ -143,7 +143,7 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
 
 
 def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
-    """Check the private floor: what stays on this device for any request."""
+    """Check the private floor: the tensors that stay on this device for any request."""
     words = str(private["words"])
     if private["source"] == DAMAGED:
         checkup.fail(
@@ -154,7 +154,7 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
     elif private["below_default"]:
         remedy = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
         checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", remedy)
-    elif private.get("keeps_nothing"):  # not in what an agent of before wrote
+    elif private.get("keeps_nothing"):  # absent from the status of an older agent
         remedy = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
         checkup.warn("private", f"{words}; the setting keeps no tensor of this model", remedy)
     else:
@@ -162,7 +162,7 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
 
 
 def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, Any]:
-    """Return the private values that the running agent names; before that, those known without its model."""
+    """Return the private values in the status of the running agent; until it has them, those known without its model."""
     with suppress(FedpatchError):
         if private := read_standing(directory).status.get("private"):
             return dict(private)
@@ -189,7 +189,7 @@ def _running_agent(directory: Path) -> str:
 def _loading(
     settings: AgentSettings, identity: Identity, checkup: Checkup
 ) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]]]:
-    """The training process at work, and the queue of its events."""
+    """Start the training process, and yield it with the queue of its events."""
     checkup.say(f"loading task {settings.task} with data {settings.data} (torch takes its time)")
     answers: SimpleQueue[TrainerEvent] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="fedpatch-doctor-") as nowhere:
@@ -204,7 +204,7 @@ def _loading(
 def _check_task(
     settings: AgentSettings, trainer: Trainer, answers: SimpleQueue[TrainerEvent], checkup: Checkup, patch_dir: Path
 ) -> None:
-    """The checks `task` and, where it could be loaded, `private` and `memory`."""
+    """Run the check `task` and, if the task could be loaded, the checks `private` and `memory`."""
     checkup.say("waiting for the training process")
     what = f"task {settings.task} with data {settings.data}"
     try:
@@ -266,7 +266,7 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
 
 
 def _check_name(asked: Asked, identity: Identity, checkup: Checkup, running: bool) -> None:
-    """Return whether an agent of this name is online that is not the one in our state directory."""
+    """Warn if an agent of this name is online that does not use our state directory."""
     state = _last(asked.presence, topics.device_state(identity.fleet, identity.device))
     if not running and isinstance(state, DeviceState) and state.online:
         text = (
@@ -285,7 +285,7 @@ def _check_coordinator(settings: AgentSettings, side: AclParty, asked: Asked, ch
     elif not state.online:
         checkup.good("coordinator", f"none is at work in fleet {side.fleet} now; an agent waits for one")
     else:
-        # Where there are no rules it can be asked under a name that no device has, and so counts it for none.
+        # Without access rules, the question can use a name that no device has, so that the coordinator counts no device.
         name = side.stranger if "coordinator_state" in asked.foreign else side.device
         took_s = _ask_coordinator(settings, side, name)
         if took_s is not None:
@@ -301,7 +301,7 @@ def _check_coordinator(settings: AgentSettings, side: AclParty, asked: Asked, ch
 
 
 def _ask_coordinator(settings: AgentSettings, side: AclParty, name: str) -> float | None:
-    """Tell it of work on a run that does not exist: it answers that this is cancelled. Seconds; None without an answer."""
+    """Report work on a run that does not exist, which the coordinator cancels. Return the seconds; None without an answer."""
     question = Envelope(Progress(JobPhase.TRAINING, 0, 0), run=side.stranger)
     down = topics.down(side.fleet, name)
     try:
@@ -328,7 +328,7 @@ def _is_answer(message: Received, run: str) -> bool:
 
 
 def _last(presence: list[Received], topic: str) -> object:
-    """Return the last message of a topic, None for one of another program."""
+    """Return the last message of a topic; None if it is from another program."""
     found = [one.payload for one in presence if one.topic == topic]
     try:
         return decode(found[-1]).body if found else None

@@ -1,4 +1,4 @@
-"""`fedpatch-agent enrol`, a command of its own file: what it needs is imported when it runs."""
+"""`fedpatch-agent enrol`, in a file of its own: its imports are made when the command runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _tell(done: Enrolled, file: Path, config: Path, state_dir: Path, *, as_json:
 
 
 def _settings(config: Path) -> dict[str, Any]:
-    """Return the text of the file; nothing where it cannot be read, which `install` reports."""
+    """Return the settings in the file; none if it cannot be read, which `install` reports."""
     with suppress(OSError, ValueError, RecursionError):
         return parse_toml(config.expanduser().read_text("utf-8-sig"))
     return {}

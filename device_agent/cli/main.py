@@ -1,4 +1,4 @@
-"""The command line `fedpatch-agent`: run the agent of this device, and ask what it is doing.
+"""The command line `fedpatch-agent`: run the agent of this device, and print its state.
 
 stdout gets results only (with `--json` a single JSON document), stderr everything else.
 """
@@ -174,7 +174,7 @@ def _in_words(standing: AgentStatus, now: float) -> list[str]:
 
 
 def _answer_in_words(status: Mapping[str, Any]) -> list[str]:
-    """Return the lines that say which answer an offer of work would get now."""
+    """Return the lines on the answer that a work request would get now."""
     if status.get("state") == STARTING:
         return ["it would not accept work now: its task is still being loaded"]
     if status.get("declines"):

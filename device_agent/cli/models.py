@@ -89,7 +89,7 @@ def _add_predict(app: typer.Typer) -> None:
 
 
 def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array, list[str]]:
-    """Outputs for the inputs in a file, and in which respects those are unlike the inputs of training."""
+    """Return the outputs for the inputs in a file, and how these inputs differ from those of training."""
     from fedpatch.device_agent.models.inputs import read_inputs
 
     known, shape, dtype = personal.metadata, personal.metadata.input_shape, personal.metadata.input_dtype
@@ -168,7 +168,7 @@ def _add_rollback(app: typer.Typer) -> None:
 
 
 def models_in_words(state_dir: Path) -> list[str]:
-    """A line for each model, and one where a round's model did not become the present one, be it the first."""
+    """Return a line for each model, and one if a round's model did not become the present one, even if it was the first."""
     store = _store(state_dir)
     lines = []
     for task in store.tasks(noted=True):
@@ -182,7 +182,7 @@ def models_in_words(state_dir: Path) -> list[str]:
 
 
 def models_plain(state_dir: Path) -> list[dict[str, Any]]:
-    """The same for JSON, the newest of each task first."""
+    """Return the models for JSON, the newest of each task first."""
     store = _store(state_dir)
     return [_plain(task, one) for task in store.tasks() for one in store.versions(task)]
 
@@ -199,7 +199,7 @@ def _in_words(task: str, version: ModelVersion) -> str:
 
 
 def _int8(known: ModelMetadata) -> str:
-    """The int8 model beside a model: size, user accuracy on test data, and time of a prediction."""
+    """Return the int8 model beside a model: size, user accuracy on test data, and time of a prediction."""
     if known.int8 is None:
         return ""
     found = "" if known.int8.user_accuracy is None else f"{known.metric} {known.int8.user_accuracy:.4g}, "
@@ -208,7 +208,7 @@ def _int8(known: ModelMetadata) -> str:
 
 
 def _measured(known: ModelMetadata) -> str:
-    """The figure to report, on test data, and the one that the model was chosen by."""
+    """Return the figure to report, on test data, and the figure by which the model was chosen."""
     if known.user_accuracy is None:
         return ""
     chosen = "not chosen: no validation data"
@@ -261,5 +261,5 @@ def _rows(personal: PersonalModel, file: Path, outputs: Array) -> list[dict[str,
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows no others."""
+    """Return the value; None if it is not finite, since JSON has no such numbers."""
     return value if math.isfinite(value) else None

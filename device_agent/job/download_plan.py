@@ -50,10 +50,11 @@ class DownloadPlan:
 def plan_download(request: WorkRequest, held: str, max_blob_bytes: int) -> DownloadPlan:
     """Choose the download with the fewest bytes.
 
-    Deltas that this device cannot read or that exceed its limit are no reason to decline: the whole model is always there.
+    Deltas that this device cannot read or that exceed its limit are no reason to decline: it can always download the whole
+    model.
 
     Args:
-        request: The work request; nothing of it needs to be checked before.
+        request: The work request; it need not be checked before.
         held: Digest of the global model that the device holds, "" for none.
         max_blob_bytes: Largest blob that the device accepts.
 
@@ -71,9 +72,9 @@ def plan_download(request: WorkRequest, held: str, max_blob_bytes: int) -> Downl
 
 
 def expected_bytes(request: WorkRequest, plan: DownloadPlan) -> int:
-    """Estimate the traffic of the work, both ways, in bytes: the download of `plan`, and an update unless it only measures.
+    """Estimate the traffic of the work, both ways, in bytes: the download of `plan`, and an update unless work only measures.
 
-    An update is as large as the model; one that travels as a delta has a half of its bits or less.
+    An update is taken to be as large as the model, or half as large if it travels as a delta.
     """
     if request.evaluates:
         return request.model.size_bytes - plan.saved_bytes

@@ -1,6 +1,6 @@
 """States of a job and its effects, which an EffectHandler (device_agent.job.job_state_machine) performs in order.
 
-A line that names an event (device_agent.job.job_events) reports the end of the effect; the others report nothing.
+`-> EVENT` names the events (device_agent.job.job_events) that report the end of an effect; other effects report nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SendMessage:
 class StartDownload:
     """Open files for these blobs, and fetch them by URL or subscribe to their chunks -> DownloadStarted, DownloadByBroker.
 
-    The blobs are the global model, or the deltas to it from the version held; there are none where the model itself is held.
+    The blobs are the global model, or the deltas to it from the held version; there are none if the model itself is held.
     """
 
     blobs: tuple[Manifest, ...]
@@ -160,9 +160,10 @@ class EndJob:
     Attributes:
         outcome: How the job ended, for the device's own log.
         gave_up: Whether the device gave up.
-        rest_s: Seconds without further requests, as far as the coordinator knows.
-        committed: Job whose update was committed: its personal model becomes the current one. None: no update was.
-        finished: Job that finished a model in an evaluate round: that becomes the current personal model.
+        rest_s: Seconds for which the coordinator expects to send no further requests.
+        committed: Job whose update was committed: its personal model becomes the current one. None if no update was
+            committed.
+        finished: Job that finished a model in an evaluate round: this model becomes the current personal model.
     """
 
     outcome: str
@@ -174,7 +175,7 @@ class EndJob:
 
 @dataclass(frozen=True)
 class ReportFailure:
-    """Log a failed effect while no job was in hand, or a refused message about a masked group; nothing is given up for it."""
+    """Log an effect that failed without a job, or a refused message about a masked group; no job ends because of it."""
 
     detail: str
 

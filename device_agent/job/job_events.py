@@ -1,6 +1,6 @@
 """Events of a job: messages of the coordinator, completions of effects, and decisions of the owner.
 
-A job changes in one way only: `Job.handle(event, now)` returns the effects of an event. An effect has finished when its
+`Job.handle(event, now)` returns the effects of an event; `Job.tick(now)` those of the time. An effect has finished when its
 completion event arrives.
 """
 
@@ -18,7 +18,7 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReas
 
 @dataclass(frozen=True)
 class AdmissionDecision:
-    """Whether the device accepts a work request. The coordinator receives all of it: no measured value, no path.
+    """Whether the device accepts a work request. The coordinator receives all fields: no measured value, no path.
 
     Attributes:
         accept: Whether the owner, the limits and the storage allow the work.
@@ -81,7 +81,7 @@ class ChunkReceived:
 
 @dataclass(frozen=True)
 class LinkRestored:
-    """The connection is back; messages that were under way may be lost."""
+    """The connection is back; messages in transit may be lost."""
 
 
 # ---- completions of effects
@@ -121,14 +121,14 @@ class TrainingProgressed:
 
 @dataclass(frozen=True)
 class VectorTrained:
-    """StartTraining: the vector of a masked round lies on the disk, not masked yet."""
+    """StartTraining: the vector of a masked round is on the disk, not masked yet."""
 
     key: JobKey
 
 
 @dataclass(frozen=True)
 class UpdateTrained:
-    """StartTraining, or MaskUpdate: the update lies on the disk."""
+    """StartTraining, or MaskUpdate: the update is on the disk."""
 
     key: JobKey
     manifest: Manifest
@@ -136,7 +136,7 @@ class UpdateTrained:
 
 @dataclass(frozen=True)
 class ModelEvaluated:
-    """StartTraining: the model was measured, as the request asks; nothing lies on the disk."""
+    """StartTraining: the model was measured, as the request asks; nothing is on the disk."""
 
     key: JobKey
     evaluation: Evaluation
@@ -161,7 +161,7 @@ class EffectFailed:
 
 @dataclass(frozen=True)
 class UpdateRestored:
-    """An update from before a restart waits to be committed; without `request` (an older version's) in no other epoch."""
+    """An update from before a restart waits to be committed; without `request` (an older version's) only in its own epoch."""
 
     key: JobKey
     manifest: Manifest
@@ -180,12 +180,12 @@ class OwnerPaused:
 
 @dataclass(frozen=True)
 class OwnerResumed:
-    """The pause is over, or a finished update is cleared for sending."""
+    """The pause is over, or a finished update may be sent."""
 
 
 @dataclass(frozen=True)
 class OwnerAbandoned:
-    """The owner wants the work given up. `detail` is for the device's own log."""
+    """The owner's policy abandons the work. `detail` is for the device's own log."""
 
     detail: str
     condition: Condition | None = None

@@ -119,14 +119,14 @@ class EffectHandler(Protocol):
     def run_effect(self, effect: Effect) -> Sequence[Event]:
         """Begin one effect, and return the events of effects that have finished.
 
-        An effect that takes longer is finished by an event later. A refusal is an EffectFailed, never an exception.
+        The end of a longer effect is reported by a later event. A refusal is returned as an EffectFailed, never raised.
         """
 
 
 def run_effects(job: Job, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
     """Perform `effects`, and those that follow from their completion events.
 
-    After an EffectFailed the job gives up in place of the effects that were left.
+    After an EffectFailed the remaining effects are dropped, and the job ends.
 
     Args:
         job: The job that returned the effects.
@@ -151,7 +151,7 @@ class Job:
         max_blob_bytes: Largest model that the device accepts.
         ask_to_send: Whether an update waits for OwnerResumed before it is offered; meanwhile `awaits_clearance` is true.
         masking: The device's part in masked groups; None where it declines masked rounds.
-        sums: Whether it is a relay, whose update in a masked round is the sum of its site.
+        sums: Whether the device is a relay, whose update in a masked round is the sum of its site.
 
     Example:
         >>> job = Job(max_blob_bytes=2**20)
@@ -175,7 +175,7 @@ class Job:
         self.max_blob_bytes = max_blob_bytes
         self._ask_to_send = ask_to_send
         self._masking = masking
-        # The encodings of its updates in masked rounds.
+        # The encodings of the device's updates in masked rounds.
         self._masked_encodings = (SUM_ENCODING,) if sums else MASKED_ENCODINGS if masking is not None else ()
         self._vector_waits = False  # the trained vector waits for the inbox
         self._paused_for: Condition | None = None
@@ -183,7 +183,7 @@ class Job:
         self._download: Download | None = None  # while chunks are taken
         self._upload: Upload | None = None
         self._answers = _AnsweredRequests()
-        # The key that the training process was given: its answers repeat it, also after the job went on in a newer epoch.
+        # The key in the last training command: the answers repeat it, also after the job has continued in a newer epoch.
         self._training_key: JobKey | None = None
         self._trained = (0, 1)  # steps done, of all
         self._deadline = self._accepted_at = 0.0
@@ -193,7 +193,7 @@ class Job:
     # ---- views
 
     def is_on(self, key: JobKey) -> bool:
-        """Return whether a request for `key` asks for the work in hand, in its epoch or in a newer one."""
+        """Return whether a request for `key` asks for the current work, in its epoch or in a newer one."""
         return self.key is not None and key.epoch >= self.key.epoch and replace(key, epoch=self.key.epoch) == self.key
 
     def status(self) -> JobStatus | None:
@@ -203,7 +203,7 @@ class Job:
         return JobStatus(self.key.run, self.key.epoch, self.key.round, JobPhase(self.state.value))
 
     def next_deadline(self) -> float | None:
-        """The time at which `tick` has something to do; None while there is none."""
+        """The next time at which `tick` is due; None if there is none."""
         if self.state is JobState.IDLE:
             return None
         if self.state is JobState.UPLOADING and self._upload is not None:
@@ -298,13 +298,13 @@ class Job:
             return self._repeat_answers()
         if (answer := self._answers.final(key)) is not None:
             return [self._reply(answer, key)]
-        # A decline for want of tasks would count against the device. The coordinator asks again.
+        # A decline while the task is being loaded would count against the device. The coordinator repeats the request.
         if self._answers.is_superseded(key) or not tasks:
             return []
         if continues(self.key, self.request, key, request, downloading=self.state is JobState.DOWNLOADING):
             return self._continue_in_epoch(key, request, event, now)
         if declined := self._reason_to_decline(key, request, event):
-            # The work in hand goes on: its own coordinator cancels it when it is not needed.
+            # The current work continues: its own coordinator cancels it when it is not needed.
             self._answers.declined(key, declined)
             return [self._reply(declined, key)]
         effects = self._end("superseded")
@@ -314,7 +314,7 @@ class Job:
         return [*effects, *self._acceptance(), StartDownload(event.plan.blobs)]
 
     def _reason_to_decline(self, key: JobKey, request: WorkRequest, event: WorkRequested) -> Decline | None:
-        """Find a reason to decline; where there is none, the keys of a masked round are made."""
+        """Find a reason to decline; if there is none, make the keys of a masked round."""
         reason = reason_to_decline(
             key.task, request, event.tasks, event.decision, self.max_blob_bytes, masked=self._masked_encodings
         )
@@ -330,7 +330,7 @@ class Job:
         return None
 
     def _acceptance(self) -> list[Effect]:
-        """`accept`, with the keys of a masked round; the number of examples then travels in the sum only."""
+        """Return `accept`, in a masked round with the keys; the number of examples is then part of the sum only."""
         assert self.key is not None
         assert self.request is not None
         if self._masking is None or self.request.evaluates:
@@ -350,7 +350,7 @@ class Job:
         self._answers.accepted(key)
 
     def _continue_in_epoch(self, key: JobKey, request: WorkRequest, event: WorkRequested, now: float) -> list[Effect]:
-        """Go on with the same work in the newer epoch of a coordinator that has come back."""
+        """Continue the same work in the newer epoch of a restarted coordinator."""
         self._accept(key, request, event.tasks, now)
         if self._upload is not None:
             self._upload = Upload(self._upload.manifest, now)
@@ -373,8 +373,8 @@ class Job:
     def _change_plan(self, plan: DownloadPlan, now: float) -> list[Effect]:
         """Follow the deltas that the newer epoch offers.
 
-        Its chunks are on the broker again, so the missing ones are asked for soon, however long the pause had grown. A newer
-        URL replaces the former one, which may have expired.
+        The chunks of these deltas are on the broker again, so the missing ones are requested soon, however long the pause had
+        grown. A newer URL replaces the former one, which may have expired.
         """
         if self._plan is not None and plan.blobs == self._plan.blobs and not any(blob.url for blob in plan.blobs):
             if self._download is not None:
@@ -412,7 +412,7 @@ class Job:
         return self.state is JobState.TRAINING and self._training_key == key
 
     def _mask_when_ready(self) -> list[Effect]:
-        """Mask the vector once both it and the inbox of the group are there."""
+        """Mask the vector once both the vector and the inbox of the group are there."""
         if not self._vector_waits or self._masking is None or not self._masking.is_ready:
             return []
         state = self._masking.state
@@ -437,7 +437,7 @@ class Job:
             case ModelEvaluated():
                 # The coordinator asks again if the answer is lost, and gets the same one.
                 self._answers.gave(event.evaluation)
-                self.state = JobState.IDLE  # the training process has nothing to stop; it may be at the finished model
+                self.state = JobState.IDLE  # no training to stop; the process may be making the finished model
                 finished = event.key if self.request is not None and self.request.plan.finish else None
                 return [self._reply(event.evaluation), *self._end("measured", finished=finished)]
             case TrainingProgressed():
@@ -518,7 +518,7 @@ class Job:
 
     def _advance_upload(self, upload: Upload, body: Body, now: float) -> list[Effect]:
         if self._is_held:
-            return []  # the coordinator gives the place to another device; the next offer asks for one
+            return []  # the coordinator grants the upload to another device; the next offer asks for a new grant
         match body:
             case Grant():
                 return self._packets(upload.on_grant(body, now))
@@ -600,7 +600,7 @@ class Job:
     def _progress(self) -> SendMessage:
         done, total = self._trained
         if self.request is not None and self.request.secure is not None:
-            done, total = 100 * done // max(total, 1), 100  # the number of steps would show that of the examples
+            done, total = 100 * done // max(total, 1), 100  # the number of steps would reveal the number of examples
         return self._reply(Progress(JobPhase.TRAINING, done, total))
 
     def _packets(self, packets: list[Offer | SendChunk]) -> list[Effect]:
@@ -631,7 +631,7 @@ def reason_to_decline(
         tasks: Tasks of this device.
         decision: Decision of owner, limits and storage.
         max_blob_bytes: Largest model that the device accepts.
-        masked: Encodings of its updates in masked rounds; none where it declines these.
+        masked: Encodings of the device's updates in masked rounds; none if it declines masked rounds.
 
     Returns:
         The message to send, or None to accept.
@@ -664,7 +664,7 @@ def reason_to_decline(
 
 
 def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> DeclineReason:
-    """A code that the coordinator understands: an older one would ignore a message with an unknown code."""
+    """Return a code that the coordinator understands: an older one would ignore a message with an unknown code."""
     if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
         return DeclineReason.UNWILLING
     masked = (DeclineReason.INSECURE_REQUEST, DeclineReason.SECURE_TERMS)
@@ -682,15 +682,15 @@ def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> Declin
 def continues(
     job: JobKey | None, known: WorkRequest | None, key: JobKey, request: WorkRequest, *, downloading: bool
 ) -> bool:
-    """Return whether a request asks, in a newer epoch, for the very work that a job is on.
+    """Return whether a request asks, in a newer epoch, for the same work as a job.
 
-    The remaining time may differ, and the deltas to the model, the coordinator's features, its epoch as a leader and the
+    These may differ: the remaining time, the deltas to the model, the coordinator's features, its epoch as a leader and the
     measurement beside the work. The chunks of the model may be cut differently, unless they are still being downloaded.
 
     Args:
-        job: The job in hand, None for none.
-        known: Its request, None where it is unknown.
-        key: The job that is asked for.
+        job: The current job; None if there is none.
+        known: Its request; None if it is unknown.
+        key: The requested job.
         request: The new request.
         downloading: Whether the job still downloads its model.
     """
@@ -706,7 +706,7 @@ def continues(
         deadline_s=known.deadline_s,
         features=known.features,
         leader_epoch=known.leader_epoch,
-        # All devices of a masked round are asked for the same, which is part of its keys.
+        # All devices of a masked round get the same request, and their keys depend on it.
         measure_independent=known.measure_independent if request.secure is None else request.measure_independent,
     )
     return same_model and same_terms == known
@@ -730,7 +730,7 @@ class _AnsweredRequests:
         self._settled = True
 
     def gave(self, last: Failed | Evaluation) -> None:
-        """The device has given the accepted job up, or answered it with a measurement."""
+        """The device has sent `Failed` or a measurement for the accepted job."""
         self._last = last
 
     def declined(self, key: JobKey, decline: Decline) -> None:
@@ -738,7 +738,7 @@ class _AnsweredRequests:
         self._declined = key, decline
 
     def final(self, key: JobKey) -> Decline | Failed | Evaluation | None:
-        """The final answer to this very request, which the coordinator may not have received; None where there is none."""
+        """Return the final answer to this request, which the coordinator may not have received; None if there is none."""
         if self._declined is not None and self._declined[0] == key:
             return self._declined[1]
         return self._last if key == self._accepted else None

@@ -1,10 +1,10 @@
 """Messages between the agent and its training process, over a pair of pipes.
 
-The agent's process owns the network and no private value; the training process owns the data, the patch and torch, and no
-network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel in
-files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `Evaluated`, `TrainFailed`,
-`TrainCancelled`, or by the end of the process; so is every `MaskCommand`, by `Masked` or `TrainFailed`. A `Trained` with
-`model_follows`, and every `MakeModel`, is followed by `ModelMade`. `ModelHeld` may come at any time.
+The agent's process has the network and no private value; the training process has the data, the patch and torch, but no
+network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel
+in files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `Evaluated`, `TrainFailed`,
+`TrainCancelled`, or by the end of the process. Every `MaskCommand` is answered in the same way by `Masked` or `TrainFailed`.
+A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMade`. `ModelHeld` may come at any time.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class WorkerSetup:
         keep_margin: How much worse than the current personal model a new one may be, in the task's metric.
         keep_int8: Whether an int8 model is made beside each personal model.
         held_dir: Directory in which the global model is held between rounds; "" for nowhere.
-        private: The owner's policy of tensors that stay at least; "" for the default.
+        private: The owner's policy for the tensors that must stay on the device; "" for the default.
         max_steps: Most training steps of a round; 0 for no limit.
         max_epochs: Most passes over the data in a round; 0 for no limit.
-        alone_every: Rounds of this device from one training alone to the next (device_agent.training.local_only_training);
-            0 to train alone only where a request measures it.
+        alone_every: Rounds of this device from one training alone to the next (device_agent.training.local_only_training); 0
+            to train alone only if a request measures it.
     """
 
     task_ref: str
@@ -101,16 +101,16 @@ class TrainCommand:
         held: Digest of the held version from which `steps` lead to the model; "" where the whole model was downloaded.
         steps: Deltas from `held` to the model, in order.
         hold: Whether the model is held from now on.
-        independent_ends_at: Where it is not 0, learning alone is measured too, until this time of time.monotonic(), which is
-            one clock for all processes of a device.
+        independent_ends_at: If not 0, learning alone is also measured, until this time of time.monotonic(), which is the same
+            clock in all processes of a device.
         secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
         make_model: Whether the personal model is made right after the training.
-        privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
-        evaluate: Whether the model is only measured: no update is trained, and no file is written. By a plan with `finish` the
-            model is finished first, and with `make_model` becomes the personal model.
+        privacy: Terms of differential privacy; None without. With `secure` they determine the vector.
+        evaluate: Whether the model is only measured: no update is trained, and no file is written. If the plan has `finish`,
+            the model is finished first; with `make_model` it becomes the personal model.
         counted: `WorkRequest.counted`.
-        ends_at: End of the round, by the clock of `independent_ends_at`; 0 where it is unknown, and nothing is trained alone
-            unless it is measured.
+        ends_at: End of the round, by the clock of `independent_ends_at`; 0 if it is unknown: then a model is trained alone
+            only to measure it.
     """
 
     key: JobKey
@@ -163,7 +163,7 @@ class MaskCommand:
 class MakeModel:
     """Make the personal model of a round that was trained earlier, perhaps before a restart.
 
-    `command` is the round's, without a way to its global model; the update `manifest` lies at its `update_path`.
+    `command` is that of the round, without the files of its global model; the update of `manifest` is at its `update_path`.
     """
 
     command: TrainCommand
@@ -179,8 +179,8 @@ class CancelTraining:
 class Ready:
     """Answer to `WorkerSetup`: name of the task, digest of its model's schema, number of training examples.
 
-    `tensors` and `frozen` are those of the schema; the agent compares policies by them. `members` are the devices that a relay
-    speaks for; 1 for other devices.
+    `tensors` and `frozen` are those of the schema; the agent compares policies by them. `members` is the number of devices
+    that a relay represents; 1 for other devices.
     """
 
     task: str
@@ -195,8 +195,8 @@ class Ready:
 class SetupFailed:
     """Answer to a `WorkerSetup` that cannot be followed; the process ends.
 
-    `exit_code` is that of the error (shared.errors). `lost` are the rounds that the process had been given; the agent's side
-    fills it in.
+    `exit_code` is that of the error (shared.errors). `lost` are the rounds that the process had received; the supervisor sets
+    this field.
     """
 
     detail: str
@@ -215,7 +215,7 @@ class TrainProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """The patch is saved, and the update, or the vector of a masked round, lies at the command's `update_path`.
+    """The patch is saved, and the update, or the vector of a masked round, is at the command's `update_path`.
 
     With `model_follows` the process makes the personal model next; `ModelMade` follows.
     """
@@ -237,7 +237,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Masked:
-    """The masked update lies at the command's `update_path`."""
+    """The masked update is at the command's `update_path`."""
 
     key: JobKey
     manifest: Manifest

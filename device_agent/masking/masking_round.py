@@ -1,4 +1,4 @@
-"""The state of a device in one masked round: what it must remember to give every answer once, and the same way again."""
+"""The state of a device in one masked round, kept so that a repeated message gets the same answer and never another one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedpatch.shared.wire.masking_messages import (
 from fedpatch.shared.wire.messages import Digest
 
 SharePair = Annotated[bytes, Meta(max_length=2 * SHARE_BYTES)]
-"""A member's shares of its self-mask secret and of its mask key, one behind the other; empty where there are none."""
+"""A member's shares of its self-mask secret and of its mask key, one after the other; empty if there are none."""
 
 
 class MaskingPhase(StrEnum):
@@ -40,7 +40,7 @@ class MaskingPhase(StrEnum):
 
 @dataclass(frozen=True)
 class RoundName:
-    """A round of a run of a task. The coordinator's epoch is not part of it: the round goes on after a restart."""
+    """A round of a run of a task. The coordinator's epoch is not part of it: the round continues after a restart."""
 
     task: Word
     run: Word
@@ -51,8 +51,8 @@ class RoundName:
 class MaskingRound:
     """State of a device in one masked round. It is on disk before any message that depends on it is sent.
 
-    With the answer to `unmask` the secrets are erased, and so are the shares that were not revealed: no later message, and
-    no reader of the disk, gets them.
+    The answer to `unmask` erases the secrets and the shares that were not revealed: neither a later message nor a reader of
+    the disk gets them.
 
     Attributes:
         name: The round.
@@ -94,7 +94,7 @@ class MaskingRound:
 
     @cached_property
     def group(self) -> MaskingGroup:
-        """The group. WireError for a roster that is none; AssertionError without a roster."""
+        """The group. WireError if the roster is not valid; AssertionError without a roster."""
         assert self.roster is not None
         return MaskingGroup.of_roster(self.request, self.roster)
 

@@ -12,8 +12,8 @@
 | READY | `unmask`, a subset of the masking set of at least the threshold | `reveal`; all secrets are erased | REVEALED |
 | REVEALED | the same `unmask` | the same `reveal` | unchanged |
 
-Any other message has no answer and changes nothing; the reason is for the device's log. So a device gives of every other member
-either the share of the self-mask or the share of the mask key, never both, for any messages of the coordinator.
+Any other message gets no answer and changes nothing; the reason is logged on the device. So for every other member a device
+reveals either the share of the self-mask or the share of the mask key, never both, whatever the coordinator sends.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ class MaskingAnswer:
 
 
 class MaskingRounds:
-    """The masked rounds of one device, of which it remembers the last.
+    """The masked rounds of one device; only the last one is kept.
 
     Args:
         device: Name of the device.
         random: Returns random bytes: `os.urandom`.
         restored: State from before a restart.
-        certificates: Signs this device's keys and checks those of others; None: it has no certificate of the fleet's CA.
+        certificates: Signs this device's keys and checks those of others; None: the device has no certificate of the fleet's
+            CA.
 
     Example:
         >>> import os
@@ -94,17 +95,17 @@ class MaskingRounds:
         return self.state is not None and self.state.phase is MaskingPhase.READY
 
     def begin(self, name: RoundName, request: WorkRequest) -> MaskingKeys | None:
-        """Begin a round, or go on with it, and return the public keys for `accept`.
+        """Begin a round, or continue it, and return the public keys for `accept`.
 
         Args:
             name: The round.
             request: Its request, with `secure`.
 
         Returns:
-            The keys; None for a round in which this device has revealed shares already: it takes no part in it again.
+            The keys; None if this device has already revealed shares in this round: it takes no part in it again.
 
         Raises:
-            WireError: The keys must be signed, and this device cannot sign them. The state is the one of before.
+            WireError: The keys must be signed, and this device cannot sign them. The state is unchanged.
         """
         assert request.secure is not None
         digest, state = request_digest(name.task, name.run, name.round, request), self.state
@@ -163,18 +164,18 @@ class MaskingRounds:
     def noise(self, terms: PrivacyTerms) -> SkellamNoise:
         """Return the device's share of the noise; `is_ready` must hold.
 
-        A sum has at least as many devices as must reveal. Each adds that part of the variance, so that a sum never has less
-        noise than the terms say. The seed follows from the round's secrets: after a restart the noise is the same.
+        A sum has at least `threshold` devices. Each adds 1 / `threshold` of the variance, so that a sum never has less noise
+        than the terms require. The seed follows from the round's secrets: after a restart the noise is the same.
         """
         state, _, _ = self._membership()
         variance = (terms.noise_multiplier * terms.steps) ** 2 / state.group.threshold
         return SkellamNoise(noise_seed(state.secrets.share, state.group.context), variance)
 
     def note_update(self, digest: str) -> MaskingRound | None:
-        """Note the masked update; None if another one was made under the same keys, which must not be sent.
+        """Note the masked update; None if it must not be sent, because another one was made under the same keys.
 
-        Two different vectors under the same masks would show their difference. None too once shares are revealed: the sum
-        goes without this device.
+        Two different vectors under the same masks would reveal their difference. The result is also None after shares are
+        revealed: the sum is then made without this device.
         """
         state = self.state
         if state is None or not self.is_ready or state.update not in (None, digest):
@@ -261,7 +262,7 @@ class MaskingRounds:
 
     @staticmethod
     def _open(key: PrivateKey, group: MaskingGroup, ends: tuple[int, int], box: bytes) -> bytes:
-        """Return the shares in a box; empty where there is none, or where it does not open: the others can do without."""
+        """Return the shares in a box; empty if there is none or it does not open: the group can unmask without them."""
         sender = group.members[ends[0]]
         try:
             return b"".join(open_box(key, sender.keys.share, group.context, ends, box))

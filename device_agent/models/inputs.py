@@ -69,7 +69,7 @@ def _array(path: Path) -> Array:
 
 def _table(path: Path) -> Array:
     try:
-        text = path.read_text("utf-8-sig")  # spreadsheets begin a file with a mark
+        text = path.read_text("utf-8-sig")  # spreadsheets begin a file with a byte-order mark
         rows = [row for row in csv.reader(text.splitlines()) if any(cell.strip() for cell in row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: is no table of numbers as text ({error})") from error

@@ -27,7 +27,7 @@ def with_int8(
     validate: Measure,
     user_accuracy: Callable[[Array], float],
 ) -> tuple[bytes, Int8Model | None]:
-    """Quantise a personal model; on any trouble log the reason in one line and return no model: fp32 stays alone.
+    """Quantise a personal model. On any error log the reason in one line and return no model: then only fp32 is used.
 
     Args:
         model: The personal model in fp32.
@@ -56,7 +56,7 @@ def with_int8(
         )
     except FedpatchError as error:
         log.warning("personal model: round %d has no int8 model: %s", metadata.round, error)
-    except Exception as error:  # of the user's metric, or of onnxruntime: the fp32 model is published all the same
+    except Exception as error:  # an error of the user's metric or of onnxruntime: the fp32 model is still published
         log.warning("personal model: round %d has no int8 model: %s: %s", metadata.round, type(error).__name__, error)
     else:
         return made, described

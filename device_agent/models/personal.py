@@ -39,7 +39,7 @@ from fedpatch.shared.tensors.arrays import Array
 
 log = logging.getLogger("fedpatch.models")
 
-# The present model may be replaced, and what was it removed, between a look at the link and the reading.
+# The present model may be replaced and removed after its link was read and before its files are read.
 _ATTEMPTS = 5
 
 
@@ -50,8 +50,8 @@ class PersonalModel:
         path: Directory of the model's files; `PersonalModel.open` finds it.
         threads: Threads of onnxruntime.
         int8: Whether to use the int8 model where there is one (keep_int8); else fp32 is used.
-        task: The task that the model was trained with. It is needed only where that has a `prepare`; unless given, it is
-            found by the name in the agent's configuration.
+        task: The task that the model was trained with. It is needed only if it has a `prepare`; unless given, it is found by
+            the name in the agent's configuration.
 
     Attributes:
         path: Directory of the model's files.
@@ -120,7 +120,7 @@ class PersonalModel:
 
         Raises:
             DataError: inputs of another shape or kind, or that hold NaN or an infinity once they are prepared.
-            UsageError: the task's `prepare` is needed and cannot be had, or is another than in training.
+            UsageError: the task's `prepare` is needed and not available, or differs from that of training.
         """
         ready = self.prepare(inputs, prepared=prepared)
         for words in self.differences(ready):
@@ -189,7 +189,7 @@ class PersonalModel:
         return [names[number] for number in self.predict(inputs, prepared=prepared).argmax(axis=1)]
 
     def reload_if_newer(self) -> bool:
-        """Open the present model if it is another than this one, and return whether it was.
+        """Open the present model if it differs from this one, and return whether it did.
 
         A model that was opened by its own path stays.
         """

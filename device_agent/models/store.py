@@ -1,21 +1,21 @@
-"""Personal models on disk, for the applications of this device: the present one, and some from before it.
+"""Personal models on disk, for the applications of this device: the present one, and some earlier ones.
 
     <state directory>/models/TASK/
         current -> 000012-RUN-ROUND      a link that is replaced in one rename: it always leads to a whole model
-        000012-RUN-ROUND/model.onnx      see shared.tasks.model_metadata for what lies beside it, in metadata.json
+        000012-RUN-ROUND/model.onnx      beside it metadata.json (shared.tasks.model_metadata)
         000012-RUN-ROUND/model.int8.onnx the same in int8 (keep_int8)
         .staged/                         trained, and not yet known to be committed
         kept.json                        why the last round's model did not become the present one
 
-The training process stages; the agent's process publishes, by renaming, when the coordinator has committed the update. A
-model holds the private patch: directories are 0750 and files 0640, so that the agent's group alone may read them.
+The training process stages a model; the agent's process publishes it by a rename, when the coordinator has committed the
+update. A model contains the private patch: directories are 0750 and files 0640, so that only the agent's group may read them.
 Nothing here needs torch, NumPy or onnxruntime.
 
-Mark of an unfinished export: it remains where the process was killed.
+The mark of an unfinished export remains if the process was killed.
 
-To make a model takes memory beside training's, and onnxruntime may not be built for a processor. What kills the training
-process in every round would keep the device from ever giving an update; so after a few deaths no more attempts are made,
-until the agent begins anew.
+An export needs memory beside that of training, and onnxruntime may not support the processor. An export that killed the
+training process in every round would keep the device from ever sending an update. So after a few deaths no more attempts are
+made until the agent restarts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ExportAttempts:
         return deaths < most_deaths
 
     def end(self, task: str) -> None:
-        """Note that the attempt is over and the process lives."""
+        """Note that the attempt is over and the process still runs."""
         mark = self._directory / task / MARK
         with refusals_of(mark):
             mark.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ class ModelStore:
 
     Args:
         directory: Directory of the models; each task has a folder below it.
-        keep: Number of models of each task that stay, with the current one.
+        keep: Number of models of each task to keep, with the current one.
         every_s: Least time between two models, for the agent; 0 to have one of each round.
     """
 
@@ -160,7 +160,7 @@ class ModelStore:
                 sums = _sums(metadata, hashlib.sha256(described).hexdigest())
                 write_atomic(unfinished / SUMS_FILE, sums, mode=_FILE_MODE)
             except OSError:
-                shutil.rmtree(unfinished, ignore_errors=True)  # a disk that is full gets its space back
+                shutil.rmtree(unfinished, ignore_errors=True)  # frees the space of a full disk
                 raise
             os.rename(unfinished, root / _STAGED)
             sync_directory(root)
@@ -212,7 +212,7 @@ class ModelStore:
             The published model; None if the round has no model.
 
         Raises:
-            UsageError: A rollback is under way.
+            UsageError: A rollback is in progress.
         """
         root = self._root(task)
         if not root.is_dir():
@@ -328,7 +328,7 @@ class ModelStore:
 
     def _root(self, task: str) -> Path:
         if not re.fullmatch(NAME.regex, task):
-            raise UsageError(f"{task!r} is no task's name; it must be {NAME.words}")  # and could be a path to anywhere
+            raise UsageError(f"{task!r} is no task's name; it must be {NAME.words}")  # it could be a path to any file
         return self._directory / task
 
     @contextmanager
@@ -350,7 +350,7 @@ def _versions(root: Path) -> list[Path]:
 
 
 def _version_name(serial: int, metadata: ModelMetadata) -> str:
-    """Return a folder name for people; programs read the metadata, and the name of a run comes from the network."""
+    """Return a folder name for people. Programs read the metadata; a run's name comes from the network, so it is made safe."""
     run = re.sub(r"[^A-Za-z0-9_-]", "_", metadata.run)[:64]
     return f"{serial:06d}-{run}-{metadata.round}"
 
@@ -412,7 +412,7 @@ def _point(root: Path, target: Path) -> None:
 
 
 def _remove(root: Path, path: Path) -> None:
-    """Rename a directory, then delete it, so that no half of it ever exists under its own name."""
+    """Rename a directory, then delete it, so that an incomplete directory never exists under its own name."""
     shutil.rmtree(root / _REMOVED, ignore_errors=True)
     os.rename(path, root / _REMOVED)
     shutil.rmtree(root / _REMOVED, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The owner's limits to a work request: what stays private at least, how much it may train, and how its update is masked.
+"""The owner's limits for work requests: the tensors that must stay private, the amount of training, and the masking of updates.
 
-The agent checks them before it accepts, before anything is downloaded, and once more before an update is offered. The training
-process checks the floor a second time by itself (device_agent.training.local_update). No numpy.
+The agent checks them before it accepts a request and downloads anything, and again before it offers an update. The training
+process also checks the floor by itself (device_agent.training.local_update). No numpy.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class SecureLimits:
     Attributes:
         mode: One of SECURE_MODES. "required": no update or measurement leaves unmasked, even if a coordinator asks for it.
         min_group: Smallest group that the coordinator may form.
-        clip: Longest L2 norm of a step that a request may allow; 0: any. A smaller clip lets less of this device through.
-        min_threshold: Least rule for the number of members that must reveal; with two_thirds keys must be signed too.
+        clip: Longest L2 norm of a step that a request may allow; 0: any. A smaller clip passes on less of this device's step.
+        min_threshold: Weakest accepted rule for the number of members that must reveal; with two_thirds, keys must also be
+            signed.
         signs: Whether this device can sign its keys with a certificate of the fleet's CA.
 
     Example:
@@ -73,9 +74,9 @@ class SecureLimits:
         return self.mode == REQUIRED
 
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
-        """Return why a request is below the owner's terms; None where it is not."""
+        """Return the decision to decline a request that does not meet the owner's terms; None if it does."""
         terms = request.secure
-        # A measurement travels as it is, with the number of examples, whatever the terms of its request say.
+        # A measurement is sent unmasked, with the number of examples, even if its request has terms of masking.
         if self.forbids_unmasked and (terms is None or request.evaluates):
             why = "the owner lets no update or measurement leave this device unmasked"
             return decline(DeclineReason.INSECURE_REQUEST, why)
@@ -115,7 +116,7 @@ class SecureLimits:
 
 DAMAGED = "damaged"
 UNKNOWN_FLOOR = decline(DeclineReason.PRIVATE_POLICY, "the device's record of what stayed private cannot be read")
-"""The answer to every request where it is not known what stayed private, until the owner decides."""
+"""The answer to every request while it is unknown what stayed private, until the owner decides."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class OwnerLimits:
                 _log.error("privacy: %s", problem)
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
-        """Find why a request exceeds the limits; None where it does not, or is about another model than this device's."""
+        """Return the decision to decline a request beyond the limits; None if it is within them, or about another model."""
         if self.privacy is not None and (spent := self.privacy.refusal(request)) is not None:
             return spent
         model = self._model
@@ -204,15 +205,16 @@ class OwnerLimits:
         )
         if not limit:
             return None
-        # Steps of a plan in epochs, and epochs of one in steps, would show the number of examples.
+        # Steps of a plan in epochs, or epochs of a plan in steps, would reveal the number of examples: only the log names
+        # them.
         _log.warning("a request is declined: %d %s", count, limit)
         return decline(DeclineReason.PLAN_LIMIT, f"more {limit}")
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
-        """Find why an update must not leave the device; "" where it holds just the tensors that may.
+        """Return why an update must not leave the device; "" if it holds only tensors that may leave.
 
         Args:
-            request: The request that the update answers; None where it is unknown, and so what the update holds.
+            request: The request that the update answers; None if it is unknown: then the update's tensors are unknown too.
             manifest: Manifest of the update.
         """
         model = self._model
@@ -236,7 +238,7 @@ class OwnerLimits:
 
     @property
     def declines(self) -> str:
-        """The damage of a record for which every request is declined; "" for none."""
+        """The damage of a record because of which every request is declined; "" for none."""
         private = self.status()
         if private.get("source") == DAMAGED:
             return str(private["words"])
@@ -265,8 +267,8 @@ class OwnerLimits:
 def status_of(floor: Floor, schema: Schema) -> dict[str, Any]:
     """Describe a floor for people and programs on this device.
 
-    `below_default` is true where the owner lets more travel than the default, `keeps_nothing` where the owner's setting is not
-    `none` and yet names no tensor of this model.
+    `below_default` is true if the owner lets more tensors travel than the default, `keeps_nothing` if the owner's setting is
+    not `none` but names no tensor of this model.
     """
     of = len([one for one in schema.specs if one.role != "moment"])
     words = f"at least {floor.words}: {len(floor.names)} of {of} tensors of the model never leave this device"
@@ -371,5 +373,5 @@ def why_too_long(
         )
         if count > most
     ]
-    # In the unit of the plan, where both are exceeded.
+    # If both limits are exceeded, name the one in the plan's unit.
     return found[-1 if in_steps else 0] if found else (0, "")

@@ -1,11 +1,11 @@
 """The owner's policy: the admission mode, the preferences against the facts with hysteresis, and the daily budget.
 
-The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrules them:
-`always`, `never`, or `file:PATH`, whose first line is `accept`, or `decline` and the reason. A file that is absent or has
-anything else declines.
+The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrides them:
+`always`, `never`, or `file:PATH`. The first line of the file is `accept`, or `decline` and the reason. If the file is absent
+or has other content, requests are declined.
 
-The agent's loop asks before it takes work, and lets time pass here while it works. Facts come from a watcher on another thread,
-so that no source that hangs can hold the loop up; until they are there, a request waits.
+The agent's loop calls `decide` before it accepts work, and `tick` while it works. Facts come from a watcher on another
+thread, so that a source that hangs cannot block the loop; a request waits until the facts are there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
-"""Beyond `loss_after_s`: until then the facts have been read again, and presence has a lasting loss."""
+"""Added to `loss_after_s`: by then the facts have been read again, and presence reports a lasting loss."""
 
 
 class OnLoss(StrEnum):
@@ -48,7 +48,7 @@ class OnLoss(StrEnum):
 
 @dataclass(frozen=True)
 class ConditionLost:
-    """The device is no longer willing; `action` is for the work in hand. ConditionRestored or PauseExpired end a pause."""
+    """The device is no longer willing; `action` is for the current work. ConditionRestored or PauseExpired end a pause."""
 
     objections: tuple[Objection, ...]
     action: OnLoss
@@ -63,7 +63,7 @@ class ConditionRestored:
 
 @dataclass(frozen=True)
 class PauseExpired:
-    """The pause has lasted as long as the owner allows: the work is given up."""
+    """The pause has lasted as long as the owner allows: the work is abandoned."""
 
     objections: tuple[Objection, ...]
 
@@ -76,37 +76,36 @@ class Hysteresis:
 
         WILLING  -- objections for `loss_after_s` -->  UNWILLING  -- none for `return_after_s` -->  WILLING
 
-    A plug that flaps counts too: times without objections are not counted, but only `loss_after_s` without any in a row resets
-    the count. So a single short loss stops nothing, and repeated ones do.
+    Short losses, such as those of a loose plug, add up: times without objections do not count, but `loss_after_s` in a row
+    without objections resets the sum. So a single short loss stops nothing, but repeated ones do.
 
-    While unwilling, the facts are compared with stricter preferences, so that a value that trembles around its limit changes
-    nothing. A condition that ends by the clock, as quiet hours do, does not tremble: it is over when it is over. The owner's
-    setting `on_loss` decides about the running work.
+    While unwilling, the facts are compared with stricter preferences, so that a value that fluctuates around its limit
+    changes nothing. A condition that ends at a known time, such as quiet hours, does not fluctuate and ends at once. The
+    owner's setting `on_loss` decides about the running work.
 
     Call `observe` with new objections, at the latest at `next_deadline`; `now` is monotonic seconds. The first observation
-    decides at once. Losses add up from look-up to look-up to `loss_after_s`, unless there was none for as
-    long in a row.
+    decides at once. Losses add up over look-ups to `loss_after_s`, unless there was none for that time in a row.
 
     Attributes:
         willing: Whether the device takes work.
-        reasons: Objections; while unwilling without any, the last ones.
+        reasons: Objections; while unwilling without objections, the last ones.
     """
 
     def __init__(self, preferences: Preferences) -> None:
         self.willing = True
-        # What is missed; while unwilling and nothing is, what was missed last.
+        # The unmet preferences; while unwilling with all preferences met, the last unmet ones.
         self.reasons: tuple[Objection, ...] = ()
         self._usual, self._stricter = preferences, preferences.stricter()
         self._terms = preferences.settings
         self._fresh = True
-        # While willing: what losses shortly before have left of `loss_after_s`, and when it is used up by the present one.
+        # While willing: the rest of `loss_after_s` after recent losses, and the time at which the present loss uses it up.
         self._left_s = self._terms.loss_after_s
         self._counts_at: float | None = None
         self._met_since = -math.inf
-        # While unwilling: since when nothing is missed but what ends by the clock.
+        # While unwilling: the time since which all objections are such that end by the clock.
         self._steady_since: float | None = None
         self._missing = False
-        # When the first of what ends by the clock does.
+        # The time at which the first of the objections that end by the clock ends.
         self._ends_at: float | None = None
         self._lost_at = 0.0
         self._pausing = False
@@ -128,7 +127,7 @@ class Hysteresis:
         Args:
             objections: Objections by `preferences`.
             now: Monotonic seconds.
-            working: Whether there is work in hand that could be paused.
+            working: Whether there is current work that could be paused.
         """
         fresh, self._fresh = self._fresh, False
         self._missing = bool(objections)
@@ -140,7 +139,7 @@ class Hysteresis:
         return self._while_unwilling(objections, now, working=working)
 
     def answer(self, objections: tuple[Objection, ...], now: float) -> tuple[Objection, ...]:
-        """Objections to a request whose facts were looked up just now; none: the device accepts."""
+        """Return the objections to a request, from facts looked up just now; none: the device accepts."""
         if self.willing:
             return self._perhaps_for_a_moment(objections)
         if objections:
@@ -151,7 +150,7 @@ class Hysteresis:
         return (Objection(self.reasons[0].condition, words, rest_s),)
 
     def next_deadline(self) -> float | None:
-        """When facts should be looked up again at the latest; None where time alone changes nothing."""
+        """Return the latest time for the next look-up of facts; None if time alone changes nothing."""
         wanted = [one for one in (self._counts_at, self._ends_at) if one is not None]
         if self._steady_since is not None and not self._missing:
             wanted.append(self._steady_since + self._terms.return_after_s)
@@ -213,7 +212,7 @@ class Hysteresis:
         return None
 
     def _action(self) -> OnLoss:
-        """The action for the work in hand: a pause that is sure to outlast its limit is an abandon at once."""
+        """Return the action for the current work: a pause that is sure to exceed its limit becomes an abandon at once."""
         chosen = OnLoss(self._terms.on_loss)
         in_vain = any(one.exact and one.retry_after_s > self._terms.pause_limit_s for one in self.reasons)
         return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen
@@ -222,7 +221,7 @@ class Hysteresis:
 _FILE_PREFIX = "file:"
 
 NEVER_S = 3600.0
-"""An order of `never` holds until the agent is started with another; a file may change at any time."""
+"""The mode `never` holds until the agent is started with another mode; a file may change at any time."""
 
 
 @dataclass(frozen=True)
@@ -230,9 +229,9 @@ class AdmissionMode:
     """The owner's admission mode.
 
     Attributes:
-        always: Accept every request; with neither `path` nor `follows_preferences`, decline every request.
+        always: Whether every request is accepted; without `path` and `follows_preferences`, False declines every request.
         path: File that is read for each request, "" for none.
-        follows_preferences: The preferences decide; the other two have no effect.
+        follows_preferences: Whether the preferences decide; then the other two have no effect.
     """
 
     always: bool
@@ -291,7 +290,7 @@ _log = logging.getLogger("fedpatch.owner")
 LOOK_AT_WORK_S = 1.0
 LOOK_IDLE_S = 30.0
 FRESH_S = 1.0
-"""Facts that are older are looked up again before an offer is answered."""
+"""Older facts are looked up again before a request is answered."""
 
 _OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.METERED, Condition.TRAFFIC_SPENT})
 
@@ -308,23 +307,23 @@ class UsageBook(Protocol):
 
     @property
     def today(self) -> Usage:
-        """Usage of this local day, without the work in hand."""
+        """Usage of this local day, without the current work."""
 
     def note(self, more: Usage) -> None:
         """Add the usage of a job."""
 
 
 class OwnerPolicy:
-    """Decides on work requests, and on the work in hand while facts change.
+    """Decides on work requests, and on the current work while facts change.
 
     Call `tick` in each turn of the loop and `update_facts` with each look-up.
 
     Attributes:
         unwilling: The preference that presence reports as not met; None while willing.
-        words: Unmet preferences in words, for the owner; unchanged for as long as `conditions` are.
+        words: Unmet preferences in words, for the owner; unchanged while `conditions` are unchanged.
         conditions: Unmet preferences.
         facts: The newest facts, None before the first look-up.
-        meter: Usage of the work in hand.
+        meter: Usage of the current work.
 
     Args:
         order: The admission mode.
@@ -359,7 +358,7 @@ class OwnerPolicy:
         self._local_now = local_now
         self._own_memory_mib = own_memory_mib
         self._own_load = own_load
-        # Whether the device would take work, and whether it goes on with what it has: that needs less of some things.
+        # Whether the device would accept work, and whether it continues its current work, which needs less of some resources.
         self._standing = Hysteresis(preferences)
         self._at_work = Hysteresis(preferences)
         self._work: JobKey | None = None
@@ -371,7 +370,7 @@ class OwnerPolicy:
         self._looks = order.follows_preferences or look_anyway
 
     def decide(self, task: str, traffic_bytes: int, now: float) -> AdmissionDecision | None:
-        """Decide on a work request; None until there are fresh facts: ask again after the next `update_facts`.
+        """Decide on a work request; None without fresh facts: call again after the next `update_facts`.
 
         Args:
             task: Name of the task of the request.
@@ -387,7 +386,7 @@ class OwnerPolicy:
         return decide(self._order, None, self._standing.answer(objections, now))
 
     def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[FromOwner]:
-        """Take new facts and return the events for the work in hand.
+        """Take new facts and return the events for the current work.
 
         Args:
             facts: The facts, as they are at `now`.
@@ -421,13 +420,13 @@ class OwnerPolicy:
 
     @property
     def willing(self) -> bool | None:
-        """True if the device would take work now; None where that is unknown, or a file decides for each request."""
+        """True if the device would take work now; None if that is unknown, or a file decides for each request."""
         if not self._order.follows_preferences:
             return None if self._order.path else self._order.always
         return None if self.facts is None else self._standing.willing
 
     def spent_today(self, now: float) -> Usage:
-        """Usage of this day, the work in hand included."""
+        """Usage of this day, including the current work."""
         return self._usage.today.plus(self.meter.spent(now))
 
     def stop(self, now: float) -> None:
@@ -435,17 +434,17 @@ class OwnerPolicy:
         self._usage.note(self.meter.take(now))
 
     def next_deadline(self, job: Job) -> float | None:
-        """When `tick` has something to do; None while a look-up is under way, or where no facts are needed."""
+        """Return the time at which `tick` is due; None during a look-up of facts, or if no facts are needed."""
         if self._asked or not self._looks:
             return None
         if self.facts is None:
             return 0.0
         if not self._order.follows_preferences:
             return self._seen_at + LOOK_IDLE_S
-        # An update that waits to be fetched may do so for days.
+        # An update may wait for days until the coordinator requests it.
         rests = job.key is None or (job.state is JobState.UPLOADING and not job.awaits_clearance)
         wanted = [self._seen_at + (LOOK_IDLE_S if rests else LOOK_AT_WORK_S)]
-        # A look leads to the next: without a pause between them, a moment that has passed would keep the loop busy.
+        # A look-up leads to the next: without a pause between them, a deadline in the past would keep the loop busy.
         soonest = self._seen_at + LOOK_AT_WORK_S
         changes = (self._standing.next_deadline(), self._at_work.next_deadline() if job.key is not None else None)
         return min([*wanted, *(max(one, soonest) for one in changes if one is not None)])
@@ -484,20 +483,20 @@ class OwnerPolicy:
             self.conditions, self.words = conditions, tuple(one.words for one in reasons)
 
     def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[FromOwner]:
-        """Decide about the work in hand, if there is any."""
+        """Decide about the current work, if there is any."""
         if job.key is None:
             self._work = None
             return []
         if _is_other_work(job.key, self._work):
             self._work, self._at_work = job.key, Hysteresis(self._preferences)
             if not job.awaits_clearance:
-                # It was accepted when all was well: what is missed now must be missed for a while.
+                # The work was accepted without objections, so new objections must last for a while.
                 self._at_work.observe((), now, working=True)
         found = self._judge(self._at_work, facts, now, task=job.key.task, working=True)
         concern = _of_concern(found, job.state)
         change = self._at_work.observe(concern, now, working=True)
         events = self._apply(change)
-        # The loss may be one of before, which training outlasted: sending is part of what has begun.
+        # The loss may have begun during training, which continued: sending is part of the work that has begun.
         finishes = not self._at_work.willing and OnLoss(self._preferences.settings.on_loss) is OnLoss.FINISH
         may_send = not concern or finishes
         return [*events, OwnerResumed()] if job.awaits_clearance and may_send else events
@@ -519,7 +518,7 @@ class OwnerPolicy:
 
 
 def _is_other_work(key: JobKey, known: JobKey | None) -> bool:
-    """Return whether the work is another; a newer epoch of the coordinator asks for the same work."""
+    """Return whether a key is of other work; in a newer epoch, a coordinator asks for the same work."""
     return known is None or (key.run, key.round, key.task) != (known.run, known.round, known.task)
 
 

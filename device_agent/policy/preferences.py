@@ -1,7 +1,7 @@
-"""An owner's preferences: the fact that each asks for, and every objection to working now, the most lasting first.
+"""An owner's preferences: the fact that each depends on, and every objection to working now, the most lasting first.
 
-A preference whose fact is unknown counts as met or missed by the setting `unknown`. The resources that the agent itself
-takes are not held against the device.
+A preference whose fact is unknown counts as met or missed by the setting `unknown`. Resources that the agent itself uses do
+not count against the device.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 
-# The broker is on this very device, or at the end of a cable: neither can be worse than a WiFi network.
+# The broker is on this device or reached by cable: neither link can be worse than a WiFi network.
 _BETTER_THAN_WIFI = (LinkKind.LOOPBACK, LinkKind.ETHERNET)
 
 
 @dataclass(frozen=True)
 class OwnUsage:
-    """Resources that the training takes: load per CPU, and memory in MiB."""
+    """Resources that the training uses: load per CPU, and memory in MiB."""
 
     load_per_cpu: float = 0.0
     memory_mib: float = 0.0
@@ -72,7 +72,7 @@ def _supply(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | 
 
 def _unmetered(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.metered
-    # To a broker on this very device nothing is paid.
+    # The connection to a broker on this device costs nothing.
     if not wants.unmetered or facts.link.value is LinkKind.LOOPBACK:
         return None
     return Answer(None if fact.value is None else not fact.value, fact, "its connection is metered")
@@ -145,7 +145,7 @@ def _clock(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | N
     return Answer(clock.value, clock, "its clock was not set since it started") if wants.clock_set else None
 
 
-# A battery takes long to charge, a moment of load is soon over.
+# With retry times: a battery takes long to charge, a moment of load is soon over.
 RULES: Mapping[str, PreferenceRule] = {
     "charging": PreferenceRule(Condition.NOT_CHARGING, 600.0, "whether it has external power", _charging),
     "min_battery": PreferenceRule(Condition.LOW_BATTERY, 900.0, "the battery's charge", _battery),
@@ -176,8 +176,8 @@ class Objection:
     Attributes:
         condition: The preference, as the coordinator knows it.
         words: Reason for the owner alone; it may name values, networks and files.
-        retry_after_s: Seconds before which another request is most likely in vain.
-        exact: Whether it is certainly in vain until then, as during quiet hours.
+        retry_after_s: Seconds for which another request would most likely be declined.
+        exact: Whether it would certainly be declined until then, as during quiet hours.
     """
 
     condition: Condition
@@ -200,7 +200,7 @@ class Preferences:
         return cls(settings, parse_quiet_hours(settings.quiet_hours), parse_unknown(settings.unknown))
 
     def stricter(self) -> Preferences:
-        """Preferences to become willing again: slightly stricter, so that a value that trembles around a limit changes nothing.
+        """Return slightly stricter preferences to become willing again: a value that fluctuates at a limit changes nothing.
 
         No limit becomes impossible to meet.
         """
@@ -233,12 +233,12 @@ def unmet_preferences(
     Args:
         preferences: The owner's preferences.
         facts: The facts of this moment.
-        spent: Usage of this day, the work in hand included.
-        local: Aware local time, in a zone that knows its changes.
+        spent: Usage of this day, including the current work.
+        local: Aware local time, in a zone that has its clock changes.
         task: Name of the task of a request, "" for none.
         expected_bytes: Bytes that a requested work would move, both ways.
-        own: Resources that the training takes, which are not held against the device.
-        working: Whether the question is about the work in hand: a round that has begun does not exceed the rounds of a day.
+        own: Resources that the training uses, which do not count against the device.
+        working: Whether the question is about the current work: a round that has begun does not exceed the rounds of a day.
     """
     wants = preferences.settings
     found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]

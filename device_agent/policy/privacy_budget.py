@@ -33,7 +33,7 @@ class PrivacyBudget:
         directory: State directory, with the ledger.
         fleet: Fleet of the agent, whose coordinator sends the requests.
         max_epsilon: Greatest epsilon; None for no limit. With a limit, rounds without differential privacy are declined.
-        required: Whether they are declined without a limit too.
+        required: Whether such rounds are declined without a limit too.
         delta: The delta of epsilon.
 
     Example:
@@ -64,7 +64,7 @@ class PrivacyBudget:
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
         """Return the decision to decline a request that the owner's limit does not allow; None if it does."""
         terms = request.privacy
-        # No noise covers a measurement, and no account counts it, whatever the terms of its request say.
+        # A measurement has no noise and is in no account, even if its request has terms of differential privacy.
         if self._required and (terms is None or request.evaluates):
             return decline(DeclineReason.PRIVACY_REQUIRED, "the owner takes part with differential privacy only")
         if terms is None:
@@ -89,7 +89,7 @@ class PrivacyBudget:
 
     @property
     def declines(self) -> str:
-        """The damage of the account for which every request is declined; "" for none, or where privacy is not required."""
+        """The damage of the account because of which every request is declined; "" for none, or if privacy is not required."""
         return self._damage if self._required and self._open() is None else ""
 
     def count(self, key: JobKey, request: WorkRequest | None, manifest: Manifest) -> None:
@@ -140,7 +140,7 @@ class PrivacyBudget:
         return found if math.isfinite(found) else None
 
     def _open(self) -> PrivacyLedger | None:
-        """Return the ledger; None while it is damaged, which is looked at again each time, as the owner may restore it."""
+        """Return the ledger; None while it is damaged. Each call reads a damaged one again, since the owner may restore it."""
         if self._ledger is None:
             try:
                 self._ledger = PrivacyLedger(self._directory)
@@ -150,7 +150,7 @@ class PrivacyBudget:
 
 
 def privacy_in_words(account: dict[str, Any]) -> list[str]:
-    """Return the account of `PrivacyBudget.status` in lines for people; none without rounds and demands."""
+    """Return the account of `PrivacyBudget.status` in lines for people; no lines if it has no rounds and none are required."""
     if account.get("problem"):
         return [f"privacy: {account['problem']}"]
     if not account or not (account["rounds"] or account["required"]):

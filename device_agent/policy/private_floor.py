@@ -1,12 +1,12 @@
-"""The private floor, which stays on this device for any work request: the owner's decision, and its record on disk.
+"""The private floor: tensors that stay on this device for any work request, by the owner's decision and its record on disk.
 
 The floor is a set of the model's tensors. The owner's setting `private` names it. Without the setting it is every tensor that
-stayed private in any earlier round of the task, and the policy `affine` at least. Requests are compared with it by names, never
-by the texts of policies: the moments of a tensor belong to the tensor.
+stayed private in any earlier round of the task, and at least the policy `affine`. Requests are compared with the floor by the
+names of tensors, never by the texts of policies: the moments of a tensor belong to the tensor.
 
-The record of earlier rounds lies beside the patches, one file a task. It holds names, and the roles of which every tensor
-stayed, so that it covers new layers of a task's next version too. It grows before a patch is saved, and nothing here makes it
-smaller. Where it is damaged, nothing is known, and every request is declined until the owner decides.
+The record of earlier rounds is beside the patches, one file per task. It has the names of tensors, and the roles of which
+every tensor stayed private, so that it also covers new layers of the task's next version. It grows before a patch is saved,
+and nothing here makes it smaller. If it is damaged, every request is declined until the owner decides.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PrivateFloor:
     def kept(self) -> FloorRecord:
         """Read the record of earlier rounds. StateError where it is damaged, or cannot be read.
 
-        A device with patches and no record worked before there were records: its patches stand for the record.
+        A device with patches but no record worked before records existed: its patches are used as the record.
         """
         remedy = f"delete {self.path} to begin with the patches that are there"
         try:
@@ -106,7 +106,7 @@ class PrivateFloor:
                     return self._of_patches()
             return _decode(self.path, data, self._task)
         except StateError as error:
-            # A file that the system withholds may be whole: then nothing is to be deleted.
+            # An unreadable file may be undamaged: then the message does not suggest to delete it.
             also = "" if isinstance(error.__cause__, OSError) else f", or {remedy}"
             raise StateError(
                 f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
@@ -116,7 +116,7 @@ class PrivateFloor:
     def note(self, names: Iterable[str], schema: Schema) -> None:
         """Add `names` to the record; durable once this returns. StateError where the disk refuses.
 
-        A damaged record stays as it is, which is the strict side: only an owner's setting lets a round come this far then.
+        A damaged record stays as it is, which is the strict choice: then only the owner's setting lets a round come this far.
         """
         try:
             known = self.kept()

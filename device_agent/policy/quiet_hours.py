@@ -1,7 +1,7 @@
 """Quiet hours of a device by its local clock, `22:00-07:00` or `mon-fri 08:00-18:00`.
 
 A span belongs to the day on which it begins. In a night in which the clocks change, it lasts up to an hour longer, never
-shorter: its beginning is the earlier and its end the later of the two times that the local clock could mean.
+shorter: it begins at the earlier and ends at the later of the two times that the local clock could mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(\d\d)", re.ASCII)
 _REMEDY = "write e.g. 22:00-07:00 or mon-fri 08:00-18:00"
 _DAY_MINUTES = 24 * 60
-# Quiet hours that leave no gap never end: the coordinator is to ask again after this time.
+# Quiet hours without a gap never end: the coordinator should ask again after this time.
 _HORIZON = timedelta(days=7)
 
 
@@ -37,9 +37,10 @@ class QuietHours:
     spans: tuple[Span, ...] = ()
 
     def until(self, local: datetime) -> datetime | None:
-        """When it is no longer quiet (UTC), None where it is not quiet at `local`, an aware datetime.
+        """Return the end of the quiet time at `local`, an aware datetime, in UTC; None if it is not quiet.
 
-        At most a week ahead. Exact over changes of the clocks where `local` knows them, as with a zoneinfo zone.
+        The end is at most a week ahead. It is exact over clock changes if the zone of `local` has them, as a zoneinfo zone
+        does.
         """
         assert local.tzinfo is not None
         now = moment = local.astimezone(UTC)
@@ -63,14 +64,14 @@ class QuietHours:
 
 
 def next_midnight(local: datetime) -> datetime:
-    """When the local day ends (UTC)."""
+    """Return the end of the local day (UTC)."""
     assert local.tzinfo is not None
     # Where clocks are set forward at midnight, or back to it, the earlier offset gives the moment at which the date changes.
     return _moments(local.date(), _DAY_MINUTES, local.tzinfo)[0]
 
 
 def parse_quiet_hours(entries: Sequence[str]) -> QuietHours:
-    """Each entry is `HH:MM-HH:MM`, a day or a range of days may stand before it. UsageError for anything else."""
+    """Parse entries `HH:MM-HH:MM`, with an optional day or range of days before each. UsageError for anything else."""
     return QuietHours(tuple(map(_parse_span, entries)))
 
 
@@ -105,7 +106,7 @@ def _days(text: str, first: str | None, last: str | None) -> frozenset[int]:
 
 
 def _moments(day: date, minutes: int, zone: tzinfo) -> tuple[datetime, datetime]:
-    """Both moments (UTC) that a local clock may mean, which differ only where it is set back or forward over that time."""
+    """Return both moments (UTC) that a local time may mean; they differ only if the clock is set back or forward over it."""
     wall = datetime.combine(day, time()) + timedelta(minutes=minutes)
     return (
         wall.replace(tzinfo=zone, fold=0).astimezone(UTC),

@@ -18,8 +18,8 @@ _wants, _daily, _loss = (partial(setting, group=group) for group in (_WANTS, _DA
 
 ON_LOSS = ("finish", "pause", "abandon")
 
-# Whether a device works while it is unknown if a preference is met. Work is allowed where the preference is about
-# something that many devices cannot measure and rarely have, and denied where it could cost its owner money or sleep.
+# Whether a device works while it is unknown if a preference is met. Work is allowed if the preference is about a problem that
+# many devices cannot measure and rarely have, and denied if it could cost the owner money or sleep.
 ALLOWED_IF_UNKNOWN: Mapping[str, bool] = {
     "charging": False,
     "min_battery": True,
@@ -77,12 +77,12 @@ class PreferenceSettings(Settings):
     )
 
     def check(self) -> list[tuple[str, ...]]:
-        """Hours that are none, and preferences that are none."""
+        """Return the problems of quiet hours and preferences that are not valid."""
         return super().check() + self.refusals(quiet_hours=parse_quiet_hours, unknown=parse_unknown)
 
 
 def parse_unknown(entries: Sequence[str]) -> dict[str, bool]:
-    """Return whether work is allowed while a preference's fact is unknown, for every one that asks for a fact.
+    """Return whether work is allowed while a preference's fact is unknown, for every preference that depends on a fact.
 
     Each entry is `PREFERENCE=allow` or `PREFERENCE=deny`; UsageError for anything else, and for a contradiction.
     """

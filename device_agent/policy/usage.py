@@ -1,13 +1,14 @@
-"""Usage of the device: of the job in hand, of the day in usage.json, and of its processor; and the local clock of days.
+"""Usage of the device: of the current job, of the day in usage.json, and of its processor; and the local clock of days.
 
-The daily budget is a book of days that a wrong clock cannot empty. A day is a date of the local clock. The device has no other
-calendar, and that one may be wrong: a Pi without a battery for its clock starts in the past and is corrected minutes later. So
-the book holds the two latest days that it has seen, and
+A wrong clock must not reset the daily budget. A day is a date of the local clock. The device has no other calendar, and its
+clock may be wrong: a Pi without a battery for its clock starts in the past and is corrected minutes later. So the file has
+the two latest days that the clock has shown, with these rules:
 
-- usage is noted on the latest day, also while the clock stands before it;
-- on any day, everything counts that was noted on it or on a later one. Setting the clock back, then, gives no second
-  allowance, nor does setting it back and forward again, nor starting the device anew;
-- once midnight passes while the clock stands before the latest day, that day was never real: the count begins at zero.
+- usage is noted on the latest day, also while the clock shows an earlier day;
+- on any day, all usage counts that was noted on it or on a later day. So no second allowance comes from setting the clock
+  back, from setting it back and forward again, or from a restart of the device;
+- once midnight passes while the clock shows a day before the latest, that latest day was never real: the count begins at
+  zero.
 
 A clock that is set forward by a day looks like midnight: a new day begins.
 """
@@ -37,9 +38,9 @@ LOCALTIME = Path("/etc/localtime")
 
 
 def local_now(localtime: Path = LOCALTIME) -> datetime:
-    """Now, aware. The zone is $TZ or what `localtime` holds; it is read each time, as a device may travel.
+    """Return the aware local time. The zone is $TZ or that in `localtime`; each call reads it, as a device may travel.
 
-    Where neither names a zone, the present offset is used, without changes to or from summer time.
+    If neither names a zone, the present offset is used, without changes to or from summer time.
     """
     zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
     return datetime.now(UTC).astimezone(zone)
@@ -95,7 +96,7 @@ class DayUsage:
         return cls(today, DailyBudget(today, NOTHING))
 
     def on(self, today: date) -> DayUsage:
-        """The same usage once the clock shows `today`."""
+        """Return the usage as it counts once the clock shows `today`."""
         if today == self.seen:
             return self
         if today > self.latest.day:
@@ -104,7 +105,7 @@ class DayUsage:
             return replace(self, seen=today)
         if today - self.seen == timedelta(days=1):
             return DayUsage.new(today)
-        # The clock is set forward to where it stood before the latest day: that was a mistake, but its costs were not.
+        # The clock is set forward, but not to the latest day: that day was a mistake, but its usage was real.
         return DayUsage(today, DailyBudget(today, replace(self, seen=today).spent))
 
     @property
@@ -123,7 +124,7 @@ learn_types(DayUsage)
 
 
 class JobUsage:
-    """Usage of the work in hand; `now` is monotonic seconds. A job counts as a round once it trains."""
+    """Usage of the current work; `now` is monotonic seconds. A job counts as a round once it trains."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -132,7 +133,7 @@ class JobUsage:
         self._training_since: float | None = None
 
     def moved(self, count: int) -> None:
-        """Add bytes of models or updates that went down or up."""
+        """Add bytes of models or updates that were downloaded or uploaded."""
         self._bytes += count
 
     def begins_round(self) -> None:
@@ -220,7 +221,7 @@ class UsageLedger:
         return self._book.spent
 
     def note(self, more: Usage) -> None:
-        """Add the usage of a job; the file is written only where that is something."""
+        """Add the usage of a job; the file is written only if there was any."""
         if more == NOTHING:
             return
         self._book = self._book.on(self._clock().date()).note(more)

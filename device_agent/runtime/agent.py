@@ -82,7 +82,7 @@ class Stop:
 Event = LinkEvent | TrainerEvent | Facts | FetchEvent | Stop
 EventQueue = SimpleQueue[Event]
 
-# How long an agent that is to end waits for a personal model; to make one takes a Raspberry Pi a second or two.
+# How long an ending agent waits for a personal model; a Raspberry Pi makes one in a second or two.
 FINISH_MODEL_S = 10.0
 
 # Training processes that may be killed before the first is ready.
@@ -185,7 +185,7 @@ class Agent:
             self._presence.publish_vitals(self._owner.facts, self._runner.times.last, self._clock())
 
     def next_deadline(self) -> float | None:
-        """When the next turn is due at the latest; None while it depends on events alone."""
+        """Return the latest time of the next turn; None if it depends on events alone."""
         job_at = self._job.next_deadline() if self._presence.connected else None
         others = (
             self._presence.next_deadline(),
@@ -203,7 +203,7 @@ class Agent:
             return None
 
     def _finish_model(self) -> None:
-        """Wait a little for the personal model of a committed round. Else it is made after the next start."""
+        """Wait briefly for the personal model of a committed round. If it is not ready, it is made after the next start."""
         give_up_at = self._clock() + FINISH_MODEL_S
         self._runner.make_owed_model()
         while self._runner.owes_model and (left_s := give_up_at - self._clock()) > 0:
@@ -299,16 +299,16 @@ class Agent:
         if decision is None:
             self._waiting_request = envelope  # the newest: the coordinator has superseded those before it
             return []
-        # URLs are in the plan alone: a request is kept on the disk, and is part of the keys of a masked round.
+        # Only the plan has URLs: a request is kept on the disk, and the keys of a masked round depend on it.
         envelope = replace(envelope, body=request.at({}))
         return self._job.handle(WorkRequested(envelope, self._tasks, decision, plan), now)
 
     def _storage_decision(
         self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan
     ) -> AdmissionDecision | None:
-        """Decline where this device could not store what the round needs; log and status have the remedy.
+        """Decline if this device could not store what the round needs; log and status have the remedy.
 
-        The job in hand has what it needs, so a repeated request for it raises no alarm.
+        A repeated request for the current job is not checked, since the job has its space already.
         """
         if self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)):
             return None
@@ -323,7 +323,7 @@ class Agent:
         return problem.verdict if problem else None
 
     def _on_facts(self, facts: Facts, now: float) -> list[Effect]:
-        """New facts: the owner's policy may change the work in hand, and a request that waited is decided."""
+        """New facts: the owner's policy may change the current work, and a request that waited is decided."""
         events = self._owner.update_facts(facts, self._job, [capability.task for capability in self._tasks], now)
         effects = self._effects_of(events, now)
         envelope, self._waiting_request = self._waiting_request, None
@@ -349,7 +349,7 @@ class Agent:
                 effects += self._on_process_end(event, now)
             case TrainProgress():
                 progress = self._job.handle(TrainingProgressed(event.key, event.done, event.total), now)
-                # Without a connection they would fill the queue that the presence has to pass at the next connection.
+                # Without a connection these messages would fill the queue ahead of the presence at the next connection.
                 effects += progress if self._presence.connected else []
             case Trained() | Evaluated():
                 effects += self._on_trained(event, now)
@@ -364,7 +364,7 @@ class Agent:
         first = not self._tasks
         members = members_field(ready.members)
         self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples, members),)
-        # Not before: without the model it is unknown what may leave.
+        # Not earlier: without the model it is unknown which tensors may leave.
         effects = self._effects_of(self._runner.take_up_spooled(), now) if first else []
         self._publish_state()
         if first:
@@ -396,7 +396,7 @@ class Agent:
             return self._effects_of(lost, now)
         if isinstance(event, SetupFailed):
             raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)
-        # To load torch takes half a minute in which memory may run out.
+        # Loading torch takes half a minute, in which memory may run out.
         if not event.killed or self._early_deaths == EARLY_DEATHS:
             raise DataError(f"{event.detail} before it was ready")
         self._early_deaths += 1

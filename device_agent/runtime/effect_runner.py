@@ -71,7 +71,7 @@ from fedpatch.shared.wire.reason_codes import FailReason
 
 _log = logging.getLogger("fedpatch.agent")
 
-# A process that has torch loaded holds hundreds of megabytes; to start another takes a Pi half a minute.
+# A process that has torch loaded holds hundreds of megabytes; starting another takes a Pi half a minute.
 LONG_REST_S = 300.0
 # Longest wait for another process that changes the present model.
 LOCK_PAUSE_S = 0.5
@@ -118,7 +118,7 @@ class EffectRunner:
         self._models = models
         self._model_every_s = models.every_s if models else 0.0
         self._model_due = -math.inf  # the next personal model is made no sooner
-        self._model_put_off = False  # that of the last training
+        self._model_put_off = False  # whether the model of the last training was deferred
         self._clock = clock
         if models:
             models.attempts.forget()
@@ -132,7 +132,7 @@ class EffectRunner:
         self._update: Manifest | None = None
         self._vector: Manifest | None = None  # of a masked round, before it is masked
         self._masking = MaskingFile(directory)
-        # The training process makes the personal model of the round before, which begins and ends with an event.
+        # Whether the training process makes the personal model of the round before; an event reports the begin and the end.
         self._making = False
         self._closing: EndJob | None = None
         self._waiting: StartTraining | None = None  # until that model is made
@@ -140,12 +140,12 @@ class EffectRunner:
 
     @property
     def making_model(self) -> bool:
-        """True if the training process is at work on a personal model."""
+        """True if the training process is making a personal model."""
         return self._making
 
     @property
     def owes_model(self) -> bool:
-        """True if that model is of a committed update: it becomes the current one."""
+        """True if that model belongs to a committed update: it becomes the current one."""
         return self._closing is not None
 
     def trained(self, event: Trained) -> None:
@@ -155,21 +155,21 @@ class EffectRunner:
         self._making = event.model_follows
 
     def measured(self, event: Evaluated) -> None:
-        """A model was measured; if it was finished first, it replaces the personal model that was put off, and follows."""
+        """A model was measured. If it was finished first, it replaces the deferred personal model and is made next."""
         if event.model_follows:
             self._making, self._model_put_off, self._closing = True, False, None
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do; None while no personal model was put off."""
+        """Return the time at which `tick` is due; None if no personal model is deferred."""
         return self._model_due if self._puts_model_off else None
 
     def tick(self, now: float) -> None:
-        """Let time pass until `now`, in monotonic seconds: a personal model that was put off may be due."""
+        """Let time pass until `now`, in monotonic seconds: a deferred personal model may be due."""
         if now >= self._model_due:
             self.make_owed_model()
 
     def make_owed_model(self) -> None:
-        """Begin to make the personal model of the last committed round if it was put off."""
+        """Begin to make the personal model of the last committed round if it was deferred."""
         if not self._puts_model_off:
             return
         self._model_put_off = False
@@ -193,7 +193,7 @@ class EffectRunner:
         if closing is not None:
             try:
                 self._close_round(closing)
-            except (StateError, OSError) as error:  # another job may be in hand by now, and must not end for it
+            except (StateError, OSError) as error:  # another job may be running by now, and must not end because of it
                 _log.error("%s", error)
         if waiting is None:
             return []
@@ -208,14 +208,14 @@ class EffectRunner:
         return self._held_in_memory or self._held.version()
 
     def model_held(self, version: str) -> None:
-        """Note the version of the global model that the training process holds in memory; "" for a process that is new."""
+        """Note the version of the global model that the training process holds in memory; "" for a new process."""
         self._held_in_memory = version
 
     def take_up_spooled(self) -> list[Event]:
-        """Take up the update that waited when the agent ended, if it may still leave, and make its personal model."""
+        """Resume the update that waited when the agent ended, if it may still leave, and make its personal model."""
         if (key := self._spool.committed_key()) is not None:
             self._closing = EndJob("committed", committed=key)
-            # A staged model needs no update any more, which may be damaged.
+            # A staged model no longer needs its update, which may be damaged.
             committed = None if self._has_model(key) else self._spool.committed()
             if committed is None or not self._make_model_again(committed):
                 return self.model_made()
@@ -267,7 +267,7 @@ class EffectRunner:
                     declined = effect.envelope.body
                     _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
                 if isinstance(effect.envelope.body, Offer):
-                    self._spool.check(effect.envelope.body.manifest)  # hours may lie between, and cards wear out
+                    self._spool.check(effect.envelope.body.manifest)  # it may have waited for hours, and cards wear out
                 self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(effect.envelope))
             case StartDownload():
                 return [self._start_download(effect.blobs)]
@@ -315,7 +315,7 @@ class EffectRunner:
                 )
 
     def _steer(self, effect: Effect) -> None:
-        """Stop, pause or continue what is under way; answer a masked group."""
+        """Stop, pause or continue the download or the training; answer a masked group."""
         match effect:
             case MaskUpdate() | SaveMasking() | SendAfterSave() | ForgetMasking():
                 self._mask(effect)
@@ -365,11 +365,11 @@ class EffectRunner:
         give_memory_back()
 
     def _publish_model(self, models: ModelStore, key: JobKey) -> None:
-        """Make the round's model the current one for applications; a disk that refuses costs them no more than that."""
+        """Make the round's model the current one for applications; if the disk refuses, only the applications miss it."""
         try:
             try:
                 version = models.publish(key.task, key.run, key.round)
-            except UsageError:  # the owner rolls back meanwhile, which takes moments
+            except UsageError:  # the owner's rollback is in progress, which takes moments
                 time.sleep(LOCK_PAUSE_S)
                 version = models.publish(key.task, key.run, key.round)
         except FedpatchError as error:
@@ -381,14 +381,14 @@ class EffectRunner:
     def _keep_update(self, effect: SpoolUpdate) -> None:
         known, self._update = self._update, effect.manifest
         if self._limits.privacy is not None:
-            # Before the update can leave: a crash from here on counts the round, and none misses it.
+            # Counted before the update can leave, so that a crash never loses the count.
             self._limits.privacy.count(effect.key, effect.request, effect.manifest)
         try:
             self._spool.save(Spooled(effect.key, effect.manifest, effect.request))
         except StateError as error:
             if known != effect.manifest:
                 raise
-            # It is noted for the epoch before; after a reboot, the newer one would have to ask for it once more.
+            # The note of the former epoch remains; after a reboot the coordinator would have to request the update again.
             _log.warning("%s", error)
         self._end_download()
 
@@ -402,7 +402,7 @@ class EffectRunner:
         return DownloadStarted(have, by_url=self._fetch is not None)
 
     def fetched(self, event: FetchEvent) -> list[Event]:
-        """Take an event of a fetch; that of a fetch that was stopped counts its bytes only."""
+        """Take an event of a fetch; of a stopped fetch, only count the bytes."""
         current = event.fetch is self._fetch
         if isinstance(event, ChunkFetched):
             event.fetch.taken()
@@ -419,7 +419,7 @@ class EffectRunner:
         return [DownloadByBroker()]
 
     def _end_fetch(self) -> str:
-        """Stop the fetch that is under way; return its URLs for messages, "" without one."""
+        """Stop the current fetch; return its URLs for messages, "" without one."""
         fetch, self._fetch = self._fetch, None
         if fetch is None:
             return ""
@@ -439,7 +439,7 @@ class EffectRunner:
         self._link.unsubscribe(*self._filters(self._downloads))
         places = self._end_fetch()
         if not self._downloads.verified():
-            # The job knows no URL of the model, so that it comes by MQTT now.
+            # The job has no URL of the model, so the next download uses MQTT.
             origin = f"{places} has not the bytes of the manifest" if places else "what was downloaded is damaged"
             _log.warning("%s (SHA-256 differs); downloading the global model again, by MQTT", origin)
             self._end_download()
@@ -471,7 +471,7 @@ class EffectRunner:
         return []
 
     def _command(self, key: JobKey, request: WorkRequest) -> TrainCommand:
-        """The training command of a request, without the way to its global model."""
+        """Return the training command of a request, without the files of its global model."""
         return TrainCommand(
             key=key,
             plan=request.plan,
@@ -507,7 +507,7 @@ class EffectRunner:
 
 
 def _fail_reason(error: StateError | BrokerError | OSError) -> FailReason:
-    """Files raise StateError; the system itself refuses only a training process."""
+    """Return the reason of a failure: files raise StateError, and OSError comes only from the start of a training process."""
     if isinstance(error, StateError):
         return FailReason.STORAGE
     return FailReason.DOWNLOAD if isinstance(error, BrokerError) else FailReason.TRAINING

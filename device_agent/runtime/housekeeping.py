@@ -1,8 +1,8 @@
 """Work of the agent's loop beside its job: status for systemd, local metrics, and the memory of an idle training process.
 
-A service of Type=notify reports to systemd that it is ready, at work, alive and at its end: a datagram of
-lines `KEY=value` to the socket that $NOTIFY_SOCKET names (sd_notify(3)). A loop that hangs sends no WATCHDOG=1, and is killed
-and started again. Without $NOTIFY_SOCKET nothing is sent.
+A service of Type=notify reports to systemd that it is ready, alive or stopping, and its status: by a datagram of lines
+`KEY=value` to the socket that $NOTIFY_SOCKET names (sd_notify(3)). If the loop hangs, it sends no WATCHDOG=1, and systemd
+kills and restarts it. Without $NOTIFY_SOCKET nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 
 _log = logging.getLogger("fedpatch.agent")
 
-# While an update waits to be fetched, which may take days, nothing is trained.
+# While an update waits for its upload, which may take days, nothing is trained.
 _IDLE_STATES = (JobState.IDLE, JobState.UPLOADING)
 
 
@@ -63,7 +63,7 @@ class Housekeeping:
             self._metrics.look(job, connected=connected, task=task, now=now)
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         metrics_at = self._metrics.next_deadline() if self._metrics is not None else None
         wanted = (self._idle.next_deadline(), self._manager.next_deadline(), metrics_at)
         return min((one for one in wanted if one is not None), default=None)
@@ -78,7 +78,7 @@ class Housekeeping:
 class IdleTimer:
     """Decides when the memory of an idle training process is given back; with `release_s` 0 never.
 
-    The process holds hundreds of megabytes while torch is loaded; to load it again takes a Raspberry Pi half a minute.
+    The process holds hundreds of megabytes while torch is loaded; loading it again takes a Raspberry Pi half a minute.
     """
 
     def __init__(self, release_s: float) -> None:
@@ -86,7 +86,7 @@ class IdleTimer:
         self._since: float | None = None
 
     def see(self, *, idle: bool, now: float) -> None:
-        """Note whether there is a training process without work, and none about to come."""
+        """Note whether a training process has no work, and none is about to come."""
         if not idle or not self._release_s:
             self._since = None
         elif self._since is None:
@@ -101,7 +101,7 @@ class IdleTimer:
         return True
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         return None if self._since is None else self._since + self._release_s
 
 
@@ -151,18 +151,18 @@ class ServiceManager:
         self._status = status
 
     def tick(self, now: float) -> None:
-        """Send a sign of life, twice as often as systemd demands."""
+        """Send WATCHDOG=1 twice as often as systemd demands."""
         due = self.next_deadline()
         if due is not None and now >= due:
             self._alive_at = now
             self._send("WATCHDOG=1")
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         return self._alive_at + self._every_s if self._alive_at is not None and self._every_s else None
 
     def stopping(self) -> None:
-        """Send that the service ends by itself."""
+        """Report that the service is stopping."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def _send(self, *lines: str) -> None:

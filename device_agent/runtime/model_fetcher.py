@@ -1,7 +1,7 @@
-"""Fetches blobs of models by URL in a thread of its own, chunk by chunk, by ranges of the chunks that are missing.
+"""Fetches models by URL in a thread of its own: by ranges of the missing chunks, one chunk after the other.
 
-The thread puts ChunkFetched events into the agent's queue, and one FetchEnded at the end; a URL that fails leaves the missing
-chunks to the broker. A server is trusted with nothing but the way: the SHA-256 of the manifest decides about the bytes.
+The thread puts ChunkFetched events into the agent's queue, and one FetchEnded at the end; if a URL fails, the missing chunks
+come from the broker. A server is not trusted: the SHA-256 of the manifest decides whether the bytes are accepted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedpatch.shared.mqtt.url import is_place, parse_broker_url, split_url
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
-# A server or a network without a byte for so long counts as a lost connection.
+# A server or a network that sends no byte for this time counts as a lost connection.
 SILENT_S = 15.0
-# A URL that takes longer for a chunk is given up.
+# A URL that takes longer for a chunk is not used any more.
 SLOW_S = 60.0
-# Requests in a row without a chunk after which a URL is given up, and the pause before each further one.
+# Requests in a row without a chunk after which a URL is not used any more, and the pause before each retry.
 ATTEMPTS = 3
 PAUSE_S = 1.0
-# Chunks that wait for the agent at once.
+# Most chunks that may wait for the agent.
 WAITING = 4
 MOST_REDIRECTS = 3
 _PIECE_BYTES = 64 * 1024
@@ -133,7 +133,7 @@ class ModelFetcher:
             events,
             ca_files=[path for path in (own_ca or settings.ca_file,) if path is not None],
             system_cas=own_ca is None,
-            # Elsewhere a coordinator could have this device send requests to services of its own.
+            # Else a coordinator could make this device send requests to services of the device itself.
             plain_loopback=parse_broker_url(settings.broker).loopback,
             plain=settings.insecure,
             ca_setting=f"{prefix}models_ca_file",
@@ -180,7 +180,7 @@ class ModelFetcher:
         return self._plain_loopback and is_loopback(host)
 
     def _context(self) -> ssl.SSLContext:
-        """Return a context for TLS 1.2 or later. It is made anew for each fetch: files may have been renewed."""
+        """Return a context for TLS 1.2 or later. Each fetch makes a new one: files may have been renewed."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._system_cas:
@@ -224,7 +224,7 @@ class ModelFetch:
         self._wasted = 0
 
     def stop(self) -> None:
-        """End the fetch soon, and wait for nothing."""
+        """End the fetch soon, without waiting for its end."""
         self._stopped.set()
         self._room.release()
 
@@ -312,7 +312,7 @@ class ModelFetch:
             yield index, bytes(data)
 
     def _response(self, url: SplitResult, start: int, stop: int) -> http.client.HTTPResponse:
-        """Send the request for a range, along redirects on the same server."""
+        """Send the request for a range; follow redirects on the same server."""
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         headers["User-Agent"] = f"fedpatch/{__version__}"
         at = url
@@ -359,7 +359,7 @@ class ModelFetch:
 def _check_answer(response: http.client.HTTPResponse, place: str, start: int, stop: int, size_bytes: int) -> None:
     """Raise _Refused unless an answer is the range `start` to `stop` of a blob of `size_bytes`, or the whole of it.
 
-    ConnectionError where the server may answer otherwise in a moment.
+    ConnectionError if a retry may succeed.
     """
     if response.status >= 500 or response.status == 429:
         raise ConnectionError(f"the server answers {response.status}")

@@ -1,4 +1,4 @@
-"""Messages of a device about itself: its retained state and its vitals; and the search for a second agent with its id."""
+"""Messages of a device about itself: its retained state and its vitals; and the detection of a second agent with its id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AgentLink(Link, Protocol):
     """A link whose pauses between attempts to connect can be made long."""
 
     def use_long_backoff(self, patient: bool) -> None:
-        """Whether to wait for the longest pause before each further attempt to connect."""
+        """Set whether to wait for the longest pause before each further attempt to connect."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Presence:
         hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
         fetches: Whether the device fetches models by URL.
         features: Features of work requests that the device understands, without those of masked rounds.
-        more_features: Returns those that come and go, of a relay.
+        more_features: Returns the features of a relay that may change.
         encodings: Encodings that it can decode.
         path: Returns the path of a relay (DeviceState.path); () for other devices.
     """
@@ -130,7 +130,7 @@ class Presence:
 
         Args:
             tasks: Tasks of this device; empty while its task is being loaded.
-            job: The job in hand.
+            job: The current job.
             unwilling: The preference that is not met, None where the device would take work.
         """
         if not self.connected:
@@ -187,11 +187,11 @@ class Presence:
             self._report_duplicate()
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         return self._detector.next_deadline()
 
     def _report_duplicate(self) -> None:
-        """Both agents stay, because neither is known to be right, but they stop fighting for the connection."""
+        """Report a second agent, or its end. Both stay, since neither is known to be right, but reconnect after long pauses."""
         detected, me = self._detector.detected, self._identity
         text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
         self.problem = text if detected else ""
@@ -203,14 +203,15 @@ class Presence:
 
 
 class DuplicateIdDetector:
-    """Detects another agent that uses the id of this device: the two would push each other off the broker without end.
+    """Detects another agent that uses the id of this device: the two would disconnect each other from the broker without end.
 
-    Most brokers do not say why they close a connection (mosquitto 2.0 does not). But the broker retains each device's state,
-    and a device reads its own topic. Once this agent's state is there, an online state whose boot nonce is of no start of
-    this agent is another agent's.
+    Most brokers do not report why they close a connection (mosquitto 2.0 does not). But the broker retains each device's
+    state, and a device subscribes to its own topic. Once this agent's state is there, an online state with a boot nonce of no
+    start of this agent comes from another agent.
 
-    An agent may also see states of its own former starts: at its own start, or when a broker comes back with an old copy. So
-    `former_boots` are known, and a state counts only on a connection after the one on which this agent saw its own.
+    An agent may also receive states of its own former starts: at its own start, or when a broker restores an old copy. So
+    states with `former_boots` are ignored, and a state counts only on a connection after the one on which this agent received
+    its own.
 
     Args:
         boot: The nonce of this agent's start.
@@ -263,5 +264,5 @@ class DuplicateIdDetector:
         return True
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         return self._forget_at

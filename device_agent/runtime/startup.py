@@ -53,7 +53,7 @@ from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 
-# Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
+# Two agents that disconnect each other from the broker, each after the longest pause, see each other every second pause.
 _FORGET_AFTER_PAUSES = 3.0
 
 log = logging.getLogger("fedpatch.agent")
@@ -211,7 +211,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
 
 
 def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSetup:
-    """First command of the training process.
+    """Return the first command of the training process.
 
     Args:
         settings: Checked settings.

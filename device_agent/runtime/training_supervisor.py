@@ -1,6 +1,6 @@
 """The agent's side of the training process: starts it, sends it commands, turns its answers into events.
 
-The process is kept, since importing torch takes a Raspberry Pi half a minute; where it was stopped or died, the next round
+The process is kept, since importing torch takes a Raspberry Pi half a minute; if it was stopped or died, the next round
 starts another. This file imports neither torch nor numpy.
 """
 
@@ -54,7 +54,7 @@ log = logging.getLogger("fedpatch.trainer")
 class Died:
     """A training process ended by itself, or was `killed`; `detail` has the cause.
 
-    `lost` are the rounds that this process had not answered; another process may be at work already.
+    `lost` are the rounds that this process had not answered; another process may be running already.
     """
 
     detail: str
@@ -70,9 +70,8 @@ class Trainer:
 
     Each `start` that starts a process leads to one `Ready`, `SetupFailed` or `Died`. Each `train` leads to any number of
     `TrainProgress`, then to one `Trained`, `Evaluated`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that
-    names its round.
-    Each `mask` leads to one `Masked`, `TrainFailed`, or to one of those two.
-    `ModelMade` follows where `Trained` announces it, and after `make_model`, unless the process ends.
+    names its round. Each `mask` leads to one `Masked` or `TrainFailed`, or to such a `SetupFailed` or `Died`. `ModelMade`
+    follows if `Trained` announces it, and after `make_model`, unless the process ends.
 
     Args:
         setup: First command of each process.
@@ -191,8 +190,8 @@ class _Child:
         self.send(setup)
 
     def send(self, command: Command) -> None:
-        """Write a command; the end of a process that has just died is its answer."""
-        with contextlib.suppress(OSError, ValueError):  # ValueError: its end was seen, and the pipe closed, meanwhile
+        """Write a command. If the process has just died, its end is the answer."""
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the pipe is closed since the process ended
             write_message(self.process.stdin, command)
 
     def train(self, command: TrainCommand | MaskCommand) -> None:
@@ -201,7 +200,7 @@ class _Child:
         self.send(command)
 
     def stop(self) -> None:
-        """End the process by ending its input, and wait for it."""
+        """End the process by closing its input, and wait for it."""
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         self._wait()
@@ -226,7 +225,7 @@ class _Child:
             self._wait()
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        # Once it is forgotten, it is given nothing more: what it owes now is lost.
+        # A forgotten process gets no more commands: the rounds that it has not answered are lost.
         if self._forget(self):
             lost = tuple(self._owed)
             died = Died(self._how_it_ended(), lost, killed=self.process.returncode < 0)

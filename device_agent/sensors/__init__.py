@@ -1,4 +1,4 @@
 """Facts about the device: power, heat, network, load, each read within a time limit (docs/reference/conditions.md).
 
-What the owner makes of them is decided in `policy`.
+What they mean for the owner is decided in `policy`.
 """

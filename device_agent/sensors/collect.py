@@ -1,10 +1,10 @@
-"""All facts of one moment: every source is asked at once, and those that have not answered in time are unknown.
+"""All facts of one moment: all sources are asked at once; facts of a source that does not answer in time are unknown.
 
-The link is asked first, since the network's name and its costs belong to the interface that the route leaves by; so an
-observation takes two limits at most, and a few milliseconds where everything answers. A source that hangs delays the first
-observation alone: later ones do not wait for it before it has answered again.
+The link is asked first, since the network's name and its costs belong to the interface of the route. So an observation takes
+two time limits at most, and a few milliseconds if every source answers. A source that hangs delays only the first
+observation: later ones do not wait for it until it has answered again.
 
-Looks at the device's conditions in a thread of its own: a look may take seconds where a source hangs.
+FactWatcher collects the facts in a thread of its own, since this may take seconds if a source hangs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _Found = Sequence[Fact[Any]]
 
 
 class FactCollector:
-    """Looks at the device. For one caller at a time; nothing is written, and nothing leaves the device.
+    """Collects facts about the device. For one caller at a time; nothing is written, and nothing leaves the device.
 
-    `ups` is what the owner wrote (ups.py). `root` and `bus` are elsewhere than usual in tests; so may be the `interface`
-    of the route to a host.
+    `ups` is the owner's setting (device_agent.sensors.power). Tests give another `root` and `bus`, and another `interface` of
+    the route to a host.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FactCollector:
         self._others = tuple((fields, TimedQuestion(name, find, _nothing_known)) for name, find, fields in others)
 
     def observe(self) -> Facts:
-        """The facts now; what cannot be found out within about four seconds is unknown, with why. Never raises."""
+        """Return the facts now; a fact not found within about four seconds is unknown, with the reason. Never raises."""
         began_s = time.monotonic()
         self._link.begin()
         for _, source in self._others:
@@ -99,7 +99,7 @@ class FactCollector:
         return read_network(self._tree, self._network_manager_state, interface, link)
 
     def _network_manager_state(self, interface: str, wireless: bool) -> NmState:
-        """Bounded once more by itself: without NetworkManager, the network's name may still be known."""
+        """Limited in time by itself: without NetworkManager's answer, the network's name may still be found."""
         self._manager.begin(interface, wireless)
         return self._manager.answer(SOURCE_LIMIT_S)
 
@@ -112,7 +112,7 @@ def _nothing_known(found: _Found) -> bool:
 
 
 def _answer(source: TimedQuestion[..., _Found], fields: tuple[str, ...], began_s: float) -> dict[str, Fact[Any]]:
-    """Return a source's answer, waiting until its time is over; unknown if none came."""
+    """Return a source's answer; unknown facts if there is none within its time limit."""
     try:
         return dict(zip(fields, source.answer(began_s + SOURCE_LIMIT_S - time.monotonic()), strict=True))
     except FactUnavailable as error:
@@ -123,11 +123,11 @@ class Looks(Protocol):
     """A source of facts (device_agent.sensors.collect.FactCollector)."""
 
     def observe(self) -> Facts:
-        """The facts now; bounded in time, and never an exception."""
+        """Return the facts now, in limited time; never raises."""
 
 
 class FactWatcher:
-    """`ask` leads to one look, whose facts go to `events` on this object's thread; asking again meanwhile changes nothing."""
+    """`ask` starts one observation, whose facts go to `events` on this object's thread; repeated calls before it count once."""
 
     def __init__(self, observer: Looks, events: Callable[[Facts], None]) -> None:
         self._observer = observer
@@ -136,7 +136,7 @@ class FactWatcher:
         threading.Thread(target=self._watch, name="watcher", daemon=True).start()
 
     def ask(self) -> None:
-        """Look once more, as soon as possible."""
+        """Observe once more, as soon as possible."""
         self._asked.set()
 
     def _watch(self) -> None:

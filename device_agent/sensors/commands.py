@@ -1,4 +1,4 @@
-"""Runs another program for what it prints: limited in time and in bytes, and gone afterwards with all that it started."""
+"""Runs another program for its output, limited in time and in bytes; afterwards the program and all its children are ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CommandResult:
 
 
 def run_program(argv: Sequence[str], limit_s: float | None = None) -> CommandResult:
-    """Run it without a shell, in the C locale, for LIMIT_S at most; its stderr is dropped. Raises FactUnavailable."""
+    """Run a program without a shell, in the C locale, for LIMIT_S at most; its stderr is dropped. Raises FactUnavailable."""
     limit_s = LIMIT_S if limit_s is None else limit_s
     name = os.path.basename(argv[0])
     try:
@@ -54,7 +54,7 @@ def run_program(argv: Sequence[str], limit_s: float | None = None) -> CommandRes
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float, name: str) -> bytes:
-    """Until the program closes its output."""
+    """Read until the program closes its output."""
     assert process.stdout is not None
     printed = bytearray()
     while True:
@@ -70,7 +70,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float, name: str) -> bytes
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the program with all that it started: they share the process group that it leads."""
+    """Stop the program and all its children, which share its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -37,7 +37,7 @@ class SysFs:
         return os.path.lexists(self.root / path)
 
     def target_name(self, path: str) -> str:
-        """The last part of what a symbolic link points to; empty where it is none."""
+        """Return the last part of a symbolic link's target; empty if the path is no link."""
         try:
             return os.path.basename(os.readlink(self.root / path))
         except OSError:

@@ -1,6 +1,6 @@
-"""Reads how busy the device is, what is free on it, whether its clock is set, and whether its owner paused it.
+"""Reads how busy the device is, its free memory and disk, whether its clock is set, and whether its owner paused it.
 
-What the kernel's and the clock's figures mean, as text and numbers to facts.
+Text and numbers of the kernel and the clock become facts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _is_count(text: str) -> bool:
 
 
 def load_per_cpu(load: float | None, cpus: int) -> Fact[float]:
-    """How busy the device is."""
+    """Return how busy the device is."""
     return Fact.unknown("proc/loadavg cannot be read") if load is None else Fact(load / cpus, "proc/loadavg")
 
 
@@ -91,7 +91,7 @@ def parse_chrony(text: str) -> bool | None:
 _MIB = 1 << 20
 _TIMESYNC = "run/systemd/timesync/synchronized"
 _RTC = "sys/class/rtc/rtc0"
-# linux/timex.h: a struct timex has five longs before its status; the first of them holds what is to be changed: nothing.
+# linux/timex.h: a struct timex has five longs before its status; the first of them selects the fields to change: none.
 _TIMEX_BYTES = 512
 _LONGS_BEFORE_STATUS = 5
 _STA_UNSYNC = 0x40
@@ -133,7 +133,7 @@ def read_pause(pause_file: Path) -> Fact[bool]:
 
 
 def read_clock(tree: SysFs, now_s: float | None = None) -> Fact[bool]:
-    """Return whether the clock was set from outside since boot; `now_s` stands for the system clock in tests."""
+    """Return whether the clock was set from outside since boot; tests give `now_s` in place of the system clock."""
     now_s = time.time() if now_s is None else now_s
     own = tree.text(f"{_RTC}/since_epoch") if tree.text(f"{_RTC}/hctosys") == "1" else None
     own_s = float(own) if own and own.isascii() and own.isdigit() and len(own) < 16 else None

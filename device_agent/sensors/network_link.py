@@ -1,10 +1,10 @@
-"""Finds the interface by which the route to the broker leaves, and what kind of link it is. No packet is sent.
+"""Finds the interface of the route to the broker, and the kind of its link. No packet is sent.
 
-Asked of the kernel's routing table itself, so policy routes, VPNs and metrics count as they do for the real connection.
+The kernel's routing table itself is asked, so policy routes, VPNs and metrics count as they do for the real connection.
 
-The bytes of one question to the Linux kernel (rtnetlink): by which interface does a packet to this address leave?
+One message of rtnetlink asks the Linux kernel by which interface a packet to an address leaves.
 
-Kind of a network interface's link by the kernel's files, and the usual properties of such a link.
+The kind of an interface's link follows from the kernel's files, and the usual properties of such a link from its kind.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 _ETHERNET_TYPE, _PPP_TYPE, _LOOPBACK_TYPE = "1", "512", "772"
 _MODEM_DRIVERS = ("cdc_mbim", "hso", "huawei_cdc_ncm", "kalmia", "mhi_net", "option", "qmi_wwan", "sierra_net")
-# What a phone that lends its network by USB looks like, and a 4G stick that plays at being a router.
+# Drivers of a phone that shares its network by USB, and of a 4G stick that acts as a router.
 _TETHER_DRIVERS = ("cdc_eem", "cdc_ether", "cdc_ncm", "ipheth", "rndis_host")
 _MADE_OF_OTHERS = ("bond", "bridge", "macvlan", "team", "vlan")
 _YES, _NO, _GUESS_YES, _GUESS_NO = 1, 2, 3, 4
@@ -135,7 +135,7 @@ def _kind_below(card: NetInterface, place: str) -> Fact[LinkKind]:
 
 
 def usual_metering(link: Fact[LinkKind]) -> Fact[bool]:
-    """Return whether such a link is usually paid by the byte; UNKNOWN where nothing is usual."""
+    """Return whether such a link is usually paid by the byte; UNKNOWN if neither is usual."""
     if link.value is LinkKind.CELLULAR:
         return Fact.assumed(True, f"{link.source}: mobile data are usually metered")
     if link.value in (LinkKind.LOOPBACK, LinkKind.ETHERNET, LinkKind.WIFI):
@@ -144,7 +144,7 @@ def usual_metering(link: Fact[LinkKind]) -> Fact[bool]:
 
 
 def reported_metering(code: int, link: Fact[LinkKind]) -> Fact[bool]:
-    """NetworkManager's NMMetered of the interface; its guess of `no` does not count for mobile data: it knows few phones."""
+    """Return NetworkManager's NMMetered; its guess of `no` is ignored for mobile data, since it recognises few phones."""
     if code in (_YES, _NO):
         return Fact(code == _YES, "NetworkManager")
     usual = usual_metering(link)
@@ -156,7 +156,7 @@ def reported_metering(code: int, link: Fact[LinkKind]) -> Fact[bool]:
 
 
 def ssid_text(ssid: bytes | Sequence[int]) -> str:
-    r"""Up to 32 bytes as text; what is not printable UTF-8 is written as in `caf\xe9`, so that a terminal can show it."""
+    r"""Return up to 32 bytes as text for a terminal; bytes that are not printable UTF-8 are written as in `caf\xe9`."""
     text = bytes(ssid).decode("utf-8", "backslashreplace")
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
@@ -171,7 +171,7 @@ _Address = tuple[IPv4Address | IPv6Address, int]
 
 
 class Route:
-    """The way to one host; its address is looked up every ten minutes, and the last one known serves while that fails."""
+    """The route to one host. Its address is looked up every ten minutes; while that fails, the last known one is used."""
 
     def __init__(self, host: str) -> None:
         self._host = host

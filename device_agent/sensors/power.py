@@ -2,10 +2,10 @@
 
 The attributes are those of /sys/class/power_supply (Linux, Documentation/ABI/testing/sysfs-class-power).
 
-Which UPS feeds the device, as its owner writes it, and what the answers of each kind of UPS mean.
+The owner's setting names the UPS that feeds the device; the answers of each kind of UPS become the same facts.
 
-`nut:NAME@HOST` (Network UPS Tools), `pisugar`, `pisugar:SOCKET` or `pisugar:HOST:PORT` (PiSugar's power manager) or
-`command:/path/of/program ARGUMENTS`, for every other; docs/reference/conditions.md describes such a program.
+The setting is `nut:NAME@HOST` (Network UPS Tools), `pisugar`, `pisugar:SOCKET` or `pisugar:HOST:PORT` (PiSugar's power
+manager), or `command:/path/of/program ARGUMENTS` for any other UPS; docs/reference/conditions.md describes such a program.
 
 Reads the power supplies of the kernel, or asks the UPS that the owner named.
 """
@@ -56,7 +56,7 @@ class Power(NamedTuple):
 class PowerSupply:
     """One power supply that feeds this device; None: unknown.
 
-    `online`: whether power comes in. `energy` and `charge`: what is left and what fits, in µWh and µAh.
+    `online`: whether power comes in. `energy` and `charge`: the present and the full amount, in µWh and µAh.
     """
 
     name: str
@@ -78,7 +78,7 @@ def parse_percent(text: str | None) -> float | None:
 
 
 def parse_supply(name: str, attributes: Mapping[str, str]) -> PowerSupply | None:
-    """None for what feeds something else (a wireless mouse has a battery of its own), or is not plugged in."""
+    """Parse a power supply; None if it feeds another device (a wireless mouse has its own battery), or is not plugged in."""
     kind = attributes.get("type", "")
     if attributes.get("scope", "").lower() == "device" or not kind:
         return None
@@ -100,7 +100,7 @@ def parse_supply(name: str, attributes: Mapping[str, str]) -> PowerSupply | None
 def external_power(supplies: Sequence[PowerSupply]) -> Fact[bool]:
     """Return whether power comes in from outside; UNKNOWN where the state of a battery is not known.
 
-    A machine without any battery runs, so power comes in, also where an unused socket reports none.
+    A running machine without any battery has external power, also if an unused socket reports none.
     """
     inlets = [one for one in supplies if not one.stores]
     batteries = [one for one in supplies if one.stores]
@@ -119,7 +119,7 @@ def external_power(supplies: Sequence[PowerSupply]) -> Fact[bool]:
 
 
 def _by_batteries(batteries: Sequence[PowerSupply]) -> Fact[bool]:
-    """None of them charges, and no inlet has a state."""
+    """Decide by the batteries: none of them charges, and no inlet has a state."""
     for one in batteries:
         if one.status == "Discharging":
             return Fact(False, f"{_PLACE}/{one.name}: discharging")
@@ -252,7 +252,7 @@ def read_upsc(text: str, source: str) -> Power:
 
 
 def read_pisugar(answers: Mapping[str, str], source: str) -> Power:
-    """Parse the answers of PiSugar's power manager; its oldest boards know charging, but not plugged."""
+    """Parse the answers of PiSugar's power manager; its oldest boards report charging, but not plugged."""
     answered = [_truth(answers.get(one)) for one in ("battery_power_plugged", "battery_charging")]
     if all(one is None for one in answered):
         external: Fact[bool] = Fact.unknown(f"{source} does not say whether power is plugged in")
@@ -294,7 +294,7 @@ _MAX_ANSWER_BYTES = 4096
 
 
 def read_supplies(tree: SysFs) -> Power:
-    """Read /sys/class/power_supply, and systemd-ac-power where batteries leave it open. Raises FactUnavailable, OSError."""
+    """Read /sys/class/power_supply; use systemd-ac-power if batteries do not decide. Raises FactUnavailable, OSError."""
     if not tree.exists("sys/class"):
         raise FactUnavailable("there is no /sys/class here, so the power source of this device is unknown")
     found = (
@@ -332,7 +332,7 @@ def _output(argv: tuple[str, ...] | list[str], remedy: str) -> str:
 
 
 def _ask_pisugar(ups: PiSugar) -> dict[str, str]:
-    """One line for each question; other lines (the button was pressed) are skipped."""
+    """Ask each question; return the answers. Other lines (the button was pressed) are skipped."""
     place = ups.socket or f"{ups.host}:{ups.port}"
     deadline = time.monotonic() + commands.LIMIT_S
     try:
@@ -368,6 +368,6 @@ def _ask_line(line: socket.socket, question: str, deadline: float) -> str:
             name, colon, value = one.decode("utf-8", "replace").partition(":")
             if colon and name.strip() == question:
                 return value.strip()
-            if name.strip().lower().startswith("invalid"):  # this board does not know the question
+            if name.strip().lower().startswith("invalid"):  # this board does not support the question
                 return ""
     return ""

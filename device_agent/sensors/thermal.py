@@ -1,6 +1,6 @@
 """Reads voltage, throttling and temperature: from files of the kernel, else from vcgencmd.
 
-Voltage and heat by a Raspberry Pi's firmware and the kernel's sensors: from text to facts.
+The text of a Raspberry Pi's firmware and of the kernel's sensors becomes facts about voltage and heat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def under_voltage(bits: int, source: str) -> Fact[bool]:
 
 
 def throttled(bits: int, source: str) -> Fact[bool]:
-    """Return whether the processor is slowed down now, for heat or for want of power."""
+    """Return whether the processor is slowed down now, because of heat or lack of power."""
     return Fact(bool(bits & (_THROTTLED | _SOFT_LIMIT)), f"{source}: {bits:#x}")
 
 
@@ -75,7 +75,7 @@ _NO_PI = "neither the kernel nor vcgencmd says it (both are there on a Raspberry
 
 
 class ThrottleState(NamedTuple):
-    """Faults of the device's power supply."""
+    """Low voltage of the supply, and whether the processor is slowed down (by low voltage or heat)."""
 
     under_voltage: Fact[bool]
     throttled: Fact[bool]
@@ -96,7 +96,7 @@ def read_supply(tree: SysFs) -> ThrottleState:
 
 
 def _throttled_bits(tree: SysFs) -> tuple[int, str]:
-    """Bits and where they were found: a file costs nothing, a program a process."""
+    """Return the bits and their source. Files come first, since a program costs a process."""
     for path in _firmware_files(tree):
         bits = parse_throttled(tree.text(path) or "")
         if bits is not None:

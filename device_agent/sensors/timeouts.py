@@ -1,9 +1,8 @@
-"""A question whose answer is waited for only so long: it is asked in a thread of its own, one at a time.
+"""A question with a time limit for its answer: it runs in a thread of its own, one at a time.
 
-A disk, a driver, a name server or another program may never answer. A thread that waits for one cannot be ended, so it is
-left behind, and the question is not asked again before it has come back: there is never more than one for each question.
-Nor is anybody kept waiting twice: where an asking took long and came to nothing, the next one is not waited for, nor those
-after it, until one brings an answer or fails at once.
+A disk, a driver, a name server or another program may never answer. A thread that waits for such a source cannot be ended, so
+it is left running, and the question is not asked again before the thread has returned: there is never more than one for each
+question. If a question took long without a result, later calls do not wait for it, until one has an answer or fails at once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class FactUnavailable(FedpatchError):
 
 
 class _Asked(Generic[T]):
-    """One asking: what came of it, once `done`."""
+    """One run of a question, with its result once `done` is set."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
@@ -36,7 +35,7 @@ class _Asked(Generic[T]):
         self.took_s = 0.0
 
     def run(self, ask: Callable[[], T]) -> None:
-        """Ask, and keep the answer or why there is none."""
+        """Run the question, and keep the answer or the reason why there is none."""
         try:
             self.answers.append(ask())
         except FactUnavailable as error:
@@ -44,7 +43,7 @@ class _Asked(Generic[T]):
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             self.failure = FactUnavailable(f"{place}{error.strerror or error}")
-        except Exception as error:  # a source that surprises us is no reason to stop a device from working
+        except Exception as error:  # an unexpected error of a source must not stop the device from working
             self.failure = FactUnavailable(f"{type(error).__name__}: {error}")
         finally:
             self.took_s = time.monotonic() - self.began_s
@@ -63,7 +62,7 @@ class TimedQuestion(Generic[P, T]):
         self._in_vain_s = 0.0
 
     def begin(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Ask, unless an earlier asking has not come back."""
+        """Start the question, unless an earlier run has not returned."""
         last = self._asked
         self._stuck = last is not None and not last.done.is_set()
         if self._stuck:
@@ -92,5 +91,5 @@ class TimedQuestion(Generic[P, T]):
         return asked.answers[0]
 
     def _waited_in_vain_s(self, last: _Asked[T]) -> float:
-        """How long the last asking took to bring nothing; 0 where it was quick, or brought something."""
+        """Return how long the last run took without a result; 0 if it was quick or had a result."""
         return last.took_s if last.took_s > QUICK_S and all(map(self._empty, last.answers)) else 0.0

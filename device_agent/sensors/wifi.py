@@ -1,8 +1,8 @@
-"""The name of the joined wireless network and what the link costs: by NetworkManager, else by what is there without it.
+"""The name of the joined wireless network and whether the link is metered: by NetworkManager, else by the driver or iw.
 
 Asks NetworkManager over D-Bus for the network's name and whether it is metered, both of one interface.
 
-jeepney only puts messages into bytes and back; the socket, its limits of time and of bytes, are handled here.
+jeepney only encodes and decodes messages; the socket and its limits of time and bytes are handled here.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: fl
 
     Args:
         bus: Address of the system's message bus.
-        interface: Name of the interface, e.g. "wlan0".
+        interface: Name of the interface, such as "wlan0".
         wireless: Ask for the name of the joined network too.
         limit_s: Longest wait for the answers, in seconds; None: LIMIT_S.
 
     Raises:
         NoManager: There is no NetworkManager.
-        FactUnavailable: It does not answer, or with something else.
+        FactUnavailable: NetworkManager does not answer, or its answer is not understood.
     """
     limit_s = LIMIT_S if limit_s is None else limit_s
     try:
@@ -103,7 +103,7 @@ class _Bus:
         self._parser = jeepney.Parser()
         try:
             self._socket: socket.socket = prep_socket(get_bus(address), timeout=self._left_s())
-        except (TimeoutError, BlockingIOError, PermissionError):  # it is there, but does not let us in
+        except (TimeoutError, BlockingIOError, PermissionError):  # the bus exists, but refuses the connection
             raise
         except OSError as error:
             raise NoManager("NetworkManager does not run") from error
@@ -116,7 +116,7 @@ class _Bus:
             raise
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def get(self, path: str, interface: str, name: str) -> Any:
@@ -200,7 +200,7 @@ def read_network(tree: SysFs, ask: Callable[[str, bool], NmState], interface: st
     try:
         state = ask(interface, wireless)
     except FactUnavailable as error:
-        # A manager that is there but does not answer may know better than the usual value.
+        # A manager that runs but does not answer may have another value than the usual one.
         metered = usual_metering(link) if isinstance(error, NoManager) else Fact[bool].unknown(str(error))
         return Network(_name_without(tree, interface, str(error)) if wireless else no_name, metered)
     if state.ssid is not None:
@@ -211,7 +211,7 @@ def read_network(tree: SysFs, ask: Callable[[str, bool], NmState], interface: st
 
 
 def _name_without(tree: SysFs, interface: str, why: str) -> Fact[str]:
-    """The kernel is asked, then iw."""
+    """Return the network's name from the driver, else from iw."""
     name = _ask_driver(interface) if tree.live else ""
     if name:
         return Fact(name, f"the driver of {interface}")
@@ -239,7 +239,7 @@ def _ask_driver(interface: str) -> str:
 
 
 def parse_iw(text: str) -> str:
-    r"""The network's name in what `iw dev IF link` prints, which writes odd bytes as \xNN; empty where there is none."""
+    r"""Return the network's name in the output of `iw dev IF link`, which writes odd bytes as \xNN; empty if there is none."""
     for line in text.splitlines():
         key, colon, value = line.strip().partition(": ")
         if colon and key == "SSID":

@@ -1,10 +1,10 @@
 """The downloads of a job, and chunks cut from a whole blob.
 
-A download of at most `MEMORY_BYTES` is kept in memory: after a restart it is downloaded again, which costs less than a card
-that is written in each round. A larger one is on disk, and survives a restart.
+A download of at most `MEMORY_BYTES` is kept in memory: after a restart it is downloaded again, which costs less than writing
+a card in each round. A larger one is on disk, and survives a restart.
 
 Of a blob `d` on disk there are `d.part` (chunks at their places) and `d.have` (the indices written so far, four bytes each).
-Damage by a power cut shows when the SHA-256 of the whole is checked; then the download starts over.
+Damage by a power cut is detected by the SHA-256 of the whole blob; then the download starts over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedpatch.shared.wire.messages import Manifest
 
 _INDEX = struct.Struct(">I")
 MEMORY_BYTES = 2**20
-"""The most that the blobs of a download in memory have together."""
+"""Most bytes of all blobs of a download in memory."""
 
 
 class PartialBlob:
@@ -50,7 +50,7 @@ class PartialBlob:
         self._data = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         self._index = os.open(self._have_path, os.O_WRONLY | os.O_CREAT, 0o600)
         os.truncate(self._data, self._manifest.size_bytes)
-        # Only what was understood stays: notes written behind a torn one could never be read.
+        # Only the notes that were read stay: notes after a torn one could never be read.
         os.truncate(self._index, 0)
         notes = b"".join(map(_INDEX.pack, sorted(self.have)))
         _write(self._index, notes, 0)

@@ -1,8 +1,8 @@
 """The highest epoch of a fleet's leaders that this device has seen: file `leader-epoch`, one line FLEET EPOCH.
 
-A coordinator of `fedpatch run --standby` writes its epoch into each request. One that was paused while another took over has a
-lower epoch, and this device ignores it, also after a restart. Requests without an epoch are admitted: their coordinator has no
-standby.
+A coordinator of `fedpatch run --standby` writes its epoch into each request. A coordinator that was paused while another took
+over has a lower epoch, and this device ignores it, also after a restart. Requests without an epoch are admitted: their
+coordinator has no standby.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LeaderEpoch:
         self.highest = self._read()
 
     def admits(self, epoch: int | UnsetType) -> bool:
-        """Return whether a coordinator with this epoch may lead; a higher epoch is on the disk before."""
+        """Return whether a coordinator with this epoch may lead; a higher epoch is written to the disk first."""
         if isinstance(epoch, UnsetType):
             return True
         if epoch < self.highest:

@@ -30,7 +30,7 @@ class MaskingFile:
     def load(self) -> MaskingRound | None:
         """Return the state; None without a file.
 
-        A damaged file is deleted, since its secrets are useless: the device is then lost to that round.
+        A damaged file is deleted, since its secrets are useless: the device then takes no further part in that round.
 
         Raises:
             StateError: The file is there and cannot be read; it may be whole, and stays.

@@ -5,8 +5,8 @@ run. A file holds the patch before and after the round that wrote it: when a rou
 crashed before its update was uploaded or because the coordinator went back to an earlier model, training starts from
 the same patch again and is not applied twice.
 
-A file is a line with the format, the SHA-256 of what follows, a msgpack map (task, schema, policy, run, round),
-and then the two states. What is damaged is found out, set aside as `.damaged`, and the version before it is used.
+A file is a line with the format, the SHA-256 of the rest, a msgpack map (task, schema, policy, run, round), and then the two
+states. A damaged file is detected and renamed to `.damaged`, and the version before it is used.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class PatchStore:
     def load(self, key: PatchKey, run: str, round: int, *, same_run: bool = False) -> PatchState:
         """Return the patch to train a round from; the empty state if there is none yet.
 
-        After a coordinator has gone back to an earlier round, that is the patch from before the requested round, exactly,
-        if that is the round of either version or lies between them; else the oldest known patch of the run. Such a patch
+        If the coordinator has gone back to an earlier round, the exact patch from before the requested round is returned, if
+        that round is the round of either version or lies between them; else the oldest known patch of the run. Such a patch
         has been trained a little further, which does no harm: it is merged with the coordinator's model, and its values fit
         this device's own data.
 
@@ -239,7 +239,7 @@ class PatchStore:
 
 
 def patch_problem(path: Path, *, alone: bool = False) -> str:
-    """Return the reason for which no version of the patch at `path` can be read; "" if one can. Needs no numpy.
+    """Return why no version of the patch at `path` can be read; "" if one can. Needs no numpy.
 
     With `alone` only the file itself is read.
     """
@@ -265,7 +265,7 @@ def patch_remedy(path: Path) -> str:
 
 
 def list_patches(directory: Path) -> list[PatchEntry]:
-    """Return every patch in `directory`, by task. It only reads, so an agent may be at work. Needs no numpy."""
+    """Return every patch in `directory`, by task. It only reads, so an agent may be running. Needs no numpy."""
     entries = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         with refusals_of(path):

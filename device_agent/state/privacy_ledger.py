@@ -1,8 +1,8 @@
 """The device's own account of differential privacy: which rounds its updates were offered to, and with how much noise.
 
-One file, a line of JSON behind a checksum. It is written before an update is offered, so that a crash counts a round and never
-misses it. It holds all runs of this state directory: their releases all come from the same data, so they add up. Rounds without
-differential privacy are not in it, for no epsilon bounds them. Nothing of it is ever sent.
+One file, a line of JSON after a checksum. It is written before an update is offered, so that a crash counts a round and never
+misses it. It holds all runs of this state directory: their releases all come from the same data, so they add up. Rounds
+without differential privacy are not in it, since no epsilon bounds them. Nothing of it is ever sent.
 """
 
 from __future__ import annotations

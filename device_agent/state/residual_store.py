@@ -1,11 +1,11 @@
 """The rounding errors of coarse encodings, which are added to the device's next update (error feedback).
 
-A file beside the patch, with the same rights, for the same task, schema and policy, has the residual after one round; the file
-before it is kept too. So a repeated round begins with the residual before it, and gives the same update again. A residual of
-another run or encoding is left alone, and then nothing is added.
+A file beside the patch, with the same permissions, for the same task, schema and policy, has the residual after one round;
+the file before it is kept too. So a repeated round begins with the residual before it, and gives the same update again. A
+residual of another run or encoding is not used: then nothing is added.
 
-There is a value for each trained value, and a card is written in every round. So a file holds one state where the patch's holds
-two, with four bits for a value, rounded at random, which lose a fiftieth of the residual's energy.
+A residual has a value for each trained value, and is written to a card in every round. So a file holds one state, where a
+patch file holds two, with four bits per value, rounded at random; this loses a fiftieth of the residual's energy.
 
 Seide, F., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
 Interspeech 2014, section 3.

@@ -34,7 +34,7 @@ LOCK_NAME = "agent.lock"
 STATUS_NAME = "status.json"
 STARTING = "starting"
 """The state of an agent whose task is being loaded."""
-# A broker that comes back with an old copy of its retained messages shows one of the last starts.
+# A broker that restores an old copy of its retained messages may have the state of one of the last starts.
 MAX_BOOTS = 16
 
 
@@ -84,7 +84,7 @@ class StatusFile:
         self._last: dict[str, Any] = {}
 
     def write(self, changing: Mapping[str, Any]) -> None:
-        """Write the status with the wall clock's time of the change. A full disk costs the status, not the job."""
+        """Write the status with the wall clock's time of the change. A full disk affects only the status, not the job."""
         if dict(changing) == self._last:
             return
         self._last = dict(changing)
@@ -206,7 +206,7 @@ def _read_status(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path}: is damaged ({error}); restart the agent") from error
     if status == {}:
-        return {}  # a power cut took it: it is not flushed
+        return {}  # lost in a power cut, since it is not flushed
     try:
         known = {key: value for key, value in status.items() if value != {} or key not in _MAY_BE_EMPTY}
         msgspec.convert(known, _Status)

@@ -1,6 +1,6 @@
 """Checks that the device can store a round before it accepts the round, and finds damaged files.
 
-A device that accepts and then fails for its disk costs the others a round, each time. So it declines, with the reason.
+A device that accepts and then fails because of its disk costs the others a round, each time. So it declines, with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Storage:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        # Of the last key only: keys come from the network.
+        # Only for the last key, since keys come from the network.
         self._known: tuple[object, str] | None = None
 
     def problem(self, task: str, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
@@ -92,7 +92,7 @@ class Storage:
         needed += sum(
             _size(one / patch.name) for one in (patch.parent, patch.parent / PERSONAL, patch.parent / CONTROLS)
         )
-        # Parts of the same model are gone on with, others make room for it.
+        # Parts of the same model are used, others are deleted to make room.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize
         readonly = bool(disk.f_flag & os.ST_RDONLY)
@@ -109,7 +109,7 @@ def _alone_remedy(path: Path) -> str:
 
 
 def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, str, str]]:
-    """Return every damaged file of the agent's state: whether rounds are declined for it, the problem, the remedy.
+    """Return every damaged file of the agent's state: whether rounds are declined because of it, the problem, the remedy.
 
     All files are read to their end, and nothing is changed.
 

@@ -45,7 +45,7 @@ learn_types(Spooled)
 class UpdateSpool:
     """At most one update. Training writes it to `update_path`; it counts once `save` has noted it.
 
-    In a masked round training writes its vector to `vector_path` before.
+    In a masked round training first writes its vector to `vector_path`.
 
     Raises:
         StateError: The disk refused; here and in each method.
@@ -81,7 +81,7 @@ class UpdateSpool:
             return self._load(self._committed) if self._committed.exists() else None
 
     def committed_key(self) -> JobKey | None:
-        """Return the job of that update, also if the update itself is damaged or missing; None without a note."""
+        """Return the job of a committed update, also if the update itself is damaged or missing; None without a note."""
         try:
             with refusals_of(self._committed):
                 return _read_note(self._committed).key if self._committed.exists() else None

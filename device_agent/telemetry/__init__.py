@@ -1,4 +1,4 @@
 """The device's reports about itself: local metrics, vitals, times of its rounds.
 
-This room reads and never decides.
+This package only reads; it decides nothing.
 """

@@ -91,7 +91,7 @@ class LocalMetrics:
         address = parse_address(self._settings.metrics or "")
         try:
             endpoint = Endpoint(address, self.text)
-        except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be looked up
             why = getattr(error, "strerror", None) or error
             _log.warning("no metrics: cannot listen on %s: %s; --metrics names another HOST:PORT", address, why)
             return None

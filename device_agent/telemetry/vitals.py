@@ -1,4 +1,4 @@
-"""The vitals that a device sends, their times, and the times of its last round, which are among them.
+"""The vitals that a device sends and when; they include the times of its last round.
 
 Vitals are sent seldom, unless a value changes that matters to the operator.
 """
@@ -88,7 +88,7 @@ class VitalsPace:
         self._paid_until = -math.inf
 
     def forget(self) -> None:
-        """Begin anew for a new receiver."""
+        """Start again for a new receiver."""
         self._sent, self._paid_until = None, -math.inf
 
     def next(self, facts: Facts | None, last_round: LastRound | None, now: float) -> Vitals | None:
@@ -135,6 +135,6 @@ def _finite(fact: Fact[float]) -> float | None:
 
 
 def _bytes(fact: Fact[float]) -> int | None:
-    """Return whole MiB, since smaller changes are constant."""
+    """Return whole MiB, since smaller changes never stop."""
     mib = _finite(fact)
     return None if mib is None else int(min(max(0.0, mib), _MOST_MIB)) * _MIB

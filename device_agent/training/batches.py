@@ -5,7 +5,7 @@ the device is `np.random.default_rng([stream_seed, p]).permutation(n)`. A round 
 batch is full, and examples are used equally often, for any number of steps in a round. The place in the stream follows from
 the number of batches that were taken before, so that only this number is stored between rounds.
 
-If the number of examples changes between two rounds, the place is computed anew for the new n, in a fresh permutation of
+If the number of examples changes between two rounds, the place is computed again for the new n, in a fresh permutation of
 all n examples. The batches of the round are full as before, no example comes twice within a pass, and each later pass has
 the new examples. Only the pass in which the number changed is cut short.
 """

@@ -1,7 +1,7 @@
 """A device's data as its task reads them: at the start, and again before a round if they have changed.
 
 A task with growing data has `Task.data_version`. It is called before each round, and before the data are read: data that are
-written meanwhile then have another version, and are read in the round after. If the task makes no validation part, it is
+written during the read then have another version, and are read in the next round. If the task makes no validation part, it is
 split off here (shared.tasks.validation_split).
 """
 

@@ -2,8 +2,8 @@
 
     python -P -m fedpatch.device_agent.training.fork_server FD
 
-It is for many agents on one machine, such as those of `fedpatch demo`: torch is imported once instead of once for each device,
-and its pages are shared. A device of its own has nothing to gain from it.
+It is for many agents on one machine, such as those of `fedpatch demo`: torch is imported once instead of once for each
+device, and its pages are shared. A single agent on a device does not benefit from it.
 
 `FD` is a listening Unix socket. An agent connects, and sends one byte with three file descriptors: standard input, output and
 error of its training process (`ForkedProcess` of device_agent.runtime.training_launch). The server sends the process id, and

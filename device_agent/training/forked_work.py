@@ -1,6 +1,6 @@
 """Work in a forked copy of the training process: its memory is free once it ends, and its death costs only the work.
 
-The copy shares the pages of this process until one of them writes. The export of a model needs it: exporter and ONNX runtime
+The copy shares the pages of this process until one of them writes. The export of a model uses it: exporter and ONNX runtime
 take 50 MB that no training uses, and their libraries stay loaded until their process ends.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from fedpatch.shared.errors import FedpatchError
 
 _PR_SET_PDEATHSIG = 1
-# Beyond that of the training process: the copy holds more memory, and its loss costs less.
+# Higher than that of the training process: the copy holds more memory, and its loss costs less.
 _OOM_SCORE_ADJ = "700"
 
 log = logging.getLogger("fedpatch.training")
@@ -58,7 +58,7 @@ def run_forked(work: Callable[[], str]) -> str:
 
 
 def _serve(work: Callable[[], str], sending: int) -> None:
-    """Be the copy: do the work and end."""
+    """Do the work in the copy, and end the copy."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,7 +20,7 @@ from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire.messages import Manifest
 
 HELD_ENCODING = "fp32+zstd"
-"""Every value as it is; a tenth less to write to a card than without zstd."""
+"""Every value unchanged; a tenth less to write to a card than without zstd."""
 
 log = logging.getLogger("fedpatch.training")
 

@@ -1,6 +1,6 @@
 """Learning alone: a second model that is trained on this device's own data only.
 
-It is the measure of what the device gains from taking part, and its personal model where that gains nothing
+It measures what the device gains from taking part, and is its personal model if there is no gain
 (device_agent.training.model_export). It is trained in rounds that request the measure and in those that `AloneSchedule`
 names, for as many steps as the round itself. So it never has more steps than this device has taken for the run, and its user
 accuracy is a lower bound of learning alone with the same effort.
@@ -83,7 +83,8 @@ class Alone:
 class IndependentModel:
     """The model that one device trains alone, in `directory`, which is made on the first use.
 
-    A trained state stays in memory until `flush`: it is as large as the model, and a card would be written in each measure.
+    A trained state stays in memory until `flush`: it is as large as the model, and else a card would be written in each
+    measure.
     """
 
     def __init__(self, trainer: LocalTrainer, directory: Path, device_id: str) -> None:
@@ -123,7 +124,7 @@ class IndependentModel:
             return alone
         except FedpatchError as error:
             self._note(str(error))
-        except Exception as error:  # of the user's model, or of torch: the round is worth more than a measure
+        except Exception as error:  # an error of the user's model, or of torch: the round is worth more than a measure
             log.debug("learning alone", exc_info=error)
             self._note(f"{type(error).__name__}: {error}")
         finally:
@@ -189,7 +190,7 @@ class IndependentModel:
         known = self._unsaved
         if known is not None and known.run == key.run and known.round < key.round:
             return known.after
-        self.flush()  # a repeated round, or another run: the store knows the states before
+        self.flush()  # a repeated round, or another run: the store has the earlier states
         return self._opened().load(own, key.run, key.round, same_run=True)
 
     @property

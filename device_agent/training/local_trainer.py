@@ -146,7 +146,7 @@ class LocalTrainer:
             train_copy = partial(
                 self.finish, tensors, plan, stream_seed=stream_seed, cancelled=cancelled, private=private
             )
-        # The model is trained as without a copy, and then the copy.
+        # The model is trained first, as without a copy, and then the copy.
         result = run(
             tensors,
             plan,
@@ -205,7 +205,7 @@ class LocalTrainer:
     def _pfedme(
         self, run: Callable[..., LocalResult | None], pull: Pull | None, copy: Tensors, private: Collection[str]
     ) -> tuple[LocalResult, LocalResult] | None:
-        """Train theta, the copy, which is pulled to w, the model, and w follows it; `copy` is theta of the last round."""
+        """Train the copy theta with a pull to the model w, which follows theta; `copy` is theta of the last round."""
         assert pull is not None
         self.load(copy)
         before = self._user_accuracy(lambda: False)
@@ -266,7 +266,7 @@ class LocalTrainer:
         try:
             before = self._user_accuracy(cancelled) if measure_before else None
             started = time.perf_counter()
-            with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
+            with torch.random.fork_rng(devices=[]):  # a repeated round repeats dropout and similar layers
                 torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
                 self.model.train()
                 for indices in self._in_phases(batches, plan, private):
@@ -311,7 +311,7 @@ class LocalTrainer:
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
 
     def _in_phases(self, batches: Iterator[Array], plan: TrainPlan, private: Collection[str]) -> Iterator[Array]:
-        """Return the batches; with each, the values of its phase learn, and only they."""
+        """Return the batches; with each, only the values of its phase learn."""
         for phase in plan.parts:
             if not self._let_learn(phase.train, private):
                 raise UsageError(f"the phase {phase.train} of the plan has nothing to train; nothing was trained")

@@ -1,8 +1,8 @@
 """A device's part of a round (Algorithm 1, lines 5-18): from the global model to an update without private values.
 
-Only tensors are packed that neither the owner's floor nor the request keeps private. That is the second of four locks. The
-first is the agent, which declines a request below the floor. The others are the codec, which has no message for a patch, and
-the coordinator, which refuses names outside the agreed schema.
+Only tensors that neither the owner's floor nor the request keeps private are packed. This is the second of four checks. The
+first is that of the agent, which declines a request below the floor. The others are the codec, which has no message for a
+patch, and the coordinator, which refuses names outside the agreed schema.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ log = logging.getLogger("fedpatch.training")
 class LocalUpdate:
     """Does the rounds of one device; with `export`, `make_model` stages a personal model after each of them.
 
-    `private` is the owner's policy of the tensors that stay at least, "" for the default (device_agent.policy.private_floor).
-    `alone_every` has the meaning that it has in `AloneSchedule`.
+    `private` is the owner's policy for the tensors that must stay on the device, "" for the default
+    (device_agent.policy.private_floor). `alone_every` is `every` of `AloneSchedule`.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LocalUpdate:
     def _control(self, command: TrainCommand, key: PatchKey) -> tuple[PatchStore | None, PatchState]:
         """Return the store of control variates and c_i of the last update that counted; None and no values for other plans.
 
-        It is zero where there is none of this run, or none that can be read.
+        c_i is zero if there is none of this run, or none that can be read.
         """
         if not command.plan.has_controls:
             return None, PatchState()
@@ -275,7 +275,7 @@ class LocalUpdate:
         return public_schema(floor, command.private, schema, command.plan.moments)
 
     def _require_bounded(self, command: TrainCommand) -> None:
-        """Raise UsageError for more training than the owner allows, with the data that there are now."""
+        """Raise UsageError for more training than the owner allows, with the present data."""
         if why := self._too_long(command.plan, measured=False):
             raise UsageError(f"{why}; nothing was trained")
 
@@ -312,7 +312,7 @@ class LocalUpdate:
 
     def flush(self) -> None:
         """Write the states that are kept in memory between rounds; called when the process ends. Raises StateError."""
-        self._independent.flush()  # first: it is logged if the disk refuses
+        self._independent.flush()  # first: it only logs an error of the disk
         if isinstance(self._held, BufferedModelCache):
             self._held.flush()
 

@@ -1,7 +1,7 @@
 """The training process's part in a masked round: make the device's vector, and later put the masks on it.
 
-The vector is on disk between the two, because the group's inbox may come after the training. Neither it nor a mask ever reaches
-the process with the network unmasked: the agent sends seeds and signs, and gets a masked blob.
+The vector is on disk between the two, because the group's inbox may come after the training. Neither the unmasked vector nor
+a mask ever reaches the process with the network: the agent sends seeds and signs, and gets a masked blob.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
 
-The candidate is the model after training, the global model of the round with the device's patch, or the model that the device
-trained alone, if that is better on the device's validation data; of equal ones it is the federated one. No margin favours
-either, so no device is worse off than alone there. The candidate is compared with the present model, on validation data too;
-onnxruntime runs both, since the data may have grown. The user accuracy of the staged model is measured on test data, which
-choose nothing: a choice on them would make it too high. Without validation data the newest model is staged. All this happens
-while the update travels, and a failure does not fail the round.
+The candidate is the federated model (the global model of the round with the device's patch, after training), or the model
+that the device trained alone, if that is better on the device's validation data. No margin favours either, so no device is
+worse off than alone on these data. The candidate is also compared with the present model on validation data; onnxruntime runs
+both, since the data may have grown. The user accuracy of the staged model is measured on test data, on which no choice is
+made: a choice on them would make it too high. Without validation data the newest model is staged. All this happens while the
+update travels, and a failure does not fail the round.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensor
         return Choice(FEDERATED, "no validation data to choose on")
     try:
         own = alone()
-    except FedpatchError as error:  # the federated model is no worse for it
+    except FedpatchError as error:  # the federated model can still be used
         log.warning("personal model: the model trained alone cannot be read: %s", error)
         own = {}
     if not own:
@@ -152,7 +152,7 @@ class ModelExport:
             return make()
         except FedpatchError as error:
             return str(error)
-        except Exception as error:  # of the user's model, torch, onnx or onnxruntime: a model less is no update less
+        except Exception as error:  # an error in user code, torch, onnx or onnxruntime costs a model, not the update
             log.debug("personal model", exc_info=error)
             return f"{type(error).__name__}: {error}"
 
@@ -175,7 +175,7 @@ class ModelExport:
                 f"to make one has ended its process {MAX_DEATHS} times (too little memory, or a processor that "
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
             )
-        give_memory_back()  # a round ends here: what its steps have freed is no use to the export
+        give_memory_back()  # the round's steps are done: the export cannot use the memory that they freed
         why = self._run(partial(self._why_not, partial(self._stage, command, result, alone)))
         self._store.attempts.end(task)  # not after the death of a process: deaths are counted
         return why
@@ -319,7 +319,7 @@ class ModelExport:
             return self._on_validation(OnnxModel(file.read_bytes(), str(file)))
         except (OSError, FedpatchError) as error:
             why = str(error)
-        except Exception as error:  # of the user's metric: else no model could ever take its place
+        except Exception as error:  # an error of the user's metric: else no model could ever replace the present one
             log.debug("personal model", exc_info=error)
             why = f"{type(error).__name__}: {error}"
         log.warning("personal model: the present one cannot be used, and is replaced: %s", why)

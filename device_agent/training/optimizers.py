@@ -128,7 +128,7 @@ class Adam(ClientOptimizer):
 
 
 class ControlVariates:
-    """c of the round and the device's own c_i, for the values that travel; those of others are zero.
+    """c of the round and the device's own c_i, for the values that travel; c and c_i of other values are zero.
 
     Karimireddy et al. 2020, Algorithm 1, lines 7 to 13, option II.
 
@@ -158,7 +158,7 @@ class ControlVariates:
         return CorrectedSgd(shifts, list(self._trained.values()), learning_rate)
 
     def after(self, steps: int, learning_rate: float) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return what is sent, c + c_i+ - c_i, and what the device keeps, c_i+ = c_i - c + (x - y_i) / (K eta_l).
+        """Return the sent values c + c_i+ - c_i, and those that the device keeps, c_i+ = c_i - c + (x - y_i) / (K eta_l).
 
         Args:
             steps: K, the steps that were made.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 
-# Halfway to "kill this one first": where memory runs out, a round is lost rather than an application of the owner's.
+# Half of the highest score: if memory runs out, a round is lost rather than an application of the owner.
 _OOM_SCORE_ADJ = 500
 _OOM_FILE = Path("/proc/self/oom_score_adj")
 # A mapping in /proc/self/smaps: addresses, permissions, offset, device, inode (0 without a file), path.
@@ -41,8 +41,8 @@ def apply_limits(setup: WorkerSetup) -> None:
 def give_memory_back() -> None:
     """Return memory to the system: freed memory that the C library keeps for later, and pages of files that are in no use.
 
-    To load torch touches 60 MB of its libraries that no training needs; a page that is needed again is read again.
-    No other thread may load a library meanwhile: its mappings would change between the look and the return of the pages.
+    Loading torch reads 60 MB of its libraries that no training needs; a page that is needed again is read again. No other
+    thread may load a library meanwhile: its mappings would change between their reading and the return of the pages.
     """
     with contextlib.suppress(OSError, AttributeError):  # not every C library is glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -55,8 +55,8 @@ def give_memory_back() -> None:
 def _unchanged_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of the mappings of files that cannot be written, and in which no page was changed before.
 
-    Relocated addresses are changed pages, in memory (`Anonymous`) or swapped out (`Swap`): to drop one of those would bring
-    the bytes of the file back, and the next call through such an address ends the process.
+    Pages with relocated addresses are changed pages, in memory (`Anonymous`) or swapped out (`Swap`). Dropping such a page
+    would restore the bytes of the file, and the next call through such an address would end the process.
     """
     found: tuple[int, int] | None = None
     for line in smaps.splitlines():

@@ -4,7 +4,7 @@
 
 It reads commands from standard input and writes answers to standard output (device_agent.job.training_messages). `-P` keeps
 the current directory from shadowing fedpatch's own modules. Output of the user's task and the log go to standard error. The
-process ends with its input: it writes the global model that it holds, and never outlives its agent for longer.
+process ends when its input ends: it only writes the global model that it holds, and does not outlive its agent for longer.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class AnswerWriter:
 
 def main() -> int:
     """Serve one agent. Returns exit code 0, or that of the error that made the setup fail."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends this process
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     inbox_stream, outbox_stream = _take_standard_streams()
     inbox, outbox = CommandReader(inbox_stream), AnswerWriter(outbox_stream)
@@ -179,7 +179,7 @@ def main() -> int:
             done = answer(local_update, ready, command, control, outbox)
             outbox.send(done)
             if isinstance(done, Trained | Evaluated) and done.model_follows:
-                # Now, and not before: the update travels meanwhile.
+                # Only now, so that the update is sent meanwhile.
                 local_update.make_model(control.stopped)
                 outbox.send(ModelMade(command.key))
         elif isinstance(command, MaskCommand):
@@ -190,7 +190,7 @@ def main() -> int:
 
 
 def _model_cache(setup: WorkerSetup, outbox: AnswerWriter) -> BufferedModelCache | None:
-    """Return the cache of the global model, from which the agent has its version."""
+    """Return the cache of the global model, which reports its version to the agent."""
     if not setup.held_dir:
         return None
     return BufferedModelCache(Path(setup.held_dir), lambda version: outbox.send(ModelHeld(version)))
@@ -227,7 +227,7 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
     from fedpatch.device_agent.training.local_update import LocalUpdate
     from fedpatch.shared.task_checks.trial_training import require_trainable
 
-    give_memory_back()  # now, so that the data do not come on top of it
+    give_memory_back()  # before the data are loaded, so that the two do not add up
     torch.set_num_threads(setup.threads)
     holder = f"device {setup.device_id}"
     data = ReloadingDataset(task, setup.data, Path(setup.data_root), holder)
@@ -374,4 +374,4 @@ def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # the inbox still waits for input: no interpreter is taken apart under its hands
+    os._exit(main())  # the inbox's thread still waits for input: the interpreter must not be torn down meanwhile

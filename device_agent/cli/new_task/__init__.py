@@ -1,4 +1,4 @@
 """`fedpatch-agent new-task`: writes the skeleton of a new task.
 
-The skeleton itself is in the templates beside it.
+The skeleton is in the templates beside this file.
 """

@@ -1,6 +1,6 @@
 """The command `fedpatch-agent new-task`.
 
-Fills in the templates of a new task, and puts them into a folder that was not there before.
+Fills in the templates of a new task, and writes them into a new or empty folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEMPLATES = {
 
 
 def module_name(name: str) -> str:
-    """The Python module of the task `name`. Raises UsageError where the name cannot be a task's, or is one already."""
+    """Return the Python module of the task `name`. UsageError if the name is not valid for a task, or is taken."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be the name of a task; use 1 to 32 lower-case letters, digits, '-' and '_', a letter first"
@@ -45,7 +45,7 @@ def module_name(name: str) -> str:
 
 
 def render(name: str, kind: str) -> Mapping[str, str]:
-    """The files of the skeleton: text by file name. Raises UsageError for a name or a kind that cannot be."""
+    """Return the files of the skeleton: text by file name. UsageError if the name or the kind is not valid."""
     if kind not in KINDS:
         raise unknown_name("kind", kind, KINDS)
     module = module_name(name)
@@ -61,7 +61,7 @@ def render(name: str, kind: str) -> Mapping[str, str]:
 
 
 def _of_kind(text: str, kind: str) -> Iterator[str]:
-    """The lines outside of `#[kind]` ... `#[end]`, and within those that are of this kind."""
+    """Yield the lines outside of `#[kind]` ... `#[end]`, and inside of it those of this kind."""
     wanted = True
     for line in text.splitlines(keepends=True):
         if mark := re.fullmatch(r"#\[(\w+)\]\n", line):
@@ -71,10 +71,10 @@ def _of_kind(text: str, kind: str) -> Iterator[str]:
 
 
 def write_skeleton(name: str, kind: str, parent: Path) -> tuple[Path, ...]:
-    """Make the folder `name` in `parent`; the paths of its files.
+    """Make the folder `name` in `parent`; return the paths of its files.
 
-    Raises UsageError where the folder holds anything already, or the name or the kind cannot be; StateError for what the disk
-    refuses. Nothing that exists is ever overwritten.
+    Raises UsageError if the folder is not empty, or the name or the kind is not valid; StateError if the disk refuses. No
+    existing file is overwritten.
     """
     texts = render(name, kind)
     folder = parent.expanduser() / name
@@ -120,5 +120,5 @@ def new_task(
 
 
 def register(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
+    """Add the command to `app`."""
     command(app, "new-task", example=EXAMPLE)(new_task)
