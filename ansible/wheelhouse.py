@@ -1,11 +1,11 @@
-"""Makes the wheelhouse: all that a host needs to run fedpatch, so that it asks no package index itself.
+"""Makes the wheelhouse: all packages that a host needs to run fedpatch without a package index.
 
     python ansible/wheelhouse.py --arch aarch64 --python 3.11 --python 3.13 --out build/wheelhouse
 
 The folder gets fedpatch's own wheel, one archive of libraries for each kind of host, and `wheelhouse.json`, which the role
-`program` reads. Libraries are apart from fedpatch because they are large and seldom change: a version of fedpatch that needs
-the same libraries costs a device's card a megabyte, not one gigabyte. uv finds out what a host of another kind needs (pip would
-take this machine's markers), pip fetches it.
+`program` reads. Libraries are separate from fedpatch because they are large and seldom change: a version of fedpatch that needs
+the same libraries takes one megabyte of a device's card, not one gigabyte. uv resolves the packages for another kind of host
+(pip would use this machine's markers), and pip downloads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 _FOLDERS = ("coordinator", "device_agent", "relay", "shared", "simulator", "src")
 _EXTRAS = ("agent", "coordinator")
 _UV_PLATFORM = "{arch}-manylinux_2_28"
-# Debian 12 has glibc 2.36; pip wants each older promise by name.
+# Debian 12 has glibc 2.36; pip requires the name of each older platform too.
 _PLATFORMS = ("manylinux2014_{arch}", *(f"manylinux_2_{minor}_{{arch}}" for minor in range(17, 37)))
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 _REQUIREMENTS = "requirements.txt"
@@ -41,7 +41,7 @@ _REQUIREMENTS = "requirements.txt"
 
 @dataclass(frozen=True)
 class Host:
-    """A kind of host, and what it is given besides what fedpatch needs."""
+    """A kind of host, and its packages besides those of fedpatch."""
 
     arch: str
     python: str
@@ -50,7 +50,7 @@ class Host:
 
     @property
     def kind(self) -> str:
-        """As the role `program` calls it."""
+        """Name of the kind in the role `program`."""
         return f"{self.arch}-cp{self.python.replace('.', '')}"
 
 
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str, str]:
-    """The archive for one kind of host: `{"file", "pins", "digest"}`. What is there already is not fetched again."""
+    """Make the archive for one kind of host, unless it exists; return `{"file", "pins", "digest"}`."""
     pins = _resolve(host, out)
     pins_sha = hashlib.sha256(pins.encode()).hexdigest()
     if known is not None and known["pins"] == pins_sha and (out / known["file"]).exists():
@@ -115,7 +115,7 @@ def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str,
 def _resolve(host: Host, out: Path) -> str:
     """Return the packages that a host of that kind needs, one exact version a line, within constraints.txt.
 
-    fedpatch itself is not among them: a task that depends on it is resolved with its wheel in `out`.
+    fedpatch itself is not included: a task that depends on fedpatch is resolved with the wheel in `out`.
     """
     command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-header", "--no-annotate"]
     command += ["--only-binary=:all:", *(f"--extra={extra}" for extra in _EXTRAS)]
@@ -132,20 +132,20 @@ def _fetch(host: Host, pins: Path, folder: Path) -> None:
 
 
 def _own_wheel(out: Path) -> Path:
-    """The wheel of fedpatch, made of a copy, so that nothing that an earlier build left behind gets in."""
+    """Build the wheel of fedpatch from a copy, without files of earlier builds; return its path."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-wheel-") as name:
         copy = Path(name, "source")
         copy.mkdir()
-        for folder in _FOLDERS:  # src/fedpatch has links to the others, which stay links
+        for folder in _FOLDERS:  # src/fedpatch has links to the other folders, which stay links
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
             shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy2(ROOT / file, copy)
         command = [*_PIP, "wheel", "-q", "--no-deps", "--no-build-isolation"]
-        # The same files give the same wheel: a host that has it is left alone.
+        # The same files give the same wheel: a host that has this wheel is not changed.
         _run([*command, "-w", str(Path(name, "made")), str(copy)], env={"SOURCE_DATE_EPOCH": "315532800"})
         made = next(Path(name, "made").glob("fedpatch-*.whl"))
-        # A play that goes on meanwhile finds one or the other.
+        # A play that runs meanwhile finds the old or the new wheel.
         wheel = Path(shutil.copy2(made, out / f"{made.name}.part")).replace(out / made.name)
         for old in out.glob("fedpatch-*.whl"):
             if old != wheel:
@@ -154,7 +154,7 @@ def _own_wheel(out: Path) -> Path:
 
 
 def _indexes_of_pip() -> list[str]:
-    """Where pip is configured to look, as options for uv, which does not read pip's configuration."""
+    """Return pip's configured indexes as options for uv, which does not read pip's configuration."""
     options: list[str] = []
     for line in _run([sys.executable, "-m", "pip", "config", "list"]).splitlines():
         found = re.fullmatch(r"[^=]*\.(index-url|extra-index-url|find-links)='(.*)'", line)
@@ -173,7 +173,7 @@ def _certificates_of_pip() -> dict[str, str]:
 
 
 def _pin(wheel: Path) -> str:
-    """NAME==VERSION as the wheel's own metadata say, since a file's name may be normalised."""
+    """Return NAME==VERSION from the wheel's metadata, since its file name may be normalised."""
     with zipfile.ZipFile(wheel) as opened:
         metadata = next(name for name in opened.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         text = opened.read(metadata).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Take the pictures of the web console for the documentation, of a real run: `python -m scripts.console_pictures`.
 
-A demo with a console trains ten devices; Chromium looks at the open round once enough rounds are over.
+A demo with a console trains ten devices; Chromium takes the pictures in an open round after enough rounds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_BYTES = 200_000
 _SHOTS = (("console", 1280, 1080, False), ("console-dark", 1280, 1080, True), ("console-phone", 390, 1180, False))
 _ROUNDS_FIRST = 8
 _OPTIONS = ("--devices", "10", "--rounds", "400", "--target-ua", "none", "--metrics", "none", "--console")
-# Some devices have reported and others have not: the states of a round differ.
+# The moment when some devices have reported and others have not, so the states of a round differ.
 _IN_THE_MIDDLE = """(() => { const states = new Set([...document.querySelectorAll('#chips .dot')].map(d => d.dataset.s));
   const rounds = +document.querySelector('#rounds-table tbody th')?.textContent;
   return rounds >= %d && states.size >= 2 && states.has('training'); })()"""
 
 
 def main() -> None:
-    """Play the demo, take the pictures, end the demo."""
+    """Run the demo, take the pictures, end the demo."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-pictures-") as name:
         command = [sys.executable, "-m", "fedpatch", "demo", *_OPTIONS, "--out", str(Path(name) / "demo")]
         demo = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

@@ -47,8 +47,8 @@ pytest_add_cli_args_test_selection = {tests}
 also_copy = {others}
 process_isolation = "forkserver"
 """
-# Appended to tests/conftest.py. A mutant is dead at the first failure: quick tests come before properties, and the time to look
-# for a simpler example is saved.
+# Appended to tests/conftest.py. The first failure kills a mutant: quick tests run before properties, and Hypothesis does not
+# search for a simpler example.
 QUICK_TESTS = b"""
 from hypothesis import Phase
 
@@ -61,9 +61,9 @@ settings.load_profile("mutants")
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: hasattr(getattr(item, "obj", None), "hypothesis"))
 """
-# mutmut's exit codes of a mutant: its tests passed, there was none, the type checker rejects it.
+# mutmut's exit codes for a mutant: its tests passed, it has no tests, the type checker rejects it.
 SURVIVED, NO_TESTS, WRONG_TYPE = 0, 33, 37
-# mypy's errors about the copies of a function and mutmut's decorator, and about conditions: those a test should notice.
+# Ignored errors of mypy: about copies of a function, mutmut's decorator, and conditions, which a test should check.
 NO_ERRORS = {
     *("has-type", "ignore-without-code", "no-any-return", "no-redef", "unused-ignore", "var-annotated"),
     *("comparison-overlap", "redundant-expr", "truthy-bool"),
@@ -74,7 +74,7 @@ NO_ERRORS = {
 class Mutant:
     """One change of one function.
 
-    `name` is mutmut's. `function` and `change` name the mutant in tests/explained_mutants.toml: they stay the same where
+    `name` is mutmut's. `function` and `change` name the mutant in tests/explained_mutants.toml: they stay the same when
     other lines of the file change.
     """
 
@@ -88,10 +88,10 @@ class Mutant:
 def copy_checkout(tree: Path, room: str) -> None:
     """Bring the copy under build/mutants up to date with the checkout.
 
-    Only files whose content differs are written: mutmut compares modification times to know which results still hold.
+    Only files with other content are written: from modification times, mutmut derives which results are still valid.
 
     Args:
-        tree: The copy's folder; it is made where it is absent.
+        tree: The copy's folder; it is made if absent.
         room: The room to change, e.g. "coordinator/cohort".
     """
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -117,14 +117,14 @@ def copy_checkout(tree: Path, room: str) -> None:
         if not copy.exists() or copy.read_bytes() != content:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content)
-    # mutmut copies a test once only, so that a changed one would not be played.
+    # mutmut copies a test only once, so it would not run a changed test.
     for name in ("tests", "docs"):
         shutil.rmtree(tree / "mutants" / name, ignore_errors=True)
 
 
 def run_mutmut(tree: Path, *names: str, jobs: int) -> None:
     """Run mutmut on the named mutants, `jobs` at a time; its output goes to mutmut.log in `tree`."""
-    # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, which threads do not survive.
+    # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, and a fork loses threads.
     environment = {**os.environ, "CI": "true", "FEDPATCH_EXAMPLES": "100", "OMP_NUM_THREADS": "1"}
     with (tree / "mutmut.log").open("wb") as log:
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
@@ -132,7 +132,7 @@ def run_mutmut(tree: Path, *names: str, jobs: int) -> None:
 
 
 def mark_wrong_types(tree: Path, room: str) -> None:
-    """Give the mutants that mypy rejects the result WRONG_TYPE: `make types` notices them, so that no test needs to."""
+    """Give mutants that mypy rejects the result WRONG_TYPE: they need no test, since `make types` reports them."""
     folder = tree / "mutants"
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--output=json", f"src/fedpatch/{room}"],
@@ -166,7 +166,7 @@ def mark_wrong_types(tree: Path, room: str) -> None:
 
 
 def read_mutants(tree: Path, room: str) -> list[Mutant]:
-    """Return the mutants that mutmut has made of `room`, in the order of their names, with the results that it has."""
+    """Return the mutants that mutmut has made of `room`, in the order of their names, with their results so far."""
     found: list[Mutant] = []
     for meta in sorted((tree / "mutants" / "src" / "fedpatch" / room).rglob("*.meta")):
         exit_codes: dict[str, int | None] = json.loads(meta.read_bytes())["exit_code_by_key"]
@@ -206,7 +206,7 @@ def _without_sentences(function: ast.FunctionDef) -> str:
 def draw_sample(mutants: list[Mutant], *, size: int, seed: int) -> list[Mutant]:
     """Draw `size` mutants that change more than the wording of a sentence.
 
-    The sample follows from the seed and the changes, so that it stays the same where other functions change.
+    The sample follows from the seed and the changes, so it stays the same when other functions change.
     """
 
     def rank(mutant: Mutant) -> bytes:
@@ -229,7 +229,7 @@ def is_explained(mutant: Mutant, entries: list[dict[str, str]]) -> bool:
 
 
 def report(sample: list[Mutant]) -> tuple[str, bool]:
-    """Return a text of the survivors that are not explained and of the sums, and whether there is nothing left to do."""
+    """Return a text with unexplained survivors and totals, and whether all survivors are explained."""
     entries = tomllib.loads(EXPLAINED.read_text("utf-8"))["mutant"]
     alive = [mutant for mutant in sample if mutant.exit_code in (SURVIVED, NO_TESTS)]
     unexplained = [mutant for mutant in alive if not is_explained(mutant, entries)]
@@ -246,7 +246,7 @@ def report(sample: list[Mutant]) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Run the command; 0 where each mutant of the sample is killed or explained."""
+    """Run the command; return 0 if each mutant of the sample is killed or explained."""
     rooms = [room.relative_to(ROOT).as_posix() for room in pure_rooms() if room.is_dir()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("room", choices=rooms, help="a pure room")
@@ -260,7 +260,7 @@ def main() -> int:
     tree = ROOT / "build" / "mutants" / options.room.replace("/", "-")
     if not options.list:
         copy_checkout(tree, options.room)
-        # A name that no mutant has: mutmut makes the mutants and measures the tests, and then finds nothing to do.
+        # No mutant has this name: mutmut only makes the mutants and measures the tests.
         run_mutmut(tree, "none", jobs=options.jobs)
         mark_wrong_types(tree, options.room)
     sample = draw_sample(read_mutants(tree, options.room), size=options.sample, seed=options.seed)

@@ -1,6 +1,6 @@
-"""`make recording`: plays the demo in a terminal (tmux) and draws what was seen as docs/images/demo.svg.
+"""`make recording`: runs the demo in a terminal (tmux) and draws its screens as docs/images/demo.svg.
 
-The picture moves by CSS alone: no script, no font, nothing of another host. Each line that was ever seen is drawn once.
+Only CSS animates the picture: no script, no font, nothing from another host. Each different line is drawn once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 
 COLUMNS, ROWS = 92, 26
 LONGEST_S, LAST_S = 1.0, 5.0
-"""A screen that stays is shown no longer than this; the last one before it begins anew."""
+"""A screen is shown no longer than LONGEST_S, the last screen for LAST_S before the picture starts again."""
 
 _LOOK_S = 0.15
 _WIDTH, _HEIGHT, _MARGIN = 8.4, 18, 12
@@ -33,14 +33,14 @@ _CONSOLE = Console(width=COLUMNS, color_system="truecolor")
 
 @dataclass(frozen=True)
 class Screen:
-    """The screen at `at_s`: lines with ANSI colours."""
+    """The lines of the terminal at `at_s`, with ANSI colours."""
 
     at_s: float
     lines: tuple[str, ...]
 
 
 def record(command: str, cwd: Path, patience_s: float = 600.0) -> list[Screen]:
-    """Type `command` into a terminal of its own, and look at it until the command has ended."""
+    """Type `command` into a new terminal, and record the terminal until the command has ended."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-recording-") as name:
         ended, socket = Path(name) / "ended", str(Path(name) / "tmux")
         shell = f"printf '$ %s\\n' {shlex.quote(command)}; {command}; touch {ended}; sleep 600"
@@ -67,7 +67,7 @@ def _look(capture: list[str], ended: Path, patience_s: float) -> list[Screen]:
 
 
 def draw(screens: Sequence[Screen], title: str) -> str:
-    """The SVG: one group for each screen, shown in its turn."""
+    """Return the SVG: one group for each screen, shown one after the other."""
     stays = [min(LONGEST_S, after.at_s - one.at_s) for one, after in pairwise(screens)] + [LAST_S]
     total = sum(stays)
     lines = {
@@ -86,7 +86,7 @@ def draw(screens: Sequence[Screen], title: str) -> str:
         last = "" if index == len(stays) - 1 else f"{end:.3f}%{{visibility:hidden}}"
         parts.append(f"@keyframes k{index}{{0%{{visibility:hidden}}{begin:.3f}%{{visibility:visible}}{last}}}")
         at_s += stay
-    # Where nothing may move, the end is shown.
+    # With reduced motion, only the last screen is shown.
     parts.append(
         "@media (prefers-reduced-motion:reduce){.s{animation:none!important}.s:last-child{visibility:visible}}</style>"
     )

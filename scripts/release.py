@@ -1,7 +1,7 @@
-"""`make release VERSION=x.y.z`: checks, builds and tags what is committed; it pushes and uploads nothing.
+"""`make release VERSION=x.y.z`: checks, builds and tags the commit; it pushes and uploads nothing.
 
-The version stands in shared/__init__.py and nowhere else. Before the call, that line and the changelog's section are
-committed; then this looks whether they agree, runs the tests, builds from what is committed alone, and tags it `vX.Y.Z`.
+The version is only in shared/__init__.py. Commit this line and the section of the changelog before the call. The script checks
+that they agree, runs the tests, builds from the committed files only, and tags the commit `vX.Y.Z`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NotReady(Exception):
 
 
 def check_changelog(text: str, version: str) -> str:
-    """Return the section of `version` in the changelog, the tag's message. Raises NotReady where there is none."""
+    """Return the section of `version` in the changelog, which is the tag's message. Raises NotReady if there is none."""
     found = re.search(
         rf"^## \[{re.escape(version)}\](?: - ([^\n]*))?$\n(.*?)(?=^## \[|\Z)", text, re.MULTILINE | re.DOTALL
     )
@@ -35,7 +35,7 @@ def check_changelog(text: str, version: str) -> str:
 
 
 def check_version(source: str, version: str) -> None:
-    """Raise NotReady unless `source`, that of shared/__init__.py, is of that version."""
+    """Raise NotReady unless `source`, the text of shared/__init__.py, has this version."""
     if not _VERSION.fullmatch(version):
         raise NotReady(f"{version!r} is no version; write one such as 0.2.0 or 0.2.0rc1")
     found = re.search(r'^__version__ = "(.*)"$', source, re.MULTILINE)
@@ -44,7 +44,7 @@ def check_version(source: str, version: str) -> None:
 
 
 def check_tree(root: Path, version: str) -> None:
-    """Raise NotReady where something is not committed, or the version is tagged already."""
+    """Raise NotReady if the checkout has uncommitted changes, or the version is tagged already."""
     left = _git(root, "status", "--porcelain")
     if left:
         raise NotReady(f"not everything is committed; commit or remove:\n{left}")
@@ -53,7 +53,7 @@ def check_tree(root: Path, version: str) -> None:
 
 
 def build(root: Path, out: Path) -> list[Path]:
-    """The source distribution and the wheel of what is committed in `root`."""
+    """Build the source distribution and the wheel of the commit in `root`; return their paths."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-release-") as name:
         clone = Path(name) / "fedpatch"
         _git(root, "clone", "--quiet", "--no-hardlinks", str(root), str(clone))
@@ -67,7 +67,7 @@ def build(root: Path, out: Path) -> list[Path]:
 
 
 def release(root: Path, version: str, *, tests: list[str]) -> list[Path]:
-    """Check, test, build into dist/ and tag; what was built. Raises NotReady, with nothing tagged."""
+    """Check, test, build into dist/ and tag; return the built files. Raises NotReady without tagging."""
     check_version((root / "shared" / "__init__.py").read_text("utf-8"), version)
     changes = check_changelog((root / "CHANGELOG.md").read_text("utf-8"), version)
     check_tree(root, version)
@@ -78,7 +78,7 @@ def release(root: Path, version: str, *, tests: list[str]) -> list[Path]:
     if len(built) != len(names):
         lacking = ", ".join(sorted(names - {path.name for path in built}))
         raise NotReady(f"dist/ lacks {lacking} after the build; write the version as Python does (PEP 440)")
-    check_tree(root, version)  # which the tests may have changed
+    check_tree(root, version)  # the tests may have changed files
     _git(
         root, "tag", "--annotate", f"v{version}", "--cleanup=verbatim", "--message", f"fedpatch {version}\n\n{changes}"
     )

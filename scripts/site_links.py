@@ -1,7 +1,7 @@
 """Hook of MkDocs (mkdocs.yml): adds the files outside of docs/ that the pages of docs/ link to.
 
-Links are written as a code host follows them, from file to file. On the site, README.md is the first page, another Markdown
-file a page below `project/`, a picture lies there too, any other file is shown on a page, and a folder is listed on one.
+Links in docs/ point from file to file, as on a code host. On the site, README.md is the first page; other Markdown files are
+pages and pictures are files below `project/`; any other file is shown on a page, and a folder is listed on a page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with its links as they have to be on the site."""
+    """Return the page with the links of the site."""
     root, uri = _root(config), page.file.src_uri
     origin = _origin(root, uri)
     if origin is None:
@@ -57,12 +57,12 @@ def _root(config: MkDocsConfig) -> Path:
 
 
 def _in_docs(path: str) -> bool:
-    """Whether MkDocs knows it anyway: a page or a picture of docs/."""
+    """Return whether MkDocs has the file anyway: a page or a picture of docs/."""
     return path.startswith(_PAGES) and path.endswith((".md", *_PICTURES))
 
 
 def _place(root: Path, path: str) -> str:
-    """Where a file or folder of the project is on the site, as the source of a page or of a picture."""
+    """Return the place of a file or folder on the site, as the source of a page or of a picture."""
     if path == _HOME:
         return "index.md"
     if _in_docs(path):
@@ -72,7 +72,7 @@ def _place(root: Path, path: str) -> str:
 
 
 def _origin(root: Path, uri: str) -> str | None:
-    """The inverse for Markdown files; None for a page that shows a file or a folder."""
+    """Return the Markdown file of a page: the inverse of `_place`. None for a page that shows a file or a folder."""
     if uri == "index.md":
         return _HOME
     if not uri.startswith(_ELSEWHERE):
@@ -82,7 +82,7 @@ def _origin(root: Path, uri: str) -> str | None:
 
 
 def _target(root: Path, origin: str, link: str) -> str | None:
-    """Return the target of a link of the file `origin` within the project; None without one."""
+    """Return the target of a link of the file `origin` within the project; None if there is no such file."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
     return path if not path.startswith("..") and (root / path).exists() else None
 

@@ -4,9 +4,9 @@
     python -m scripts.walk_update --json     print one JSON object
     python -m scripts.walk_update --files    list the files of each step as well
 
-One device does one round with the coordinator's real service: link callbacks, queue, engine, threads that write, registry
-and checkpoint. Only the broker is replaced, by a link that records. The device is played by hand, so that nothing else runs.
-A file counts when a function in it is called. A change of file is a call into another file than the call before it, in the
+One device does one round with the coordinator's real service: link callbacks, queue, engine, writer threads, registry and
+checkpoint. A recording link replaces the broker, and this script simulates the device, so nothing else runs.
+A file counts if one of its functions is called. A change of file is a call into another file than the previous call in the
 same thread; a return is not a change.
 """
 
@@ -71,7 +71,7 @@ COORDINATOR_STEPS = ("presence", "accept", *UPDATE_STEPS)
 AGENT_STEPS = ("request", "model chunks", "trained", "grant", "committed")
 UPDATE = b"u" * 350
 SETTLE_S = 4.0
-"""Longer than an agent needs to look up the facts about its device."""
+"""More time than an agent needs to collect the facts about its device."""
 GOALS: dict[str, tuple[int, int | None]] = {"update": (40, 500), "middle chunk": (12, None), "agent": (25, None)}
 """At most so many files, and changes of file."""
 
@@ -96,7 +96,7 @@ class Walk:
 
 
 class Profiler:
-    """Counts calls by step while it is entered, in all threads that start meanwhile and in the current one."""
+    """Counts calls by step within its block, in the current thread and in all threads that start meanwhile."""
 
     def __init__(self, *, only_main: bool = False) -> None:
         self.walks: dict[str, Walk] = {}
@@ -116,7 +116,7 @@ class Profiler:
 
     @contextmanager
     def during(self, step: str) -> Iterator[None]:
-        """Count what is called within as `step`."""
+        """Count calls within the block as `step`."""
         self.step, self._last = step, {}
         try:
             yield
@@ -143,7 +143,7 @@ class Profiler:
 
 
 class RecordingLink:
-    """A link without a broker: what the coordinator publishes is kept, and the script plays the events."""
+    """A link without a broker: it keeps published messages, and the script makes the events."""
 
     def __init__(self, *_: object, events: Callable[[Any], None], **__: object) -> None:
         self.events = events
@@ -157,29 +157,29 @@ class RecordingLink:
         return True
 
     def subscribe(self, *_filters: str) -> None:
-        """Nothing to subscribe to."""
+        """Do nothing: there is no broker."""
 
     def start(self) -> None:
-        """Connected at once, over MQTT 5 with retained messages."""
+        """Connect at once, over MQTT 5 with retained messages."""
         self.events(self.wait_connected(0.0))
 
     def wait_connected(self, _timeout_s: float) -> Connected:
-        """The answer of a broker."""
+        """Return the answer of a broker."""
         return Connected("5", None, retain_available=True, session_present=False)
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: nothing runs."""
 
 
 class CoordinatorWalk:
-    """Plays one device against the coordinator's service. `run` replaces `Service.run`."""
+    """Simulates one device for the coordinator's service. `run` replaces `Service.run`."""
 
     def __init__(self, profiler: Profiler, links: list[RecordingLink]) -> None:
         self._profiler = profiler
         self._links = links
 
     def run(self, one: Any) -> None:
-        """Play presence, accept, offer, chunks; stop when the second round is open."""
+        """Send presence, accept, offer and chunks; stop when the second round is open."""
         self._service, self._link = one, self._links[-1]
         self._engine = one._engine
         with one.started():
@@ -235,7 +235,7 @@ class CoordinatorWalk:
         self._link.events(Received(topics.up(FLEET, DEVICE), encode(envelope), retained=False))
 
     def _step(self, step: str, act: Callable[[], object], *, wait_for_update: bool = False) -> None:
-        """Let `act` put an event into the queue, and the service take all that waits."""
+        """Let `act` put an event into the queue, and the service handle all queued events."""
         with self._profiler.during(step):
             act()
             round_before = self._engine.last_round
@@ -250,7 +250,7 @@ class CoordinatorWalk:
 
 
 def walk_coordinator() -> dict[str, Walk]:
-    """Return the walk of each step of a round on the coordinator."""
+    """Return the calls of each step of a round on the coordinator."""
     profiler, links = Profiler(), list[RecordingLink]()
 
     def make_link(*args: Any, **given: Any) -> RecordingLink:
@@ -279,7 +279,7 @@ def walk_coordinator() -> dict[str, Walk]:
 
 
 def total(walks: dict[str, Walk], steps: Iterable[str]) -> Walk:
-    """Sum of some steps."""
+    """Return the sum of some steps."""
     whole = Walk()
     for step in steps:
         whole.add(walks[step])
@@ -294,10 +294,10 @@ class AgentLink(RecordingLink):
         self._profiler = profiler
 
     def unsubscribe(self, *_filters: str) -> None:
-        """Nothing to unsubscribe from."""
+        """Do nothing: there is no broker."""
 
     def use_long_backoff(self, *_: object) -> None:
-        """The connection never breaks."""
+        """Do nothing: the connection never breaks."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
         """Answer Accept with the model, Offer with Grant, and the last chunk with Committed."""
@@ -322,7 +322,7 @@ class AgentLink(RecordingLink):
 
 
 class PlayedTrainer:
-    """A training process that is ready at once and has every update made already."""
+    """A training process that is ready at once, with every update already trained."""
 
     pid = None
 
@@ -331,7 +331,7 @@ class PlayedTrainer:
         self._profiler = profiler
 
     def start(self) -> None:
-        """Ready; then a thread plays the request, and stops the agent once the round is over."""
+        """Report ready; then a thread sends the request, and stops the agent when the round is over."""
         self._events(READY)
         threading.Thread(target=self._play, daemon=True).start()
 
@@ -340,13 +340,13 @@ class PlayedTrainer:
         return 0.0
 
     def train(self, command: Any) -> None:
-        """Trained at once."""
+        """Write the update at once."""
         self._profiler.step = "trained"
         Path(command.update_path).write_bytes(UPDATE)
         self._events(Trained(command.key, update(UPDATE), report()))
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: nothing runs."""
 
     pause = go_on = cancel = stop
 
@@ -360,7 +360,7 @@ class PlayedTrainer:
 
 
 def walk_agent() -> dict[str, Walk]:
-    """Return the walk of each step of a round in the thread that runs the agent's loop."""
+    """Return the calls of each step of a round, in the thread that runs the agent's loop."""
     profiler = Profiler(only_main=True)
     make_link: Any = partial(AgentLink, profiler=profiler)
     make_trainer: Any = partial(PlayedTrainer, profiler=profiler)
@@ -383,7 +383,7 @@ def walk_agent() -> dict[str, Walk]:
 
 
 def table(walks: dict[str, Walk], *, with_files: bool) -> str:
-    """Lay out the walks as lines of step, calls, files, changes of file and goal."""
+    """Format the walks as lines of step, calls, files, changes of file and goal."""
     lines = [f"{'step':28}{'calls':>7}{'files':>7}{'changes':>9}  goal"]
     for name, walk in walks.items():
         most_files, most_changes = GOALS.get(name, (None, None))
@@ -396,7 +396,7 @@ def table(walks: dict[str, Walk], *, with_files: bool) -> str:
 
 
 def main() -> None:
-    """Walk both sides and print the figures."""
+    """Count the calls on both sides, and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--files", action="store_true", help="list the files of each step")

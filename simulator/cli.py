@@ -1,7 +1,7 @@
 """The commands `fedpatch simulate`: the user's own study, the paper's experiments, and the round policy on a simulated fleet.
 
-`fedpatch` finds `app` as an entry point. What a command needs beyond this is imported when it runs. stdout gets results
-only (with `--json` a single JSON document), stderr everything else.
+`fedpatch` finds `app` as an entry point. Each command imports its other modules when it runs. stdout gets only results
+(with `--json` a single JSON document), stderr everything else.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _progress_stream() -> Iterator[TextIO]:
 
 
 class _Watch:
-    """Shows every point, and that a study is resumed: then it receives points before the first call of `stopped`."""
+    """Shows every point, and reports a resumed study: points before the first call of `stopped` are from an earlier process."""
 
     def __init__(self, progress: StudyProgress, stopped: Callable[[], bool]) -> None:
         self._progress = progress

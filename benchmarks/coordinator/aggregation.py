@@ -78,7 +78,7 @@ def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
         ]
         measured = play_in_turn(contests, turns, say=log.info)
         figures = [_figures(one, measured[2], count) for one in measured]
-        # What it adds to the memory of a process of its own: its greatest resident size less that before.
+        # Added memory in a separate process: the greatest resident size minus the size before.
         peaks = {
             kind: measured_apart("benchmarks.coordinator.spooled_updates", task, count, kind)
             for kind in ("fold", "pass")
@@ -103,7 +103,7 @@ def _figures(one: Measured, floor: Measured, count: int) -> dict[str, Any]:
 
 
 def tables(document: Document) -> Iterator[str]:
-    """A row for each number of updates and each way."""
+    """Yield a row for each number of updates and each way."""
     yield machine_line(document)
     yield ""
     headings = ("model", "updates", "how", "updates per second", "to one pass into float64", "memory added at most")

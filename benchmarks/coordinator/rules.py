@@ -28,7 +28,7 @@ RULES = ("mean", "centred", "bucketed", "trimmed:0.2")
 NORM_BOUND = "auto:2"
 COUNTS = (10, 100, 1000)
 VALUES = 50_000
-_DIFFERENT = 100  # updates, which come again and again: more than a cache holds
+_DIFFERENT = 100  # updates, which are repeated: more than a cache holds
 
 log = logging.getLogger("fedpatch.benchmark")
 
@@ -90,7 +90,7 @@ class Updates:
             )
 
     def peak_bytes(self, rule: str, count: int) -> int:
-        """Return the memory that aggregation takes at most, beside the updates and the file."""
+        """Return the peak memory of aggregation, without the updates and the file."""
         tracemalloc.start()
         try:
             self.aggregate(rule, count)
@@ -119,7 +119,7 @@ def _figures(one: Measured, mean: Measured, peak_bytes: int) -> dict[str, Any]:
 
 
 def tables(document: Document) -> Iterator[str]:
-    """A row for each number of updates and each rule."""
+    """Yield a row for each number of updates and each rule."""
     yield machine_line(document)
     yield ""
     headings = ("updates", "rule", "processor seconds", "to the mean", "memory at most")

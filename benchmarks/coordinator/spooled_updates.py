@@ -1,7 +1,7 @@
-"""Updates in a spool and in memory, and what folds them: the work of benchmarks.coordinator.aggregation.
+"""Updates in a spool and in memory, and their aggregation: the work of benchmarks.coordinator.aggregation.
 
 `python -m benchmarks.coordinator.spooled_updates TASK COUNT fold|pass` does one of these in a process of its own, and
-prints by how many bytes the process grew over what it was with everything ready.
+prints by how many bytes the process grew after all was ready.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENCODING = "fp32"
 class SpooledUpdates:
     """Updates of a task's model, each in the spool in `folder`, in memory, and as one flat array.
 
-    Of `count`, as many differ as a round keeps in memory, which is more than a cache holds; they come again and again.
+    Only as many of the `count` updates differ as a round keeps in memory, more than a cache holds; they are repeated.
     """
 
     def __init__(self, task_ref: str, count: int, folder: Path, *, resident: bool = True) -> None:
@@ -62,14 +62,14 @@ class SpooledUpdates:
         self._terms = UpdateRequirements(self.schema, frozenset(), _BASE)
 
     def fold(self, count: int, *, spooled: bool) -> None:
-        """As a round does it, from its spool, or from memory."""
+        """Aggregate `count` updates as in a round, from the spool or from memory."""
         devices = [f"device-{number:05d}" for number in range(count)]
         read = self._read_spooled if spooled else self._read
         plan = TrainPlan("adam", 0.01, 20)
         aggregate(dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits(), plan=plan)
 
     def one_pass(self, count: int, dtype: str) -> None:
-        """All values of as many updates added up, unweighted, tensor by tensor in one."""
+        """Add up all values of `count` updates, unweighted, each update as one flat array."""
         total = np.zeros(self._flat[0].size, dtype)
         for number in range(count):
             np.add(total, self._flat[number % self._different], out=total)
@@ -91,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedpatch-aggregation-") as folder:
         updates = SpooledUpdates(task, count, Path(folder), resident=kind == "pass")
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = memory_bytes("VmRSS")
         if kind == "pass":
             updates.one_pass(count, "float64")

@@ -10,12 +10,12 @@ _PROC = Path("/proc")
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Processor seconds that these processes have used so far, all their threads together; one that is gone counts as 0."""
+    """Return the processor seconds of all threads of these processes so far; a process that has ended counts as 0."""
     return sum(_cpu_s(pid) for pid in pids)
 
 
 def _cpu_s(pid: int) -> float:
-    # What clock_getcpuclockid(3) computes on Linux, and Python does not offer: the number of a process's CPU clock.
+    # The number of a process's CPU clock as clock_getcpuclockid(3) computes it on Linux; Python lacks this function.
     try:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
@@ -23,7 +23,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants that run."""
+    """Return a process and all its running descendants."""
     children = _children()
     found, todo = [], [pid]
     while todo:
@@ -33,7 +33,7 @@ def family(pid: int) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that it started and has not taken leave of: until then, what they wrote is not counted as its own."""
+    """Return child processes that `pid` has not waited for; until it does, their writes do not count as its own."""
     return _children().get(pid, [])
 
 
@@ -48,5 +48,5 @@ def _children() -> dict[int, list[int]]:
 def _parent(entry: Path) -> int | None:
     try:
         return int((entry / "stat").read_text("utf-8").rpartition(")")[2].split()[1])
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return None

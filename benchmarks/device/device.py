@@ -121,7 +121,7 @@ def _summary(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def tables(document: Document) -> Iterator[str]:
-    """Steps, the start, and idling."""
+    """Yield the tables of steps, start and idling."""
     yield machine_line(document)
     yield ""
     yield from table(

@@ -1,7 +1,7 @@
 """Bytes that a device writes in a round, by file: `python -m benchmarks.device.file_writes`.
 
-A real agent plays rounds of a real coordinator under strace, which sees each write(2) with the file that it goes to. What the
-kernel really brings to a card may be less: a file that is deleted within seconds never gets there. Needs strace.
+A real agent takes part in rounds of a real coordinator under strace, which records each write(2) with its file. The kernel may
+write less to a card: a file that is deleted within seconds is never written. Needs strace.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _measure(
     agent_options: Iterable[str],
     run_options: Iterable[str],
 ) -> Counter[str]:
-    """Play the rounds; return the bytes of the whole session by file, from the agent's start to its end."""
+    """Run the rounds; return the bytes by file from the agent's start to its end."""
     state, trace = folder / "agent", folder / "trace"
     with ExitStack() as stack:
         url = stack.enter_context(shipped_broker(folder)).url
@@ -115,7 +115,7 @@ def bytes_by_file(trace: Iterable[str], state: Path) -> Counter[str]:
 
 def _pattern(path: str) -> str:
     """Return the file's path in the words of docs/reference/files.md."""
-    while path.endswith(UNFINISHED):  # a temporary file becomes the file by a rename; write_after has one of one
+    while path.endswith(UNFINISHED):  # renamed to the file later; write_after has two suffixes
         folder, _, name = path.rpartition("/")
         stem = name.removeprefix(".").removesuffix(UNFINISHED)
         random = re.search(r"\.[a-z0-9_]{8}$", stem)

@@ -1,7 +1,7 @@
 """Memory and disk writes of an agent on its device: `python -m benchmarks.device.footprint`.
 
-A real agent at a real mosquitto plays rounds of a real coordinator; the memory of its two processes is the
-kernel's figure. Linux only.
+A real agent at a real mosquitto takes part in rounds of a real coordinator; the kernel reports the memory of its two
+processes. Linux only.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
 
 
 def _both(agent: int) -> dict[str, Memory]:
-    """The agent, its training process where there is one, and both with what that has started."""
+    """Return the memory of the agent, of its training process if it has one, and of both with all their descendants."""
     found = {"agent": memory_of(agent)}
     for child in children_of(agent):
         found["training"] = memory_of(child)
@@ -108,7 +108,7 @@ def _log(folder: Path, package: str) -> Path:
 
 
 def _process(folder: Path, package: str, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """`run` of a command of ours; its output goes to a file."""
+    """Start `run` of one of our commands; its output goes to a file."""
     return running(_log(folder, package), [sys.executable, "-m", package, "run", *options])
 
 

@@ -1,7 +1,7 @@
 """Growth of a round's time and memory with the number of clients, on the synthetic task.
 
-Each number of clients is measured in a process of its own, so that its memory is that study's alone. Called as
-`python -m benchmarks.device.growth CLIENTS COHORT ROUNDS` this is that process; it prints one line of JSON.
+Each number of clients is measured in a process of its own, whose memory is that of this study alone. This process is
+`python -m benchmarks.device.growth CLIENTS COHORT ROUNDS`; it prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Size:
     """Cost of a study of `clients` clients, of which `cohort` are in each round.
 
     `round_s` is the median of the rounds, with user accuracy measured for the cohort as in any simulation. `peak_bytes` is
-    the most that the process had resident, which it has while the data are put together; `resident_bytes` what it had at
-    the end, without what it had freed. `own_bytes` is what fedpatch keeps for each client: its examples and its patch.
+    the greatest resident memory, reached while the data are put together; `resident_bytes` is the resident memory at the
+    end, without freed memory. `own_bytes` is the memory of each client in fedpatch: its examples and its patch.
     """
 
     clients: int
@@ -40,12 +40,12 @@ class Size:
 
     @property
     def s_per_client_step(self) -> float:
-        """Seconds for one step of one client, everything else of the round included."""
+        """Seconds for one step of one client, including all other work of the round."""
         return self.round_s / self.steps
 
 
 def measure_size(clients: int, cohort: int, rounds: int) -> Size:
-    """Play `rounds` rounds after one to warm up."""
+    """Measure `rounds` rounds after one warm-up round."""
     import torch
 
     from benchmarks.support.work import make_work
@@ -62,7 +62,7 @@ def measure_size(clients: int, cohort: int, rounds: int) -> Size:
         began = time.perf_counter()
         contestant.play()
         seconds.append(time.perf_counter() - began)
-    ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed after loading, and it would count as resident
+    ctypes.CDLL(None).malloc_trim(0)  # else memory that glibc keeps after loading would count as resident
     data = work.population
     blocks = (data.train_x, data.train_y, data.test_x, data.test_y)
     data_bytes = sum(block.numel() * block.element_size() for block in blocks)

@@ -1,4 +1,4 @@
-"""A real agent at a real mosquitto, started and then left alone: how long it takes to be ready, and what it uses after that."""
+"""A real agent at a real mosquitto, started and then left idle: the time until it is ready, and its processor time then."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _POLL_S = 0.005
 
 
 def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) -> dict[str, float]:
-    """Seconds from the start until it is connected and until it can train, and the share of a processor that it then uses.
+    """Return the seconds until an agent is connected and until it can train, and its share of a processor afterwards.
 
-    `warm` is while its training process waits for work, `idle` when that is gone: each over `idle_s` seconds (0: not measured).
+    `warm` is with a waiting training process, `idle` after this process ended: each over `idle_s` seconds (0: not measured).
     """
     folder.mkdir()
     line = [
@@ -55,14 +55,14 @@ def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) 
 
 
 def torch_alone() -> float:
-    """Seconds that a Python takes to import torch and end: what no start that trains can be faster than."""
+    """Return the seconds in which Python imports torch and ends: a lower bound of any start with training."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.perf_counter() - began
 
 
 def status_of(folder: Path) -> dict[str, Any]:
-    """Return the status of the agent with this state directory; empty before the first."""
+    """Return the status of the agent with this state directory; empty before its first status."""
     path = folder / "status.json"
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
@@ -72,12 +72,12 @@ def wait_until(process: subprocess.Popen[bytes], log: Path, fits: Callable[[], o
 
     Args:
         process: The agent.
-        log: File of its output, whose end is in the message of an error.
+        log: File of its output; an error message has the end of it.
         fits: Returns whether the agent is in this state.
         what: The state in words, such as "is ready".
 
     Raises:
-        FedpatchError: The agent ended before, or PATIENCE_S seconds have passed.
+        FedpatchError: The agent has ended, or PATIENCE_S seconds have passed.
     """
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():

@@ -1,6 +1,6 @@
 """A device without torch and without a disk: the agent's real job and its real link, with an untrained update.
 
-Hundreds of them fit into a process, so that a coordinator and a broker meet a thousand real MQTT sessions on one machine.
+Hundreds of devices fit into a process, so a coordinator and a broker have a thousand real MQTT sessions on one machine.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _BLOBS = 8
 
 @dataclass
 class Tally:
-    """Activity of the devices of a process: `outcomes` of jobs, and messages and bytes that they sent and received."""
+    """Activity of the devices of a process: `outcomes` of jobs, and sent and received messages and bytes."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     connects: int = 0
@@ -91,13 +91,13 @@ class Tally:
 
 
 class ModelChunks:
-    """Chunks of global models, kept once for all devices of a process: each device has received them all the same."""
+    """Chunks of global models, kept once for all devices of a process, although each device has received them."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[str, dict[int, bytes]] = OrderedDict()
 
     def same(self, chunk: Chunk) -> bytes:
-        """Its data, or the equal bytes that another device has."""
+        """Return the data of a chunk, or the equal bytes that another device has."""
         if chunk.digest not in self._parts:
             self._parts[chunk.digest] = {}
             if len(self._parts) > _BLOBS:
@@ -107,9 +107,9 @@ class ModelChunks:
 
 
 class LightDevice:
-    """One device. `events` receives the link's events; the thread of the device hands them to `handle`, and calls `tick`.
+    """One device. `events` receives the link's events; the thread of the device passes them to `handle`, and calls `tick`.
 
-    With `ca_file` it fetches models by URL, from servers whose certificate is of that CA.
+    With `ca_file` the device fetches models by URL, from servers with a certificate of this CA.
     """
 
     def __init__(  # noqa: PLR0913 - what the devices of a process share
@@ -140,7 +140,7 @@ class LightDevice:
         self._parts: dict[str, dict[int, bytes]] = {}
         self._held = ""
         self._update: tuple[Manifest, bytes] | None = None
-        self._vector = b""  # of a masked round, before it is masked
+        self._vector = b""  # the vector of a masked round, before masking
         self.link = MqttLink(
             broker,
             client_id=identity.client_id,
@@ -152,7 +152,7 @@ class LightDevice:
         self.link.subscribe(*topics.device_filters(identity.fleet, identity.device))
 
     def handle(self, event: LinkEvent | FetchEvent, now: float) -> None:
-        """Something came over the link, or by URL."""
+        """Handle an event of the link, or of a download by URL."""
         match event:
             case ChunkFetched() | FetchEnded():
                 for one in self._on_fetch(event):
@@ -171,7 +171,7 @@ class LightDevice:
                 self._on_received(event, now)
 
     def tick(self, now: float) -> None:
-        """Lets time pass."""
+        """Check the deadlines of the job."""
         if self.connected and self.job.state is not JobState.IDLE:
             self._perform(self.job.tick(now), now)
 
@@ -230,7 +230,7 @@ class LightDevice:
             case StartTraining() | MaskUpdate():
                 return [self._compute(effect)]
             case SpoolUpdate() | SaveMasking() | ForgetMasking():
-                pass  # there is no disk, and the update is there already
+                pass  # no disk, and the update is in memory
             case SendChunk() if self._update is not None:
                 manifest, blob = self._update
                 chunk = cut(blob, manifest, effect.index)

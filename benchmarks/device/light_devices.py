@@ -3,10 +3,10 @@
     with LightDevices(broker=url, fleet="demo", task=mnist.TASK, count=1000, processes=4) as devices:
         devices.wait_ready()
         ...                         # fedpatch run --devices 1000
-    devices.report                  # what they did, all together
+    devices.report                  # activity of all devices together
 
-They are the agent's job and link with untrained updates (benchmarks.device.light_device). The processes end with the
-`with`, and with their parent.
+Each device is the agent's job and link with untrained updates (benchmarks.device.light_device). The processes end with the
+`with` block, and with their parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_EXAMPLES = 300
 
 @dataclass
 class LightReport(Tally):
-    """Activity of all devices together, its processor time, and the sum of the processes' peak memory."""
+    """Activity of all devices together, their processor time, and the sum of the processes' peak memory."""
 
     cpu_s: float = 0.0
     peak_bytes: int = 0
@@ -51,7 +51,7 @@ class LightReport(Tally):
 class LightDevices:
     """`count` devices, named light-1, light-2, ..., each with NUM_EXAMPLES examples of `task`; `profile` is the broker's.
 
-    With `ca_file` they fetch models by URL. `first` is the number of the first one.
+    With `ca_file` devices fetch models by URL. `first` is the number of the first device.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LightDevices:
         return self
 
     def wait_ready(self) -> None:
-        """Return once all devices are connected and the broker has their presence. FedpatchError if they never are."""
+        """Return once all devices are connected and the broker has their presence. Raises FedpatchError after PATIENCE_S."""
         give_up_at = time.monotonic() + PATIENCE_S
         for done in range(len(self._jobs)):
             _, line = self._next(give_up_at, "connected")

@@ -1,7 +1,7 @@
 """A process full of light devices: `python -m benchmarks.device.light_process < JOB`, started by device.light_devices.
 
 Its first line of input has its parameters (JSON). It prints `ready` once the presence of all devices is published,
-and when its input ends, one line of JSON with what they did.
+and one line of JSON with their activity when its input ends.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fedpatch.shared.wire.messages import TaskCapability
 LOOK_EVERY_S = 0.1
 """Interval of checks for deadlines, in seconds: a job's deadlines are a second and more away."""
 _STACK_BYTES = 256 * 1024
-# Of one device: its socket, the two ends that wake its link, and epoll.
+# File descriptors of one device: its socket, the two ends that wake its link, and epoll.
 _FILES_EACH = 4
 
 
 class LightProcess:
-    """All devices of a process, in the hands of one thread; each link has a thread of its own."""
+    """All devices of a process, handled by one thread; each link has a thread of its own."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.tally = Tally()
@@ -59,7 +59,7 @@ class LightProcess:
         self._look_at = 0.0
 
     def run(self) -> None:
-        """Until the input ends."""
+        """Run until the input ends."""
         threading.Thread(target=self._wait_for_the_end, daemon=True).start()
         for device in self._devices:
             device.link.start()
@@ -67,7 +67,7 @@ class LightProcess:
             pass
 
     def _turn(self) -> bool:
-        """One event, and the deadlines if it is time; False when the input has ended."""
+        """Handle one event, and check deadlines at intervals; return False when the input has ended."""
         try:
             found = self._inbox.get(timeout=LOOK_EVERY_S)
             if found is None:
@@ -97,7 +97,7 @@ def _tell(line: str) -> None:
 
 
 def main() -> None:
-    """Runs the process."""
+    """Run the process."""
     job = json.loads(sys.stdin.readline())
     wanted = _FILES_EACH * len(job["devices"]) + 100
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -110,7 +110,7 @@ def main() -> None:
     used = {"cpu_s": spent.ru_utime + spent.ru_stime, "peak_bytes": memory_bytes("VmHWM")}
     with contextlib.suppress(BrokenPipeError):
         _tell(json.dumps(vars(process.tally) | used))
-    # To disconnect hundreds of devices, one after the other, takes minutes where the broker does not answer.
+    # To disconnect hundreds of devices one after the other takes minutes if the broker does not answer.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""Untrained updates: the global model and a little noise, in the encoding that the coordinator asks for.
+"""Untrained updates: the global model and a little noise, in the encoding that the coordinator requests.
 
-All devices of a process give the same update to the same request, so that it is made once a round: what costs time here
-would be taken for the coordinator's.
+All devices of a process answer the same request with the same update, so it is made only once a round: time spent here
+would count as the coordinator's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.messages import Evaluation, Manifest, UpdateReport, WorkRequest
 
 NOISE = 1e-3
-"""Standard deviation of what is added to each trained value: about what an epoch of the 2NN on MNIST adds in a later round."""
+"""Standard deviation of the noise on each trained value: about the change by an epoch of the 2NN on MNIST in a later round."""
 _ACCURACY = 0.5
 _VERSIONS = 3
 
@@ -32,7 +32,7 @@ _VERSIONS = 3
 class StandInUpdates:
     """Makes updates for a model of `schema` (without moments) from `num_examples` examples.
 
-    The global models that they are made from are kept once for all devices of the process, the last few of them.
+    The last few global models, which updates are made from, are kept once for all devices of the process.
     """
 
     def __init__(self, schema: Schema, num_examples: int) -> None:
@@ -44,13 +44,13 @@ class StandInUpdates:
         self._vector: tuple[tuple[object, ...], bytes] | None = None
 
     def has(self, version: str) -> bool:
-        """Whether a device that holds this global model could go on from there."""
+        """Return whether this global model is held, so that steps can be applied to it."""
         return version in self._models
 
     def make(
         self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int
     ) -> tuple[Manifest, bytes]:
-        """The update to a request as a manifest and a blob; `blobs` are what its `way` to the global model names, by digest."""
+        """Return the update for a request as manifest and blob; `blobs` has the blobs of the download plan `way`, by digest."""
         asked = (request.model.digest, request.encoding, request.chunk_bytes, request.private, request.plan)
         if self._made is None or self._asked != asked:
             self._asked, self._made = asked, self._pack(request, way, blobs, round_number)
@@ -67,15 +67,15 @@ class StandInUpdates:
         return packed.manifest(request.chunk_bytes, public), packed.blob
 
     def evaluation(self, request: WorkRequest) -> Evaluation:
-        """The answer to a request of an evaluate round."""
+        """Return the answer to a request of an evaluate round."""
         return Evaluation(request.model.digest, _ACCURACY, 100, 0.0)
 
     def travelling(self, request: WorkRequest) -> Schema:
-        """The tensors of an update without moments."""
+        """Return the tensors of an update without moments."""
         return parse_policy(request.private).public(self._schema)
 
     def vector(self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int) -> bytes:
-        """The vector of a masked round, not masked yet, without residuals; made once a round for all devices."""
+        """Return the vector of a masked round before masking, without residuals; it is made once a round for all devices."""
         assert request.secure is not None
         asked = (request.model.digest, request.secure, request.private)
         if self._vector is None or self._vector[0] != asked:
@@ -96,7 +96,7 @@ class StandInUpdates:
         return self._vector[1]
 
     def _come_to(self, way: DownloadPlan, blobs: Mapping[str, bytes], public: Schema) -> dict[str, Array]:
-        """The tensors of the global model, checked as a device checks them."""
+        """Return the tensors of the global model, checked as a device checks them."""
         version = way.model.digest
         if version in self._models:
             return self._models[version]
@@ -122,7 +122,7 @@ def _read(
 
 
 def trained(base: Mapping[str, Array], schema: Schema, round_number: int) -> dict[str, Array]:
-    """Return a plausible result of training `base`; moments as Adam's after a step with gradients of the noise's size."""
+    """Return a plausible result of training `base`; moments are Adam's after a step with gradients of the noise's size."""
     return {spec.name: _stepped(base[spec.name], spec, round_number % 2) for spec in schema.specs}
 
 
@@ -138,7 +138,7 @@ def _stepped(values: Array, spec: TensorSpec, odd: int) -> Array:
 
 @cache
 def _noise(spec: TensorSpec, odd: int) -> Array:
-    """Drawn once, for that is not what is measured; from one round to the next its sign changes, so that nothing adds up."""
+    """Return the noise, drawn once because drawing is not measured. Its sign alternates by round, so it does not add up."""
     if odd:
         return -_noise(spec, 0)
     drawn = np.random.default_rng(zlib.crc32(spec.name.encode())).standard_normal(spec.shape)

@@ -10,14 +10,14 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class Memory:
-    """`rss_bytes` is resident; `pss_bytes` counts what is shared in parts; `peak_bytes` is the most RSS there ever was."""
+    """`rss_bytes` is resident memory; `pss_bytes` counts shared memory in parts; `peak_bytes` is the greatest RSS so far."""
 
     rss_bytes: int
     pss_bytes: int
     peak_bytes: int
 
     def most(self, other: Memory) -> Memory:
-        """The larger of each."""
+        """Return the larger of each value."""
         return Memory(
             max(self.rss_bytes, other.rss_bytes),
             max(self.pss_bytes, other.pss_bytes),
@@ -26,7 +26,7 @@ class Memory:
 
 
 def memory_of(pid: int) -> Memory | None:
-    """None where the process ends just now."""
+    """Return the memory of a process; None if it has just ended."""
     try:
         status = _kib(Path(f"/proc/{pid}/status").read_text())
         rollup = _kib(Path(f"/proc/{pid}/smaps_rollup").read_text())
@@ -36,12 +36,12 @@ def memory_of(pid: int) -> Memory | None:
 
 
 def memory_bytes(field: str) -> int:
-    """`VmHWM` (the most that this process ever had resident) or `VmRSS` (what it has now)."""
+    """Return `VmHWM` (the greatest resident memory of this process so far) or `VmRSS` (the present one)."""
     return _kib(Path("/proc/self/status").read_text())[field] * _KIB
 
 
 def bytes_written(pid: int) -> int:
-    """All that it, and children that it took leave of, ever handed to write(2): to files, pipes and sockets alike."""
+    """Return all bytes that a process, and children that it waited for, passed to write(2), also for pipes and sockets."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("wchar:")).split()[1])
 

@@ -148,7 +148,7 @@ class Play:
         group.end_sharing()
         for name in names:
             self._answer(name, rounds, self._coordinated(group.inbox, name))
-        # With two thirds a group of 32 does without ten members in all.
+        # With a threshold of two thirds, a group of 32 can lose ten members.
         lost = min(self.size * LOST // 32, self.size - roster.threshold)
         silent = min(self.size * SILENT // 32, self.size - roster.threshold - lost)
         reporting = names[: self.size - lost]
@@ -244,7 +244,7 @@ class Play:
         return found
 
     def _timed(self, name: str, work: Callable[..., Any], *given: Any) -> Any:
-        """Return the result of a device's work; that of the first device is timed."""
+        """Return the result of a device's work; the first device is timed."""
         began = time.process_time()
         found = work(*given)
         self.device_s += time.process_time() - began if name.endswith("-00") else 0.0
@@ -258,7 +258,7 @@ class Play:
 
 
 def tables(document: Document) -> Iterator[str]:
-    """Yield the lines of the tables: medians, and how many times the first variant's they are."""
+    """Yield the lines of the tables: medians, and their ratio to the first variant."""
     yield machine_line(document)
     yield ""
     measured = document["measured"]

@@ -27,7 +27,7 @@ from fedpatch.simulator.spec.study import EXACT, Study
 BENCHMARK = "masking.rounds"
 PARTICIPATIONS = (1.0, 0.5)
 MODEL_ENCODING = "delta-int8"
-"""Models of a masked run travel in it, and it is the default of other runs."""
+"""Encoding of models in a masked run, and the default of other runs."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "masked, keep 1": {"secure": "groups", "keep": 1, "encoding": MODEL_ENCODING},
@@ -160,7 +160,7 @@ def _played(study: Study, variant: str, workers: int) -> Document:
 
 
 def ratios(runs: Iterable[Document]) -> list[Document]:
-    """Return the ratio of each goal by participation and seed: of two runs with the same data and the same selection."""
+    """Return the ratio of each goal by participation and seed, between two runs with the same data and selection."""
     found = {(run["participation"], run["seed"], run["variant"]): run for run in runs}
     pairs = sorted({key[:2] for key in found}, reverse=True)
     rows = []

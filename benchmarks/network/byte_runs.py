@@ -1,4 +1,4 @@
-"""One simulation of the byte count: how user accuracy rises with rounds and with bytes."""
+"""One simulation of the byte count: user accuracy over rounds and over bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Setting:
         workers: Processes to compute with.
         command: The command line, kept with the results.
         toy: A few clients of task digits instead of a cell of the paper.
-        cell: Task, clients and share of them in a round, as in Table 2 of the paper.
+        cell: Task, clients and their share in a round, as in Table 2 of the paper.
     """
 
     workers: int
@@ -43,7 +43,7 @@ class Setting:
 
     @property
     def target_ua(self) -> float:
-        """The paper's, or one that a few rounds reach."""
+        """The paper's target; with `toy` a target that a few rounds reach."""
         return 0.9 if self.toy else TARGET_UA[self.cell.partition("/")[0]]
 
 
@@ -51,8 +51,8 @@ class Setting:
 class Run:
     """The result of a run.
 
-    Bytes are those of all `clients`: `bytes_down[t]` to come to the model after t rounds, `bytes_up[t]` of
-    the updates of round t + 1. `curve_from` is the stored result of the same study where nothing had to be played again.
+    Bytes are those of all `clients`: `bytes_down[t]` to download the model after t rounds, `bytes_up[t]` of the updates
+    of round t + 1. `curve_from` is the stored result of the same study if no simulation was needed.
     """
 
     strategy: str
@@ -73,12 +73,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its setting, in words."""
+        """The setting in words."""
         return f"{self.strategy}, private {self.private}, {self.encoding}"
 
 
 def play(setting: Setting, strategy: str, private: str, encoding: str, seed: int, *, saved: Path | None = None) -> Run:
-    """Simulate up to the target; or, where results/ has the exact study, take its curve and pack one model and one update.
+    """Simulate up to the target; or, if results/ has the exact study, take its curve and pack one model and one update.
 
     Args:
         setting: The work.
@@ -86,7 +86,7 @@ def play(setting: Setting, strategy: str, private: str, encoding: str, seed: int
         private: Policy of the patch.
         encoding: Name of the encoding.
         seed: Seed of the study.
-        saved: Folder of the state of an interrupted simulation, which goes on from there; None: it is not kept.
+        saved: Folder of the state of an interrupted simulation, to resume it; None: the state is not kept.
     """
     study = replace(_exact_study(setting, strategy, private, seed), encoding=encoding)
     if encoding == EXACT and not setting.toy and (known := _known(setting, study)):

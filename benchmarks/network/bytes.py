@@ -97,7 +97,7 @@ def _kept(setting: Setting, strategy: str, private: str, encoding: str, seed: in
 
 
 def _prefix(setting: Setting) -> str:
-    """Return the beginning of the names of files, which tells other cells and the toy size from the default cell."""
+    """Return the prefix of file names, which distinguishes other cells and the toy size from the default cell."""
     cell = "" if setting.cell == DEFAULT_CELL else f"{setting.cell.replace('/', '-')}-"
     return f"toy-{cell}" if setting.toy else cell
 

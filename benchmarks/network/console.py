@@ -73,7 +73,7 @@ def console(
 
 
 def _measure_page(state_dir: Path, devices: int, rounds: int, watchers: int) -> dict[str, Any]:
-    """Sizes in bytes, times in seconds: of a console with a registry that a test program writes."""
+    """Return sizes in bytes and times in seconds of a console whose registry a test program writes."""
     state_dir.mkdir()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.create_run(
@@ -122,7 +122,7 @@ def _measure_page(state_dir: Path, devices: int, rounds: int, watchers: int) -> 
 def _measure_browser(
     port: int, registry: Registry, run: str, updates: Sequence[float], folder: Path
 ) -> dict[str, float] | None:
-    """Times of a page in Chromium, in ms: first paint, the drawing of everything, and of a record; None without Chromium."""
+    """Return times of a page in Chromium in ms: first paint, complete drawing, drawing of a record; None without Chromium."""
     if shutil.which("chromium") is None:
         return None
     from tests.support.browser import Browser
@@ -154,7 +154,7 @@ def _measure_browser(
 
 
 def _measure_rounds(folder: Path, devices: int, watchers: int, turns: int) -> dict[str, Any]:
-    """Processor and wall time of rounds without training, with pages that watch and without, in turn."""
+    """Return processor and wall time of rounds without training, alternately with open pages and without."""
     rounds = 5
     fleet = FedpatchFleet("digits", devices, "delta-int8", rounds, folder)
     cpu_s: dict[str, list[float]] = {"watched": [], "alone": []}
@@ -188,7 +188,7 @@ def _static() -> Path:
 
 @contextmanager
 def _console(state_dir: Path, broker: str) -> Iterator[tuple[int, int]]:
-    """Yield port and process id of a console; `broker` none, or newest for that of the newest run."""
+    """Yield port and process id of a console; `broker` is none, or newest for the broker of the newest run."""
     words = ["--state-dir", str(state_dir), "--listen", "127.0.0.1:0", "--json", "--fleet", FLEET]
     words += ["--broker", broker] if broker == "none" else []
     process = subprocess.Popen([sys.executable, "-m", "fedpatch", "console", *words], stdout=subprocess.PIPE)

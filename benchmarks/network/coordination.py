@@ -28,16 +28,16 @@ from fedpatch.shared.app.signals import interruptible
 
 BENCHMARK = "coordination"
 ENCODINGS = ("fp32", "delta-int8")
-"""The first makes the bytes of the bare exchange."""
+"""The first of these sends the same bytes as the bare exchange."""
 
 SIZES = "10,50,200,1000"
 TASKS = "mnist,cifar10"
 MOST_MEGABYTES = 2000.0
-"""The bare exchange has all updates of a round in the broker at once: beyond this it is left out."""
+"""The bare exchange has all updates of a round in the broker at once: with more bytes than this it is left out."""
 MOST_FOR_FLOWER = 10
 ROUND_UPDATES = 100
 MOST_ROUNDS = 10
-"""A turn has as many rounds as make so many updates, and no more than these."""
+"""A turn has as many rounds as are needed for so many updates, up to this maximum."""
 
 log = logging.getLogger("fedpatch.benchmark")
 

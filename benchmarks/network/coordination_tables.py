@@ -15,7 +15,7 @@ _MODELS = {"mnist": "2NN", "cifar10": "CNN"}
 
 
 def tables(document: Document) -> Iterator[str]:
-    """A row for each contestant, and what the goals came to."""
+    """Yield a row for each contestant, and the results of the goals."""
     yield machine_line(document)
     yield ""
     yield from table(
@@ -49,7 +49,7 @@ def _row(one: dict[str, Any], contest: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _goals(one: dict[str, Any]) -> Iterator[str]:
-    """Yield the goals: beside Flower for the fewest devices, beside the bare exchange for all."""
+    """Yield the goals: against Flower for the fewest devices, against the bare exchange for all."""
     contests = {contest["name"]: contest for contest in one["contests"]}
     where = f"{_model(one)}, {one['devices']} devices"
     if "flower" in contests:
@@ -71,7 +71,7 @@ def _model(one: dict[str, Any]) -> str:
 
 
 def draw(document: Document, folder: Path) -> None:
-    """Seconds a round over the number of devices, as coordination.png and coordination.svg."""
+    """Draw seconds per round over the number of devices, as coordination.png and coordination.svg."""
     from matplotlib.figure import Figure
 
     tasks = sorted({one["task"] for one in document["measured"]}, reverse=True)

@@ -1,8 +1,8 @@
-"""A real coordinator that plays so many rounds for each line on stdin, and answers with what each of them was.
+"""A real coordinator that runs as many rounds as each line on stdin requests, and prints the record of the last of them.
 
     python -m benchmarks.network.coordinator_process SETTINGS        (JSON: names and values of `fedpatch run`'s options)
 
-Nothing of the run is replaced. Between the record of a round, when it is on the disk, and the publishing of the next model the
+No part of the run is replaced. After the record of a round is on the disk and before the next model is published, the
 coordinator's thread waits for a line with the number of rounds to run. The first round runs without a line.
 """
 
@@ -32,7 +32,7 @@ ENDLESS = 1_000_000
 
 
 class Gate:
-    """Sees a run go by on its way to its own observer, and stands between two rounds."""
+    """Stops a run between two rounds until a line on stdin requests more."""
 
     def __init__(self, answers: TextIO) -> None:
         self._answers = answers
@@ -40,7 +40,7 @@ class Gate:
         self._began_s = time.process_time()
 
     def performed(self, effect: Effect) -> None:
-        """Tells of the rounds that were asked for, and waits until others are."""
+        """After the requested rounds, print the last one, and wait for the next request."""
         if not isinstance(effect, SaveRecord):
             return
         self._left -= 1
@@ -58,7 +58,7 @@ class Gate:
 
 
 class Gated:
-    """An observer with a gate before it."""
+    """An observer of a run, followed by the gate."""
 
     def __init__(self, gate: Gate, observer: Observer) -> None:
         self._gate = gate
@@ -68,13 +68,13 @@ class Gated:
         self._performed = observer.performed
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """First what the run's own observer does: that is part of the round."""
+        """Call the run's own observer first, because its work is part of the round; then the gate."""
         self._performed(effect, began_at, ended_at)
         self._gate.performed(effect)
 
 
 def main() -> None:
-    """Runs until stdin ends."""
+    """Run until stdin ends."""
     flags: dict[str, Any] = json.loads(sys.argv[1])
     gate = Gate(sys.stdout)
 

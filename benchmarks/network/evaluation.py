@@ -35,7 +35,7 @@ def evaluation(
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-evaluation-") as name:
         fleet = FedpatchFleet(task, devices, "delta-int8", 1, Path(name) / "fleet", evaluate_every=1)
         try:
-            for _ in range(2 * turns + 1):  # the first pair is not measured: it has the start of the run
+            for _ in range(2 * turns + 1):  # the first pair, with the start of the run, is not measured
                 fleet.play()
         finally:
             fleet.close()

@@ -1,4 +1,4 @@
-"""Contestants of network.coordination: a coordinator, a broker and devices without training, each with its processes."""
+"""Contestants of network.coordination: each has a coordinator, a broker and devices without training as processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNLIMITED = {"max_queued_messages": "0", "max_queued_bytes": "0", "memory_limit
 
 
 class _Fleet:
-    """Parts that play a round for each line on stdin; closed in reverse order."""
+    """The processes of a contestant, which runs rounds for each line on stdin; they are closed in reverse order."""
 
     def __init__(self, rounds: int) -> None:
         self._stack = ExitStack()
@@ -39,16 +39,16 @@ class _Fleet:
         self.answers: list[Mapping[str, Any]] = []
 
     def play(self) -> float | None:
-        """So many rounds; nothing is learned."""
+        """Run the rounds of a turn; nothing is learned."""
         self.answers.append(self._server.ask(self._rounds))
         return None
 
     def pids(self) -> list[int]:
-        """The coordinating process: broker and devices are alike, or other people's."""
+        """Return the coordinating process; broker and devices are equal for our contestants, or parts of Flower."""
         return [self._server.pid]
 
     def close(self) -> None:
-        """End all that was started."""
+        """End all processes."""
         self._stack.close()
 
     def _program(self, what: str, *line: str) -> Program:
@@ -58,7 +58,7 @@ class _Fleet:
 
 
 def _is_about_goodbye(_kind: object, error: object, _trace: object) -> bool:
-    """The final figures of the devices are not used here."""
+    """Return whether to ignore an error at the end: the final figures of the devices are not used here."""
     return isinstance(error, FedpatchError)
 
 
@@ -67,7 +67,7 @@ def _processes(devices: int) -> int:
 
 
 class FedpatchFleet(_Fleet):
-    """Our coordinator with its defaults but for `encoding` and `changes`; the broker has the queues that we ship."""
+    """Our coordinator with its defaults except `encoding` and `changes`; the broker has the shipped queue limits."""
 
     def __init__(self, task: str, devices: int, encoding: str, rounds: int, folder: Path, **changes: str | int) -> None:
         super().__init__(rounds)
@@ -85,7 +85,7 @@ class FedpatchFleet(_Fleet):
                 "state_dir": str(folder / "state"),
                 "metrics": "127.0.0.1:0",
             }
-            # Of many devices on one machine each waits for all others.
+            # On one machine each of many devices waits for all others.
             settings |= {
                 "strategy": "fedavg",
                 "private": "none",
@@ -115,15 +115,15 @@ def compare_settings(
     variants: Mapping[str, Mapping[str, str | int]],
     say: Callable[[str], None],
 ) -> list[Measured]:
-    """Play rounds of coordinators that differ in settings, in turn, and return what was measured of each.
+    """Run rounds of coordinators that differ in settings, in turn, and return the measurements of each.
 
     Args:
         task: The task whose model travels, in `delta-int8`.
         devices: Number of light devices of each fleet.
         rounds: Rounds in a turn.
         turns: Turns of each coordinator.
-        variants: By name the settings in which a coordinator differs from the defaults.
-        say: Gets a line for each fleet and turn.
+        variants: The settings in which each coordinator differs from the defaults, by its name.
+        say: Called with a line for each fleet and turn.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-settings-")))
@@ -137,7 +137,7 @@ def compare_settings(
 
 
 class BareFleet(_Fleet):
-    """paho and msgpack alone; its broker drops nothing. If `durable`, with our size of chunks, hashing and writing."""
+    """paho and msgpack alone; the broker drops nothing. If `durable`, with our size of chunks, hashing and writing."""
 
     def __init__(self, task: str, devices: int, rounds: int, folder: Path, *, durable: bool = False) -> None:
         super().__init__(rounds)
@@ -180,7 +180,7 @@ class FlowerFleet(_Fleet):
         self._stack.callback(self._server.close)
 
     def pids(self) -> list[int]:
-        """SuperLink and ServerApp, which outlast a round; the processes that it starts for each client do not."""
+        """Return SuperLink and ServerApp, which run longer than a round, unlike the processes for each client."""
         return list(self._server.hello["pids"])
 
 

@@ -58,7 +58,7 @@ def _measure(scale: Scale, options: Mapping[str, str], limits: Mapping[str, str]
 
 
 def _parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Options of the run, and those of the broker."""
+    """Return the options of the run, and those of the broker."""
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(equals and name for name, equals, _ in pairs):
         raise UsageError(f"variant {text!r} is not NAME=VALUE,..; an example: encoding=delta-int8,upload-slots=16")
@@ -72,7 +72,7 @@ def _named(options: Mapping[str, str], limits: Mapping[str, str]) -> str:
 
 
 def table(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A row for each variant, as Markdown."""
+    """Yield a row for each variant, as Markdown."""
     yield (
         "| variant | s per round (least to most) | coordinator: CPU s per round, peak | mosquitto: CPU s per round, peak | "
         "devices: CPU s per round | messages per round | MB down + up per round | lost |"

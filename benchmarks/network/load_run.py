@@ -1,4 +1,4 @@
-"""A run of a real coordinator over a thousand light devices at a real broker, and what it costs each of them."""
+"""A run of a real coordinator over a thousand light devices at a real broker, and the cost of each part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 3600.0
 
 @dataclass(frozen=True)
 class Scale:
-    """How many devices, in how many processes, for how many rounds of which task."""
+    """Task, and numbers of devices, rounds and processes."""
 
     task: Task
     devices: int
@@ -38,7 +38,7 @@ class Scale:
 
 
 class Watched:
-    """A process that runs: what it has used since `begin`, and the most memory that it ever had."""
+    """A running process: its processor time since `begin`, and its peak memory."""
 
     def __init__(self, pid: int) -> None:
         self.peak_bytes = 0
@@ -51,19 +51,19 @@ class Watched:
         self._before_s = self._now_s
 
     def look(self) -> None:
-        """Called now and then, for of a process that has ended nothing can be asked."""
+        """Read the figures. Call it at intervals, because an ended process has none."""
         memory = memory_of(self._pid)
         self.peak_bytes = max(self.peak_bytes, memory.peak_bytes if memory else 0)
         self._now_s = max(self._now_s, cpu_s([self._pid]))
 
     @property
     def cpu_s(self) -> float:
-        """Since `begin`."""
+        """Processor seconds since `begin`."""
         return self._now_s - self._before_s
 
 
 def play(scale: Scale, options: Mapping[str, str], limits: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """One run with further `options` of `fedpatch run`, and other `limits` of the broker than we ship."""
+    """Run once, with further `options` of `fedpatch run` and changed `limits` of the shipped broker; return the figures."""
     task = scale.task
     with shipped_broker(folder, changes=limits) as broker:
         fleet = LightDevices(broker=broker.url, fleet=FLEET, task=task, count=scale.devices, processes=scale.processes)

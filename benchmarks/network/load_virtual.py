@@ -77,12 +77,12 @@ def _terms(devices: int, size_bytes: int, rounds: int, asked: int) -> FleetTerms
 
 
 def measure(terms: FleetTerms, sites: int = 0, train_s_of: Callable[[int, int], float] | None = None) -> dict[str, Any]:
-    """Play all rounds of a fleet, and return its time and memory.
+    """Run all rounds of a fleet, and return its time and memory.
 
     Args:
         terms: The fleet.
-        sites: Number of relays that are its devices, for the result alone; 0 where they are devices.
-        train_s_of: Training time in seconds of a device in a round; None draws it.
+        sites: Number of relays if its devices are relays, only for the result; 0 if they are devices.
+        train_s_of: Returns the training time in seconds of a device in a round; None: it is drawn.
     """
     devices, rounds = terms.devices, terms.rounds
     before = memory_bytes("VmRSS")
@@ -109,10 +109,10 @@ def measure(terms: FleetTerms, sites: int = 0, train_s_of: Callable[[int, int], 
 
 
 def measure_sites(terms: FleetTerms, sites: int) -> dict[str, Any]:
-    """Play the rounds of all sites, then those of a hub whose devices are their relays.
+    """Run the rounds of all sites, then those of a hub whose devices are their relays.
 
-    A relay takes part in each round of the hub for as long as the round of its site took, and sends one update. A site's round
-    does not depend on the hub beyond the time at which it begins, so the sites can be played one after the other.
+    In each round of the hub, a relay takes as long as the round of its site, and sends one update. A site's round depends on
+    the hub only by the time at which it begins, so the sites can be simulated one after the other.
 
     Args:
         terms: Fleet of one site; the seed of each site differs.
@@ -122,7 +122,7 @@ def measure_sites(terms: FleetTerms, sites: int) -> dict[str, Any]:
         The figures of the hub; under "site" the means of the sites' figures.
     """
     hub = replace(terms, devices=sites, participation=1.0, unwilling=0.0, dropout_training=0.0, dropout_upload=0.0)
-    memory = measure(hub, sites)["bytes_per_device"]  # first, for the peak of the process will be that of the sites
+    memory = measure(hub, sites)["bytes_per_device"]  # first, before the sites raise the peak of the process
     found = [measure(replace(terms, seed=number)) for number in range(1, sites + 1)]
     result = measure(hub, sites, lambda relay, number: found[relay - 1]["round_s"][number - 1])
     result["bytes_per_device"] = memory
@@ -133,7 +133,7 @@ def measure_sites(terms: FleetTerms, sites: int) -> dict[str, Any]:
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A row for each fleet, as Markdown."""
+    """Yield a row for each fleet, as Markdown."""
     yield (
         "| devices | asked | model and update | CPU s per round | events per asked device | us per event | kB per device | "
         "a round in simulated time | reported |"

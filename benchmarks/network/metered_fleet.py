@@ -1,4 +1,4 @@
-"""The simulated fleet, with the coordinator's metrics fed as in a real run, and the coordinator's own time measured."""
+"""The simulated fleet, with the coordinator's metrics updated as in a real run, and the coordinator's own time measured."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fedpatch.shared.wire.vitals import LastRound, Vitals
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.simulation import SimulatedFleet
 
-# Of a message as it travels: what is counted is no matter, only that it is.
+# Size of a travelling message. Any value will do: only the cost of counting is measured.
 _MESSAGE_BYTES = 100
 VITALS = Vitals(True, 0.8, False, False, 61.5, LinkKind.WIFI, 0.4, 512 * 2**20, 9000 * 2**20)
 
 
 class MeteredFleet(SimulatedFleet):
-    """Each device sends its vitals whenever it connects, and after each of its rounds.
+    """A fleet whose devices send their vitals whenever they connect, and after each of their rounds.
 
     `coordinator_s` is the processor time of engine and observer alone: no codec, no network, no disk, no devices.
 
-    Devices have series of their own up to `max_devices`; without `metrics` nothing is counted. Looks come once a second of
-    real time, as in a run, although the fleet's clock runs ahead.
+    Up to `max_devices` devices have series of their own; without `metrics` nothing is counted. `look` runs once a second of
+    real time, as in a run, although the fleet's clock is faster.
     """
 
     def __init__(self, terms: FleetTerms, metrics: Metrics | None, directory: Path, *, max_devices: int = 50) -> None:
@@ -44,11 +44,11 @@ class MeteredFleet(SimulatedFleet):
             self.observer = RunMetrics(metrics, self._engine, directory, strategy="fedavg", max_devices=max_devices)
 
     def look(self) -> None:
-        """As the service does after every event."""
+        """Call the observer as the service does after every event."""
         self.observer.look(self.agenda.now, waiting=0)
 
     def on_state(self, device: str, envelope: Envelope) -> None:
-        """A device's presence."""
+        """Handle the presence of a device."""
         with self._event():
             self.observer.received("device_state", _MESSAGE_BYTES)
             super().on_state(device, envelope)
@@ -62,7 +62,7 @@ class MeteredFleet(SimulatedFleet):
             super().on_message(device, envelope)
 
     def on_chunk(self, device: str, chunk: Chunk, size_bytes: int) -> None:
-        """A chunk of its update."""
+        """Handle a chunk of a device's update."""
         with self._event():
             self.observer.received("update_chunk", size_bytes)
             super().on_chunk(device, chunk, size_bytes)
@@ -72,7 +72,7 @@ class MeteredFleet(SimulatedFleet):
             super()._wake()
 
     def _tell_vitals(self, device: str) -> None:
-        """As a device does after its round."""
+        """Report vitals as a device does after its round."""
         engine = self._engine
         last = LastRound(engine.spec.run, engine.last_round, train_s=20.0, upload_s=2.0)
         self.observer.vitals(device, replace(VITALS, last_round=last), self.agenda.now)
@@ -99,7 +99,7 @@ class MeteredFleet(SimulatedFleet):
 
 
 def seconds_of(work: Callable[[], object], times: int = 20) -> float:
-    """Processor time of one call, on average over so many."""
+    """Return the processor time of one call, as a mean over `times` calls."""
     began_at = time.process_time()
     for _ in range(times):
         work()

@@ -40,7 +40,7 @@ def metrics_cost(
 
 
 def measure(folder: Path, devices: int, rounds: int, turns: int) -> dict[str, Any]:
-    """Medians over the turns. `ratio` is with metrics to without, of engine and metrics alone."""
+    """Return medians over the turns. `ratio` is the time with metrics over that without, of engine and metrics alone."""
     terms = FleetTerms(devices=devices, rounds=rounds, participation=1.0, over_select=1.0)
     ratios, extra_s, events = [], [], 0
     for turn in range(turns + 1):
@@ -50,7 +50,7 @@ def measure(folder: Path, devices: int, rounds: int, turns: int) -> dict[str, An
         metered = MeteredFleet(terms, metrics, folder)
         metered.run()
         if turn == 0:
-            continue  # to warm up
+            continue  # warm-up
         ratios.append(metered.coordinator_s / bare.coordinator_s)
         extra_s.append((metered.coordinator_s - bare.coordinator_s) / rounds)
         events = metered.events

@@ -1,8 +1,8 @@
 """Cost of models over MQTT and by URL: `python -m benchmarks.network.models_by_url`. Linux only; needs nginx.
 
-Light devices download a model of 50 MB and answer with a measurement that they do not make (`fedpatch evaluate`), in turn
-through mosquitto and from nginx with TLS. The processor time of the devices is on the same machine and in no figure but the
-seconds.
+Light devices download a model of 50 MB and answer with an invented measurement (`fedpatch evaluate`), alternately through
+mosquitto and from nginx with TLS. The devices run on the same machine; of the figures, only seconds include their processor
+time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def models_by_url(
 
 @dataclass
 class _Way:
-    """A run of a fleet, and the figures of its turns."""
+    """One way to download: the run of its fleet, and the figures of its turns."""
 
     state: Path
     terms: Mapping[str, Any]
@@ -129,7 +129,7 @@ def _served(nginx: Nginx) -> dict[str, Any]:
 
 
 def _turn(task: str, devices: int, way: _Way, folder: Path, nginx: Nginx, *, new: bool = False) -> None:
-    """Have all devices download the model, or begin the run by a round of one device."""
+    """Let all devices download the model; if `new`, begin the run by a round of one device."""
     with tempfile.TemporaryDirectory(dir=folder) as place, shipped_broker(Path(place)) as broker:
         light = LightDevices(
             broker=broker.url,
@@ -184,7 +184,7 @@ def _coordinate(words: Sequence[str], state: Path) -> tuple[float, int]:
 
 
 def _agent_peak_bytes(task: str, way: str) -> int:
-    """The greatest memory of a real agent's process that takes part in one round."""
+    """Return the peak memory of a real agent's process that takes part in one round."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-models-")))
         nginx = stack.enter_context(Nginx())
@@ -199,7 +199,7 @@ def _agent_peak_bytes(task: str, way: str) -> int:
 
 
 def tables(document: Document) -> Iterator[str]:
-    """A row for each number of devices and way."""
+    """Yield a row for each number of devices and way."""
     yield machine_line(document)
     yield ""
     yield from table(

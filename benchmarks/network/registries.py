@@ -1,7 +1,7 @@
 """Cost of a round with the registry in PostgreSQL: `python -m benchmarks.network.registries`.
 
 Two real coordinators, one with a SQLite file and one with a PostgreSQL server on this machine (a Unix socket, the same disk),
-play rounds without training in turn, in one run. Linux only.
+run rounds without training in turn, in one run. Linux only.
 """
 
 from __future__ import annotations

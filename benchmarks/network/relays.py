@@ -1,7 +1,7 @@
 """Two-level rounds against flat ones: `python -m benchmarks.network.relays`.
 
-One hub, and the same number of light devices in two fleets: all at the hub's broker, or in sites with a broker and a relay
-each. The two take turns on one machine, so that other programs slow both.
+One hub, and two fleets with the same number of light devices: all at the hub's broker, or in sites with a broker and a relay
+each. The two fleets alternate on one machine, so that other programs slow both.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def relays(
 
 @contextmanager
 def _two_fleets(folder: Path, task: Task, devices: int, sites: int) -> Iterator[str]:
-    """The hub's broker with the flat fleet, and the sites; yields the URL of the broker."""
+    """Run the hub's broker with the flat fleet, and the sites; yield the URL of the broker."""
     with ExitStack() as stack:
         fleets = []
 
@@ -113,7 +113,7 @@ def _relay(hub: str, site: str, place: Path, number: int, task: Task, devices: i
 def _rounds(
     hub: str, fleet: str, count: int, place: Path, *, task: str, rounds: int, members: int
 ) -> list[dict[str, Any]]:
-    """Play a run and return its records; FedpatchError unless each round has all devices."""
+    """Do a run and return its records; raise FedpatchError unless each round has all devices."""
     line = ["run", "--json", "--broker", hub, "--fleet", fleet, "--state-dir", str(place), "--task", task]
     line += ["--devices", str(count), "--rounds", str(rounds), "--max-members", str(members), "--quorum", "1"]
     line += ["--strategy", "fedavg", "--encoding", "fp32", "--independent-every", "0", "--metrics", "none"]
@@ -135,7 +135,7 @@ def _rounds(
 
 
 def _figures(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Medians over rounds, without the first of each run, which waits for the devices."""
+    """Return medians over rounds, without the first of each run, which waits for the devices."""
     later = [one for one in records if one["round"] > 1]
     return {
         "round_s": statistics.median(sum(one["phase_seconds"].values()) for one in later),

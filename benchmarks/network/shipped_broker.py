@@ -1,6 +1,6 @@
 """A mosquitto on a free port, with the limits of broker_config/mosquitto.conf: the broker that we recommend.
 
-Without its certificates and access rules: what is measured is rounds, not cryptography.
+It has no certificates and access rules: the benchmarks measure rounds, not cryptography.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Broker:
-    """Where it listens, and its process."""
+    """URL and process of a broker."""
 
     url: str
     pid: int
@@ -45,7 +45,7 @@ class Broker:
 def shipped_broker(
     folder: Path, *, host: str = "127.0.0.1", changes: Mapping[str, str] | None = None
 ) -> Iterator[Broker]:
-    """A broker whose files are in `folder`; `changes` are options that are to be another than we ship ("" leaves one out)."""
+    """Run a broker with its files in `folder`; `changes` replace shipped options ("" leaves one out)."""
     program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         raise FedpatchError("mosquitto is not installed; on Debian: apt install mosquitto")
@@ -67,7 +67,7 @@ def shipped_broker(
 
 
 def shipped_limits() -> dict[str, str]:
-    """The options of the file that we ship which bound what the broker holds and how fast it is."""
+    """Return the options of the shipped file that limit the broker's memory and speed."""
     pairs = (line.split(maxsplit=1) for line in SHIPPED.read_text("utf-8").splitlines() if line[:1].isalpha())
     return {pair[0]: pair[1] for pair in pairs if pair[0] in LIMITS}
 
@@ -79,7 +79,7 @@ def _free_port(host: str) -> int:
 
 
 def _allow_many_files() -> None:
-    """Each client is a file descriptor; what this process may have, its children inherit."""
+    """Raise the limit of open files, which children inherit: each client takes a file descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,1 +1,1 @@
-"""The same round in other people's simulators. Runs in an environment of its own, where fedpatch is not installed."""
+"""The same round in the simulators of other projects. It runs in an environment of its own, without fedpatch."""

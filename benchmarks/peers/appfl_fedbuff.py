@@ -3,8 +3,8 @@
     python -m benchmarks.peers.appfl_fedbuff --out results/benchmarks/buffered-rounds-appfl.json
 
 needs an environment with fedpatch, APPFL and the packages that APPFL imports (pip install appfl). Our engine decides which ten
-updates make a version; APPFL's FedBuffAggregator makes the model of them. Its step is alpha / num_clients per update. So it is
-played with its default alpha of 0.9, and with the alpha with which ten fresh updates make a whole step, with its polynomial
+updates make a version; APPFL's FedBuffAggregator makes the model of them. Its step is alpha / num_clients per update. So it
+runs with its default alpha of 0.9, and with the alpha with which ten fresh updates make a whole step, with its polynomial
 staleness function.
 """
 
@@ -68,7 +68,7 @@ class AppflLearning(FleetLearning):
         updates: Mapping[str, dict[str, Array]],
         stale: Mapping[str, Staleness],
     ) -> ServerState:
-        """Return the state with APPFL's model. Its buffer takes all updates of the version, which may be more than ten."""
+        """Return the state with APPFL's model. APPFL's buffer takes all updates of the version, which may be more than ten."""
         peer = self._peer
         if peer.global_state is None:
             peer.global_state = {name: torch.from_numpy(value.copy()) for name, value in server.tensors.items()}

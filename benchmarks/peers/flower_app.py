@@ -1,7 +1,7 @@
-"""A Flower app without training: every client answers with the arrays that it got.
+"""A Flower app without training: every client answers with the arrays that it received.
 
-Copied into an app's folder by flower_deployment, and run by Flower's own processes. After each round the server asks at a Unix
-socket whether there is to be another.
+flower_deployment copies this file into an app's folder, and Flower's own processes run it. After each round the server waits
+at a Unix socket for the request of another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ server = ServerApp()
 
 @client.train()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
 def train(message: Message, context: Context) -> Any:
-    """As fast as can be."""
+    """Return the arrays at once."""
     arrays = ArrayRecord(message.content["arrays"].to_numpy_ndarrays())
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 600})})
     return Message(content=content, reply_to=message)
@@ -33,14 +33,14 @@ def train(message: Message, context: Context) -> Any:
 
 @server.main()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
 def serve(grid: Grid, context: Context) -> None:
-    """Rounds with all clients until the reader of the socket disconnects."""
+    """Run rounds with all clients until the reader of the socket disconnects."""
     terms = json.loads(Path(str(context.run_config["terms"])).read_text("utf-8"))
     with socket.socket(socket.AF_UNIX) as gate:
         gate.connect(terms["gate"])
         lines = gate.makefile("rw")
 
         def take_turn(server_round: int, arrays: Any) -> None:
-            """Called before the first round and after each."""
+            """Wait for the next request; Flower calls this before the first round and after each."""
             if server_round == 0:
                 return
             lines.write(f"{server_round}\n")

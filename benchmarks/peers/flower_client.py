@@ -1,4 +1,4 @@
-"""A Flower client that trains one partition. A module of its own: Ray's processes import it, and keep what it keeps."""
+"""A Flower client that trains one partition. It is a module of its own, so Ray's processes import it and keep its cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = ClientApp()
 
 @cache
 def resident() -> tuple[PeerWork, nn.Module]:
-    """Data and model are there once in each process, which Flower's own examples do not do, and is faster."""
+    """Return data and model, loaded once per process: faster than in Flower's own examples."""
     torch.set_num_threads(1)
     work = read_work(Path(os.environ[FOLDER]))
     return work, work.build_model()
@@ -29,7 +29,7 @@ def resident() -> tuple[PeerWork, nn.Module]:
 
 @app.train()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
 def train(message: Message, context: Context) -> Any:
-    """One client's steps; batches are consecutive, as cheap as they can be."""
+    """Train one client; batches are consecutive, the cheapest choice."""
     work, model = resident()
     client = int(context.node_config["partition-id"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())

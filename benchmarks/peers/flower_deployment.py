@@ -1,6 +1,6 @@
 """Rounds of Flower's deployment engine: `python -m benchmarks.peers.flower_deployment CLIENTS SHAPES`.
 
-One SuperLink, CLIENTS SuperNodes and the app of flower_app, all with Flower's defaults but for ports of their own and no TLS.
+One SuperLink, CLIENTS SuperNodes and the app of flower_app, all with Flower's defaults except the ports and no TLS.
 SHAPES is JSON: the shapes of the model's tensors. After the first round it prints the numbers of the processes that
 coordinate (SuperLink and ServerApp); then it runs a round for each line on stdin.
 """
@@ -52,7 +52,7 @@ terms = ""
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Run until stdin ends."""
     clients, shapes = int(sys.argv[1]), json.loads(sys.argv[2])
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Rounds of FedAvg in Flower's simulation: `python -m benchmarks.peers.flower_round FOLDER [PROCESSES]`.
 
 The simulation runs clients in PROCESSES actors of Ray with one CPU each. Everything is federated: Flower has no private
-patches. The server looks for replies every 0.1 s, which is its own default.
+patches. The server polls replies every 0.1 s, its default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peers.work import PeerWork, read_work, say, wait_for_go
 
 
 def make_server(work: PeerWork) -> Any:
-    """A server that plays rounds with all clients until stdin ends."""
+    """Return a server that runs rounds with all clients until stdin ends."""
     from flwr.app import ArrayRecord, Context, MetricRecord
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
@@ -31,7 +31,7 @@ def make_server(work: PeerWork) -> Any:
         return MetricRecord({"loss": losses[-1]})
 
     def take_turn(server_round: int, arrays: Any) -> None:
-        """Called before the first round and after each: the first is for warming up."""
+        """Wait for the next line; Flower calls this before the first round and after each. The first round warms up."""
         if server_round == 0:
             return
         say(losses[-1] if server_round > 1 else "ready")
@@ -54,7 +54,7 @@ def make_server(work: PeerWork) -> Any:
 
 
 def main() -> None:
-    """Plays rounds until stdin ends."""
+    """Run rounds until stdin ends."""
     folder, processes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
     from benchmarks.peers import flower_client
 

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.flower_rules --seeds 5 --out results/robustness/rules-digits-flower.json
 
 needs an environment with fedpatch and Flower. Each function aggregates all tensors of a round, after the attack. Its result
-takes the place of every update, so that the mean is the function's own result.
+replaces every update, so that the mean is the function's own result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Aggregate = Callable[[Updates], list[Array]]
 
 
 def flower_rules(bad: float) -> dict[str, Aggregate]:
-    """Return Flower's functions by name, which know the share of bad devices."""
+    """Return Flower's functions by name, with the share of bad devices as a parameter."""
     from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 
     def multi_krum(updates: Updates) -> Any:
@@ -51,7 +51,7 @@ def flower_rules(bad: float) -> dict[str, Aggregate]:
 
 
 def play(study: Study, name: str, rule: Aggregate) -> RobustnessCell:
-    """Simulate a study, whose attack may be "", with a rule of Flower."""
+    """Simulate a study with a rule of Flower; its attack may be ""."""
     task = find_task(study.task)
     population = load_population(task, study.data, study.clients, study.seed, data_root())
     bad = bad_clients_of(study, population)

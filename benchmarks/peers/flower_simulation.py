@@ -1,7 +1,7 @@
 """Rounds without training in Flower's simulation: `python -m benchmarks.peers.flower_simulation CLIENTS SHAPES PROCESSES`.
 
 The clients of flower_app run in PROCESSES actors of Ray, in one machine's memory: no network, no process of their own. SHAPES
-is JSON: the shapes of the model's tensors. After the first round, which warms the actors up, it plays a round for each line on
+is JSON: the shapes of the model's tensors. After the first round, which warms the actors up, it runs a round for each line on
 stdin.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")  # its 15 would put the clients behind all other processes
+os.environ.setdefault("RAY_worker_niceness", "0")  # the default 15 would give all other processes priority
 
 FOREVER = 1_000_000
 
 
 class StdinEnded(Exception):
-    """No further round is wanted."""
+    """No further round is requested."""
 
 
 def make_server(clients: int, shapes: dict[str, list[int]]) -> Any:
-    """A ServerApp that plays rounds with all clients until stdin ends.
+    """Return a ServerApp that runs rounds with all clients until stdin ends.
 
     Args:
         clients: Number of simulated clients, all of which take part in each round.
@@ -41,7 +41,7 @@ def make_server(clients: int, shapes: dict[str, list[int]]) -> Any:
     server = ServerApp()
 
     def take_turn(server_round: int, arrays: Any) -> None:
-        """Called before the first round and after each."""
+        """Wait for the next line; Flower calls this before the first round and after each."""
         if server_round == 0:
             return
         sys.stdout.write(json.dumps({"round": server_round}) + "\n")
@@ -61,11 +61,11 @@ def make_server(clients: int, shapes: dict[str, list[int]]) -> Any:
 
 
 def play(server: Any, client: Any, clients: int, processes: int) -> None:
-    """Play rounds of a ServerApp with a ClientApp until the server raises StdinEnded.
+    """Run rounds of a ServerApp with a ClientApp until the server raises StdinEnded.
 
     Args:
         server: flwr.serverapp.ServerApp.
-        client: flwr.clientapp.ClientApp that stands for each client.
+        client: flwr.clientapp.ClientApp of every client.
         clients: Number of simulated clients.
         processes: Number of Ray's actors, each with one CPU.
     """
@@ -86,7 +86,7 @@ def play(server: Any, client: Any, clients: int, processes: int) -> None:
 
 
 def main() -> None:
-    """Play rounds until stdin ends."""
+    """Run rounds until stdin ends."""
     clients, shapes, processes = int(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
     from benchmarks.peers import flower_app
 

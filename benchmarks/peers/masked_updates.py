@@ -3,7 +3,7 @@
     .venv-peers/bin/python -m benchmarks.peers.masked_updates SIZE THRESHOLD VALUES LOST
 
 prints JSON: Flower's client steps of a group of SIZE with LOST members gone after sharing, and an update of TenSEAL with the
-parameters that NVFlare gives it (CKKS, 8192, [60, 40, 40], scale 2^40). Seconds are those of the processor, of all threads.
+parameters that NVFlare gives it (CKKS, 8192, [60, 40, 40], scale 2^40). Seconds are processor time of all threads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 def flower(size: int, threshold: int, values: int, lost: int) -> dict[str, float]:
     """Return the figures of one client and of the server, by Flower's own functions.
 
-    The server rebuilds a secret of each member: one of each kind is timed and counted as often as it is needed.
+    The server rebuilds a secret of each member: one secret of each kind is timed, and counted as often as needed.
     """
     from flwr.common import ndarrays_to_parameters
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares
     from flwr.common.secure_aggregation.secaggplus_constants import Key
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-    # The package has a function of the module's name.
+    # The package has a function with the name of the module.
     mod = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 
     terms = {
@@ -72,7 +72,7 @@ def flower(size: int, threshold: int, values: int, lost: int) -> dict[str, float
     active = [state.nid for state in states[lost:]]
     unmask = {Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: [state.nid for state in states[:lost]]}
     revealed, reveal_s = timed(lambda: mod._unmask(own, unmask))
-    # One secret of each kind, of the last member.
+    # One secret of each kind, from the last member.
     shares = _shares_of(states, threshold)
     seed_s, key_s = (timed(partial(combine_shares, one))[1] for one in shares)
     mask_one_s = timed(lambda: pseudo_rand_gen(os.urandom(32), MODULUS, [(values,)]))[1]
@@ -89,7 +89,7 @@ def flower(size: int, threshold: int, values: int, lost: int) -> dict[str, float
 
 
 def _shares_of(states: list[Any], threshold: int) -> tuple[list[bytes], list[bytes]]:
-    """Return as many shares of a seed and of a key as the threshold."""
+    """Return `threshold` shares of a seed and of a key."""
     from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
     last = states[-1]

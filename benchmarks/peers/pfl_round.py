@@ -1,8 +1,8 @@
 """Rounds of FedAvg in pfl's simulator: `python -m benchmarks.peers.pfl_round FOLDER [PROCESSES]`.
 
 pfl keeps one model in memory, copies the global values in for each client, and sums differences. It has no private patches,
-so gamma and beta are federated with the rest; running statistics it does not aggregate at all. With two processes it splits
-the cohort and adds the sums up with torch.distributed, as its documentation says.
+so gamma and beta are federated too; it does not aggregate running statistics. With two processes it splits the cohort and
+adds the sums up with torch.distributed, as its documentation describes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADDRESSES = "PFL_WORKER_ADDRESSES"
 
 
 class LossModel(nn.Module):
-    """The model with the two methods that pfl asks for."""
+    """The model with the two methods that pfl requires."""
 
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class LossModel(nn.Module):
         return loss
 
     def mean_loss(self) -> float:
-        """Over the steps that this process has made since this was last asked."""
+        """Return the mean loss over the steps of this process since the last call."""
         mean = float(self._losses) / self._steps
         self._losses, self._steps = torch.zeros(()), 0
         return mean
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Only asked for where there is an evaluation, that is before the first round."""
+        """Return the metrics; pfl calls this only for an evaluation, which is before the first round."""
         from pfl.metrics import Weighted
 
         with torch.no_grad():
@@ -57,7 +57,7 @@ class LossModel(nn.Module):
 
 
 def _turns(layers: LossModel, followers: list[IO[str]]) -> Any:
-    """Callback of pfl after each round."""
+    """Return pfl's callback after each round."""
     from pfl.callback.base import TrainingProcessCallback
     from pfl.metrics import Metrics
 
@@ -80,7 +80,7 @@ def _turns(layers: LossModel, followers: list[IO[str]]) -> Any:
 
 
 def run(work: PeerWork, followers: list[IO[str]]) -> None:
-    """Plays rounds until stdin ends; `followers` receive each line of stdin too."""
+    """Run rounds until stdin ends; `followers` receive each line of stdin too."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -91,7 +91,7 @@ def run(work: PeerWork, followers: list[IO[str]]) -> None:
     from pfl.model.pytorch import PyTorchModel
 
     layers = LossModel(work.build_model())
-    np.random.seed(0)  # noqa: NPY002  # pfl draws from numpy's global state, which all its processes must have alike
+    np.random.seed(0)  # noqa: NPY002  # pfl draws from numpy's global state, which must be equal in all its processes
     sampler = get_user_sampler("minimize_reuse", list(range(work.clients)))
     users = FederatedDataset(lambda client: PyTorchTensorDataset(work.of(client), user_id=str(client)), sampler)
     params = NNAlgorithmParams(
@@ -117,7 +117,7 @@ def run(work: PeerWork, followers: list[IO[str]]) -> None:
 
 
 def main() -> None:
-    """The process that is called leads; others are started here, and follow it."""
+    """Run the leading process, which starts the other processes; these follow it."""
     folder, processes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
     torch.set_num_threads(1)
     followers: list[IO[str]] = []

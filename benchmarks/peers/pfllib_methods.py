@@ -3,9 +3,9 @@
     git clone https://github.com/TsingZ0/PFLlib
     FEDPATCH_DATA=... python -m benchmarks.peers.pfllib_methods --pfllib PFLlib --out results/personalisation/pfllib.json
 
-needs an environment with fedpatch and with what PFLlib imports: h5py, ujson, scikit-learn, matplotlib. PFLlib's own code makes
-the split (`separate_data`, practical label skew: Dirichlet 0.1) and plays its servers and clients; only its files are
-replaced by arrays in memory. Batches are drawn by each side for itself, so figures agree within the noise of a seed.
+needs an environment with fedpatch and PFLlib's imports: h5py, ujson, scikit-learn, matplotlib. PFLlib's own code makes the
+split (`separate_data`, practical label skew: Dirichlet 0.1) and runs its servers and clients; only its files are replaced by
+arrays in memory. Each side draws its own batches, so figures agree within the noise of a seed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Terms:
 
     Attributes:
         clients: Number of clients; all take part in each round.
-        images: Images of MNIST that are shared out, a quarter of a client's for testing.
+        images: Images of MNIST that are split over the clients; a quarter of a client's images is for testing.
         rounds: Rounds.
         batch_size: Images in a minibatch; the training images of a client are a multiple of it.
         learning_rate: Learning rate of SGD.
@@ -81,10 +81,10 @@ class PeerCell:
     """One method with one seed on one side.
 
     Attributes:
-        method: The method, as of `fedpatch simulate compare`.
+        method: The method, as in `fedpatch simulate compare`.
         side: One of SIDES.
         seed: The seed.
-        accuracy: Share of all test images that their clients' models classify rightly, PFLlib's measure.
+        accuracy: Share of all test images that their clients' models classify correctly, PFLlib's metric.
         mean: Mean user accuracy over clients.
         origin: Commit and processor.
     """
@@ -98,12 +98,12 @@ class PeerCell:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The terms that tell cells apart."""
+        """The terms that identify a cell."""
         return self.method, self.side, self.seed
 
 
 class TwoLayers(nn.Module):
-    """784 -> FC 100 -> ReLU -> FC 10; the head is called `fc`, as PFLlib wants it."""
+    """784 -> FC 100 -> ReLU -> FC 10; the head is called `fc`, as PFLlib requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def play_pfllib(method: str, split: Split, initial: nn.Module, terms: Terms, see
             server.evaluate_personalized = partial(_measure, server, found, "test_metrics_personalized")
         torch.manual_seed(seed)
         server.train()
-    return found[1]  # after the last round, before the training with which PFLlib ends
+    return found[1]  # after the last round, before PFLlib's final training
 
 
 def _part(data: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
@@ -197,7 +197,7 @@ def play_fedpatch(method: Method, split: Split, initial: nn.Module, terms: Terms
         rounds=terms.rounds,
         learning_rate=terms.learning_rate,
         seed=seed,
-        **method.study_terms("fedavg") | {"finish": ""},  # PFLlib too is measured before its last training
+        **method.study_terms("fedavg") | {"finish": ""},  # PFLlib is also measured before its last training
     )
     measured: dict[int, float] = {}
     simulate(study, task=task, on_end=measured.update)

@@ -1,15 +1,15 @@
-"""Cells of the paper's tables by the code that its authors published, to tell its results from those that the paper prints.
+"""Cells of the paper's tables by its authors' published code, to compare the code's results with the printed ones.
 
     git clone https://github.com/JedMills/MTFL-For-Personalised-DNNs
     FEDPATCH_DATA=... python -m benchmarks.peers.published_code --code MTFL-For-Personalised-DNNs --cells 'table2/mnist/*'
 
-The published program runs as it is; these parts of it are replaced in memory: the progress bar and the arrays of results, to
-end at the target; the function that saves a result; and, for a torch newer than 1.7, `torch.set_deterministic` and the step
-number of Adam's state, which is a tensor now. Only MNIST: the program reads CIFAR-10 in another form.
+The published program runs unchanged except for these parts, which are replaced in memory: the progress bar and the arrays of
+results, to end at the target; the function that saves a result; and, for a torch newer than 1.7, `torch.set_deterministic` and
+the step number of Adam's state, which is a tensor now. Only MNIST: the program reads CIFAR-10 in another format.
 
 Two effects of the program are not in the paper. With FedAvg-Adam on a CPU, the arrays of the first round's moments share
-their memory with the optimizer, so that each client goes on with the moments of the client before it. On a GPU they are copies:
-`--copied` makes copies on a CPU too. And each strategy starts after a step on images of zeros with the label 0, which changes
+their memory with the optimizer, so each client continues with the moments of the previous client. On a GPU they are copies:
+`--copied` makes copies on a CPU too. Each strategy also starts after a step on images of zeros with the label 0, which changes
 the initial model and moments. `--corrected` removes both effects.
 """
 
@@ -60,11 +60,11 @@ class PublishedCell:
     """One cell with one seed, by the published program.
 
     Attributes:
-        cell: Name of the cell, e.g. `table2/mnist/fedavg/affine/W200/C1.0`, or of a trial of learning rates.
+        cell: Name of the cell, such as `table2/mnist/fedavg/affine/W200/C1.0`, or of a trial of learning rates.
         seed: The seed.
-        rounds_to_target: Completed rounds when user accuracy first reaches the target; None: not within `curve`.
+        rounds_to_target: Completed rounds when user accuracy first reaches the target; None: never in `curve`.
         curve: User accuracy after 0, 1, 2, ... rounds.
-        seconds: Time that it took.
+        seconds: Computing time.
         corrected: Whether the two effects above were removed.
         origin: Command, commit, version of torch, and processor.
         device: "cpu" or "cuda".
@@ -83,7 +83,7 @@ class PublishedCell:
 
     @property
     def key(self) -> tuple[str, int, bool, str, bool]:
-        """The terms that tell cells apart."""
+        """The terms that identify a cell."""
         return self.cell, self.seed, self.corrected, self.device, self.copied
 
     @property
@@ -93,7 +93,7 @@ class PublishedCell:
 
 
 class RoundLimit:
-    """Stands for the program's progress bar: ends its loop over the rounds once user accuracy has reached the target.
+    """Replaces the program's progress bar, and ends its loop over the rounds once user accuracy reaches the target.
 
     Args:
         target_ua: The target.
@@ -105,7 +105,7 @@ class RoundLimit:
         self.curve: list[float] = []
 
     def keep_arrays(self, rounds: int) -> tuple[np.ndarray, ...]:
-        """Return four arrays for the program's results, as its own function does, and look at the last one."""
+        """Return four arrays for the program's results, as its own function does, and keep the last one to read it."""
         arrays = tuple(np.zeros(rounds, dtype=np.float32) for _ in range(4))
         self._accuracies = arrays[-1]
         return arrays
@@ -122,7 +122,7 @@ class RoundLimit:
 
 
 def adapt_program(*, copied: bool, corrected: bool) -> None:
-    """Adapt the published program, which `sys.path` has to contain, to this process.
+    """Adapt the published program to this process; `sys.path` must contain it.
 
     Args:
         copied: Copy the moments.
@@ -143,7 +143,7 @@ def play(cell: Cell, seed: int, rounds: int, device: str) -> list[float]:
     Args:
         cell: The cell.
         seed: Its seed.
-        rounds: The most rounds to play.
+        rounds: The most rounds to run.
         device: "cpu" or "cuda".
 
     Returns:
@@ -167,7 +167,7 @@ def play(cell: Cell, seed: int, rounds: int, device: str) -> list[float]:
         place = Path(folder, "program")
         place.mkdir()
         given = sys.argv
-        # The program reads its own name of the list too.
+        # The program also reads its name from the list.
         sys.argv = program.argv = ["main.py"]  # type: ignore[attr-defined]
         sys.argv += (str(part) for name, value in words.items() for part in (f"-{name}", value))
         try:
@@ -179,7 +179,7 @@ def play(cell: Cell, seed: int, rounds: int, device: str) -> list[float]:
 
 
 def _adapt_adam(optimisers: Any, *, copied: bool) -> None:
-    """Let the program average Adam's step numbers as numbers, while torch wants tensors; `copied`: and copy the moments."""
+    """Let the program average Adam's step numbers as numbers, although torch has tensors; if `copied`, copy the moments."""
     adam, model = optimisers.ClientAdam, optimisers.NumpyModel
     read, write = adam.get_params, adam.set_params
 
@@ -196,7 +196,7 @@ def _adapt_adam(optimisers: Any, *, copied: bool) -> None:
 
 
 def _start_at_zero(models: Any) -> None:
-    """Undo the step by which the program makes Adam's state: back to the initial model, and moments and step number of 0."""
+    """Undo the step by which the program makes Adam's state: restore the initial model, with moments and step number 0."""
     model = models.FLModel
     prepare = model.set_optim
 
@@ -211,7 +211,7 @@ def _start_at_zero(models: Any) -> None:
 
 
 def choose_cells(patterns: str) -> list[Cell]:
-    """Return the cells of MNIST that globs name, each with its table before it.
+    """Return the cells of MNIST that match globs; each glob begins with a table.
 
     Raises:
         UsageError: A glob names no table, or no cell of MNIST.

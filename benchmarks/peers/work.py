@@ -1,7 +1,7 @@
 """Input of a peer's program: the folder that benchmarks.support.work.write_work filled; stdin and stdout.
 
 The program prints `ready` when it has warmed up. Then, for each line on stdin, it runs one round and answers with the round's
-mean training loss as JSON (null where the simulator has none). It ends when stdin does.
+mean training loss as JSON (null if the simulator has none). It ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PeerWork:
-    """All clients' training examples, one client after another, and the terms of their steps."""
+    """Training examples of all clients, one client after another, and the terms of their steps."""
 
     train_x: Tensor
     train_y: Tensor
@@ -32,16 +32,16 @@ class PeerWork:
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """Number of clients."""
         return len(self.steps)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """A client's inputs and targets."""
+        """Return a client's inputs and targets."""
         part = slice(self.starts[client], self.starts[client + 1])
         return self.train_x[part], self.train_y[part]
 
     def build_model(self) -> nn.Sequential:
-        """The 2NN with any widths: FC -> ReLU -> BN -> FC -> ReLU -> FC, with the initial values."""
+        """Return the 2NN with any widths: FC -> ReLU -> BN -> FC -> ReLU -> FC, with the initial values."""
         widths = [self.initial[f"fc{number}.weight"].shape for number in (1, 2, 3)]
         fc1, fc2, fc3 = (nn.Linear(inputs, outputs) for outputs, inputs in widths)
         model = nn.Sequential(
@@ -54,21 +54,21 @@ class PeerWork:
 
 
 def read_work(folder: Path) -> PeerWork:
-    """The data are mapped, not read: processes that use the same folder share them."""
+    """Read the work of a folder. The data are mapped, so processes with the same folder share them."""
     terms = json.loads((folder / "terms.json").read_text("utf-8"))
     with np.load(folder / "initial.npz", allow_pickle=False) as arrays:
         initial = {name: torch.from_numpy(np.array(arrays[name])) for name in arrays.files}
-    # Mode "c": torch wants memory that it may write to; nothing is written.
+    # Mode "c": torch requires writable memory; nothing is written.
     x, y = (torch.from_numpy(np.load(folder / f"train_{part}.npy", mmap_mode="c")) for part in "xy")
     return PeerWork(x, y, **terms, initial=initial)
 
 
 def say(answer: Any) -> None:
-    """One line of JSON on stdout."""
+    """Print one line of JSON."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def wait_for_go() -> bool:
-    """Waits for a line; False at the end of stdin."""
+    """Wait for a line; return False at the end of stdin."""
     return bool(sys.stdin.readline())

@@ -1,1 +1,1 @@
-"""Differential privacy by simulation: what the noise costs a small shared head, and what it does to a whole net."""
+"""Differential privacy by simulation: the effect of the noise on a small shared head and on a whole net."""

@@ -1,6 +1,6 @@
 """Task `frozen-trunk`: MNIST behind random features that are never trained, and a shared head of 1,000 values.
 
-The trunk follows from a fixed seed, so it is the same on each device. It is no part of the model's schema and never travels
+The trunk follows from a fixed seed, so it is the same on each device. It is not in the model's schema and never travels
 (random features: Rahimi and Recht 2007).
 """
 

@@ -4,8 +4,8 @@
 
 Fleets at epsilon 8 and delta 1e-5: 200 devices share a head of 1,000 values behind a frozen trunk, with noise of the
 coordinator and with noise of the devices in masked groups; 10 devices share the 2NN without its batch norm (`--private all`).
-Noise follows from the seeds: a repeated call gives the same figures. Fleets that are in the results already are left out;
-masks make a run of 200 devices take minutes.
+Noise follows from the seeds: a repeated call gives the same figures. Fleets that are in the results already are left out,
+because a masked run of 200 devices takes minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EPSILON, DELTA = 8.0, 1e-5
 
 @dataclass(frozen=True)
 class Fleet:
-    """A task with its public values, its devices, the strategy's terms and the clip; `dp` as of a run."""
+    """A task with its public values, its devices, the strategy's terms and the clip; `dp` as in a run."""
 
     name: str
     task: str
@@ -131,7 +131,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Measure the fleets that the results lack, and write the figures and the table after each."""
+    """Measure the missing fleets, and write the figures and the table after each."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "outcomes.json"
     rows = json.loads(path.read_text("utf-8")) if path.exists() else []

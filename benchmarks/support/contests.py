@@ -1,7 +1,7 @@
 """Contests: the same round of work done in different ways, timed in turn within one run.
 
-A machine's speed drifts, and something else may run on it. So all contestants take turns, again and again, and what is
-compared is the ratio of two that were measured within seconds of each other.
+A machine's speed drifts, and other programs may run on it. So all contestants take turns repeatedly, and the result is the
+ratio of two that were measured within seconds of each other.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Contestant(Protocol):
     """One way to do the round."""
 
     def play(self) -> float | None:
-        """Do one round, the next each time; returns its mean training loss, None where nothing is learned."""
+        """Do the next round; return its mean training loss, None if nothing is learned."""
 
     def pids(self) -> list[int]:
-        """The processes that compute."""
+        """Return the processes that compute."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End the started processes."""
 
 
 class Here:
@@ -38,19 +38,19 @@ class Here:
         self.play = play
 
     def pids(self) -> list[int]:
-        """This one."""
+        """Return this process."""
         return [os.getpid()]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no other process."""
 
 
 @dataclass(frozen=True)
 class Contest:
     """A contestant, and its description.
 
-    `name` is for JSON, `what` for people. `threads` is what torch may use in each of `processes` processes. `share` is the
-    part of the round that is really played; what it takes is divided by it.
+    `name` is for JSON, `what` for people. `threads` is torch's number of threads in each of `processes` processes. `share`
+    is the part of the round that is really computed; measured times are divided by it.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Contest:
 
     @property
     def cores(self) -> int:
-        """How many it can keep busy."""
+        """Number of cores that it can use."""
         return self.threads * self.processes
 
 
 @dataclass
 class Measured:
-    """All rounds of a contest: wall seconds, processor seconds and mean training losses, in the order they were played."""
+    """All rounds of a contest: wall seconds, processor seconds and mean training losses, in order."""
 
     contest: Contest
     wall_s: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Measured:
 def play_in_turn(
     contests: Sequence[Contest], rounds: int, *, warm_up: bool = True, say: Callable[[str], None] = lambda line: None
 ) -> list[Measured]:
-    """Every contest once, then every one again, `rounds` times; before that once unmeasured, where `warm_up`."""
+    """Run one round of each contest in turn, `rounds` times; if `warm_up`, each runs one unmeasured round before."""
     measured = [Measured(contest) for contest in contests]
     if warm_up:
         for contest in contests:
@@ -108,11 +108,11 @@ def _play(contest: Contest) -> tuple[float, float, float | None]:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median, least and greatest."""
+    """Return median, least and greatest value."""
     found = list(values)
     return {"median": statistics.median(found), "min": min(found), "max": max(found)}
 
 
 def ratios(these: Sequence[float], those: Sequence[float]) -> dict[str, float]:
-    """How many times as long `these` took, turn by turn."""
+    """Return the ratios of `these` times to `those`, turn by turn, as median, least and greatest."""
     return spread(this / that for this, that in zip(these, those, strict=True))

@@ -1,4 +1,4 @@
-"""Output of a benchmark: one JSON document, and the tables that are made from it."""
+"""Output of a benchmark: one JSON document, and tables made from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def deliver(document: Document, tables: Callable[[Document], Iterable[str]], out
 
 
 def kept(document: Document, out: Path | None) -> str:
-    """The document as JSON, which is written to the file too."""
+    """Return the document as JSON, and write it to the file, if there is one."""
     text = json.dumps(document, indent=1, allow_nan=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def kept(document: Document, out: Path | None) -> str:
 
 
 def read_document(path: Path, benchmark: str) -> Document:
-    """Such a document as `deliver` wrote; UsageError for anything else."""
+    """Return a document that `deliver` wrote; raise UsageError for any other file."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -59,7 +59,7 @@ def read_document(path: Path, benchmark: str) -> Document:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterable[str]:
-    """Lines of a table in Markdown."""
+    """Yield the lines of a table in Markdown."""
     yield f"| {' | '.join(headings)} |"
     yield f"|{'---|' * len(headings)}"
     for row in rows:
@@ -67,12 +67,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterable
 
 
 def within(found: Mapping[str, float], digits: int = 2) -> str:
-    """A median with its spread."""
+    """Format a median with its spread."""
     return f"{found['median']:.{digits}f} ({found['min']:.{digits}f} to {found['max']:.{digits}f})"
 
 
 def machine_line(document: Document) -> str:
-    """The machine and the command, in a line."""
+    """Format machine and command as a line."""
     machine = document["machine"]
     text = f"{machine['cores']} cores ({machine['cpu']}), load {machine['load']} at the start, {machine['begun']}"
     return f"`{document['command']}`: {text}"

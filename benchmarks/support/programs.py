@@ -1,7 +1,7 @@
-"""Contestants that are programs of their own: one runs so many rounds for each line that it is sent.
+"""Contestants that are programs of their own: each runs rounds for every line that it receives.
 
-The program prints a line of JSON when it has warmed up. For each line on stdin it does its work and
-answers with one line of JSON. It ends when stdin does. Lines that are not JSON are output of its libraries, and are skipped.
+The program prints a line of JSON when it has warmed up. For each line on stdin it does its work and answers with one line of
+JSON. It ends when stdin ends. Lines that are not JSON are output of its libraries, and are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAVE_S = 20.0
 
 
 def checkout_commit(folder: Path) -> str:
-    """Return the commit of a checkout of another program. Raises UsageError where the folder is no checkout of git."""
+    """Return the commit of a checkout of another program. Raises UsageError if the folder is not a git checkout."""
     head = ["git", "-C", str(folder), "rev-parse", "--verify", "HEAD"]
     done = subprocess.run(head, capture_output=True, text=True, check=False)  # nosec B603
     if done.returncode != 0:
@@ -34,7 +34,7 @@ def checkout_commit(folder: Path) -> str:
 
 
 class Program:
-    """`line` is how it is started, in this repository; `what` is its name for people, `remedy` what helps if it fails."""
+    """A started program: `line` is its command, in this repository, `what` its name in messages, `remedy` that of an error."""
 
     def __init__(self, what: str, line: Sequence[str | Path], *, remedy: str = "") -> None:
         self._what = what
@@ -58,30 +58,30 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Process id of the program itself."""
+        """Process id of the program, without children."""
         return self._program.pid
 
     def ask(self, line: str = "") -> Any:
-        """Sends a line; returns the answer."""
+        """Send a line; return the answer."""
         assert self._program.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing answer is reported below
+        with contextlib.suppress(BrokenPipeError):  # the missing answer is reported by `answer`
             self._program.stdin.write(f"{line}\n")
             self._program.stdin.flush()
         return self.answer()
 
     def pids(self) -> list[int]:
-        """The program and its child processes."""
+        """Return the program and its descendants."""
         return family(self._program.pid)
 
     def close(self) -> None:
-        """Let the program end; where it does not, end it and what it started."""
+        """Let the program end; if it does not, kill it and its descendants."""
         assert self._program.stdin is not None and self._program.stdout is not None
         started = self.pids()
         with contextlib.suppress(BrokenPipeError):
             self._program.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._program.wait(LEAVE_S)
-        for pid in set(started) & set(family(os.getpid())):  # never one that has the number of one that is gone
+        for pid in set(started) & set(family(os.getpid())):  # never a new process that has the id of an ended one
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._program.wait()
@@ -89,7 +89,7 @@ class Program:
         self._log.close()
 
     def answer(self) -> Any:
-        """The next line of JSON. Raises FedpatchError with the program's last words where it has ended."""
+        """Return the next line of JSON. Raises FedpatchError with the program's last line if it has ended."""
         assert self._program.stdout is not None
         for line in self._program.stdout:
             with contextlib.suppress(ValueError):
@@ -100,7 +100,7 @@ class Program:
 
 
 def measured_apart(module: str, *arguments: object) -> Any:
-    """Run a module of ours in a process with one thread and return its JSON. FedpatchError with its last line if it fails."""
+    """Run our `module` in a process with one thread, return its JSON. Raises FedpatchError with its last line if it fails."""
     call = ["-m", module, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -118,7 +118,7 @@ def end_of(log: Path) -> str:
 
 @contextlib.contextmanager
 def running(log: Path, line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose output goes to the file `log`; it is asked to end when the block does."""
+    """Run a process whose output goes to the file `log`; it is terminated at the end of the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     try:

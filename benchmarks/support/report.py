@@ -34,7 +34,7 @@ EARLIER = {
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio that was aimed at: `these` over `those`, by wall time, at least or at most `bound`."""
+    """A goal for a ratio of wall times: `these` over `those` is at least, or at most, `bound`."""
 
     words: str
     these: str
@@ -57,7 +57,7 @@ GOALS = (
 
 @dataclass
 class Report:
-    """Everything that was measured; `rounds` of each contest."""
+    """All measurements; each contest has `rounds` rounds."""
 
     command: str
     rounds: int
@@ -83,7 +83,7 @@ class Report:
         }
 
     def print(self) -> None:
-        """On stdout."""
+        """Print the report to stdout."""
         typer.echo(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         for work, measured in self.works:
             study = work.study
@@ -105,13 +105,13 @@ class Report:
 
 
 def command_line(benchmark: str) -> str:
-    """The command of this process; `benchmark` names it where Python was not started with -m."""
+    """Return the command of this process; `benchmark` is its name if Python was not started with -m."""
     spec = sys.modules["__main__"].__spec__
     return shlex.join(["python", "-m", spec.name if spec is not None else f"benchmarks.{benchmark}", *sys.argv[1:]])
 
 
 def begun(benchmark: str, turns: int) -> dict[str, Any]:
-    """A document before anything is measured."""
+    """Return a document before any measurement."""
     return {"benchmark": benchmark, "command": command_line(benchmark), "turns": turns, "machine": machine()}
 
 
@@ -131,7 +131,7 @@ def machine() -> dict[str, Any]:
 
 
 def goals(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Each goal whose two contests were measured, with what came of it."""
+    """Return each goal whose two contests were measured, with its result."""
     known = {one.contest.name: one for one in measured}
     found = []
     for goal in GOALS:

@@ -1,8 +1,8 @@
 """Task `synthetic`: small inputs and few examples per client, so that a round of thousands of clients takes seconds.
 
 Its reference is `benchmarks.support.synthetic_task:TASK`. A data spec is `client:INDEX,seed=SEED`: its examples are random
-points, labelled by a random linear map that all clients of a seed share, seen through a scale and a shift of the client's
-own, which is what private batch norm is for.
+points, labelled by a random linear map that all clients of a seed share, then scaled and shifted by the client's own values,
+which private batch norm can learn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build_model(hidden: int = 32) -> nn.Module:
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """Points as (n, 64) float32, and their classes. Raises UsageError for another spec; `root` is not used."""
+    """Return points as (n, 64) float32, and their classes. Raises UsageError for another spec; `root` is not used."""
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise UsageError(f"synthetic: data spec {spec!r} is not client:INDEX,seed=SEED")
@@ -67,7 +67,7 @@ TASK = Task(
     learning_rates={"fedavg": 0.1},
     demo_data="client:{index},seed=0",
     simulation_data="client:{index},seed={seed}",
-    validation_share=0.0,  # the others that are measured beside fedpatch hold nothing out
+    validation_share=0.0,  # the other contestants have no validation data
 )
 
 MEDIUM = replace(TASK, name="synthetic-medium", build_model=partial(build_model, 6_500))

@@ -1,4 +1,4 @@
-"""The work that all contestants do: the terms of a round, the clients' data, and how each of them is reached."""
+"""The work that all contestants do: the terms of a round and the clients' data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY_ROUNDS = 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """A round of `study`: every client trains `steps[client]` steps of `study.batch_size` examples, and is averaged."""
+    """A round of `study`: every client trains `steps[client]` steps of `study.batch_size` examples; updates are averaged."""
 
     task: Task
     study: Study
@@ -32,12 +32,12 @@ class Work:
 
     @property
     def client_steps(self) -> int:
-        """Steps of all clients together in a round with all of them."""
+        """Number of steps of all clients in a round with all clients."""
         return sum(self.steps)
 
 
 def make_work(task_ref: str, clients: int, *, participation: float = 1.0) -> Work:
-    """FedAvg with private batch norm (gamma and beta), one pass over the clients' data in a round.
+    """Return the work of FedAvg with private batch norm (gamma and beta), one pass over the clients' data in a round.
 
     Raises UsageError and DataError as `find_task` and the task's loader do.
     """
@@ -56,12 +56,12 @@ def make_work(task_ref: str, clients: int, *, participation: float = 1.0) -> Wor
 
 
 def plan_of(study: Study) -> TrainPlan:
-    """Work of a client in a round."""
+    """Return the plan of a client in a round."""
     return FedAvg().plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
 
 
 def write_work(work: Work, folder: Path) -> None:
-    """Puts into `folder` what programs need that know nothing of fedpatch: arrays, initial values, and terms as JSON."""
+    """Write to `folder` the input of programs without fedpatch: arrays, initial values, and terms as JSON."""
     np.save(folder / "train_x.npy", work.population.train_x.numpy())
     np.save(folder / "train_y.npy", work.population.train_y.numpy())
     initial: dict[str, Any] = dict(initial_tensors(work.task, work.study.seed))
@@ -76,7 +76,7 @@ def write_work(work: Work, folder: Path) -> None:
 
 
 def linear_shapes(task: Task) -> list[tuple[int, int]]:
-    """(inputs, outputs) of the task's linear layers, from the first to the last."""
+    """Return (inputs, outputs) of the task's linear layers, from the first to the last."""
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
     return [

@@ -1,7 +1,7 @@
 """A device that learns alone: `python -m benchmarks.testbed.alone TASK DATA ROUNDS`, for the testbed's "Independent".
 
-It prints `ready` when its data are loaded, begins when a line comes on its standard input, and prints the seconds of each
-round: the same passes over the data, and the same measuring of user accuracy, as in a round of a federation; no messages.
+It prints `ready` when its data are loaded, begins after a line on its standard input, and prints the seconds of each round.
+A round has the same passes over the data and measurements of user accuracy as in a federation, but no messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors
 
 
 def main() -> None:
-    """Trains for so many rounds."""
+    """Train for ROUNDS rounds."""
     import torch
 
     reference, data, rounds = sys.argv[1:]

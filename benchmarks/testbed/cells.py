@@ -1,4 +1,4 @@
-"""The cells of the testbed's table: which scheme learns what, and how updates travel."""
+"""The cells of the testbed's table: dataset, scheme, and encoding of updates."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TITLES = {"fl": "FL(FedAvg)", "mtfl": "MTFL(FedAvg-Adam)", "independent": "Indep
 
 @dataclass(frozen=True)
 class Dataset:
-    """`shares` is of how many devices the data are split for: more than there are, where a round would last too long.
+    """Data, model and links. Data are split for `shares` devices, more than the testbed has if rounds would be too long.
 
-    `rate_bit_s` is that of each device's link, both ways: with it, and `CPUS`, the shares of the rounds' time with fp32 are
-    roughly those of the paper's table. Its own figures, too, mean a faster link for the CNN than for the 2NN.
+    `rate_bit_s` is the rate of each device's link, both ways: with this rate and `CPUS`, the shares of the rounds' time with
+    fp32 are roughly those of the paper's table. The paper's figures also imply a faster link for the CNN than for the 2NN.
     """
 
     task: str
@@ -29,7 +29,7 @@ class Dataset:
     rate_bit_s: float
 
     def data(self, device: int) -> str:
-        """Data spec of a device, numbered from 0: two shards, as in the paper's simulations."""
+        """Return the data spec of a device, numbered from 0: two shards, as in the paper's simulations."""
         return f"shard:{device}/{self.shares}"
 
 
@@ -42,7 +42,7 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of the table, or its repetition with other encodings."""
+    """One line of the table, or the same with other encodings."""
 
     dataset: str
     scheme: str
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As `--cells` takes it."""
+        """Name of the cell for `--cells`."""
         parts = (
             (self.dataset, self.scheme) if self.scheme == "independent" else (self.dataset, self.scheme, self.encodings)
         )
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """Table 4: seconds per round, and the percentage of them that goes into each part."""
+    """A row of Table 4: seconds per round, and the percentage of each part."""
 
     round_s: float
     down: float
@@ -79,7 +79,7 @@ PAPER = {
 
 
 def cells_of(datasets: tuple[str, ...]) -> list[Cell]:
-    """All cells of these datasets, in the order of the table."""
+    """Return all cells of these datasets, in the order of the table."""
     return [
         Cell(dataset, scheme, encodings)
         for dataset in datasets
@@ -90,7 +90,7 @@ def cells_of(datasets: tuple[str, ...]) -> list[Cell]:
 
 
 def find_cells(text: str, datasets: tuple[str, ...]) -> list[Cell]:
-    """Return the cells that a list with commas names; a prefix stands for all cells that begin with it. Empty: all."""
+    """Return the cells that a list with commas names; a prefix names all cells that begin with it. Empty: all."""
     known = cells_of(datasets)
     if not text:
         return known
@@ -102,12 +102,12 @@ def find_cells(text: str, datasets: tuple[str, ...]) -> list[Cell]:
 
 
 def device_names() -> list[str]:
-    """Five Raspberry Pi 2B and five 3B."""
+    """Return the names of five Raspberry Pi 2B and five 3B."""
     return [f"{kind}-{number}" for kind in CPUS for number in range(1, DEVICES // len(CPUS) + 1)]
 
 
 def cpus_of(device: str) -> float:
-    """The device's share of a processor."""
+    """Return the device's share of a processor."""
     return CPUS[device.rpartition("-")[0]]
 
 

@@ -6,8 +6,8 @@
         hosts.put("pi-1", process.pid)            # and so do its children
         hosts.limit("pi-1", 0.1)                  # a tenth of a processor from now on
 
-A process of its own takes everything down when the `with` is left or its process dies, however it dies: what runs on the
-hosts is killed, namespaces and control groups are removed. It is `python -m benchmarks.testbed.hosts PREFIX`.
+A separate process, `python -m benchmarks.testbed.hosts PREFIX`, cleans up when the `with` block or its process ends in any
+way: it kills the processes on the hosts, and removes namespaces and control groups.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedpatch.shared.errors import FedpatchError
 
 ROOT = Path(__file__).resolve().parents[2]
 PERIOD_US = 20_000
-"""Period of a quota: a tenth of a processor is 2 ms in every 20: a message waits little longer than on a slow processor."""
+"""Period of a quota. A tenth of a processor is 2 ms in every 20, so a message waits little longer than on a slow processor."""
 MAX_HOSTS = 200
 
 _NAME = "fedpatch-bed"
@@ -38,14 +38,14 @@ _OWNED = re.compile(rf"({_NAME}-(\d+))-[a-z0-9-]+")
 _NETNS = Path("/run/netns")
 _CGROUP_V1, _CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 _CLONE_NEWNET = 0x40000000
-# What a link holds at most before it drops, in milliseconds at its rate, as the queue of an access point does.
+# The queue of a link, in milliseconds at its rate; a full queue drops packets, as in an access point.
 _QUEUE_MS, _BURST_BYTES = 200, 64 * 1024
 _TRIES, _PAUSE_S = 100, 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Hosts:
-    """The first host has the address 10.98.0.1. Raises FedpatchError where the machine allows none (`why_not`)."""
+    """Hosts by name; the first has the address 10.98.0.1. Raises FedpatchError if the machine allows none (`why_not`)."""
 
     def __init__(self, names: Sequence[str], *, rate_bit_s: float) -> None:
         self._prefix = f"{_NAME}-{os.getpid()}"
@@ -54,12 +54,12 @@ class Hosts:
         self._reaper: subprocess.Popen[bytes] | None = None
 
     def address(self, name: str) -> str:
-        """IPv4 address of a host."""
+        """Return the IPv4 address of a host."""
         return f"10.98.0.{self._numbers[name]}"
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Put the sockets and processes that this thread makes meanwhile on the host."""
+        """Put sockets and processes that this thread makes within the block on the host."""
         there = _NETNS / f"{self._prefix}-{name}"
         with open("/proc/thread-self/ns/net", "rb") as home, there.open("rb") as other:
             _move(other.fileno())
@@ -69,11 +69,11 @@ class Hosts:
                 _move(home.fileno())
 
     def put(self, name: str, pid: int) -> None:
-        """The process, and what it starts from now on, shares the host's processor."""
+        """Let a process, and children that it starts from now on, share the host's processor."""
         (self._group(name) / "cgroup.procs").write_text(str(pid))
 
     def limit(self, name: str, cpus: float | None) -> None:
-        """The host has so much of a processor; None: as much as there is."""
+        """Limit the host to a share of a processor; None: no limit."""
         group = self._group(name)
         quota_us = None if cpus is None else max(1000, int(cpus * PERIOD_US))
         if group.is_relative_to(_CGROUP_V1):
@@ -87,7 +87,7 @@ class Hosts:
         if reason := why_not():
             raise FedpatchError(f"the testbed needs hosts of its own: {reason}")
         remove_leftovers()
-        # In a session of its own, so that Ctrl-C does not end it before its work is done.
+        # In a session of its own, so that Ctrl-C does not end this process before its cleanup.
         line = [sys.executable, "-m", "benchmarks.testbed.hosts", self._prefix]
         self._reaper = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
         try:
@@ -132,7 +132,7 @@ class Hosts:
 
 
 def why_not() -> str:
-    """Why this machine allows no hosts; empty where it does."""
+    """Return why this machine allows no hosts; empty if it allows them."""
     if os.geteuid() != 0:
         return "network namespaces and control groups need root"
     if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
@@ -156,7 +156,7 @@ def why_not() -> str:
 
 
 def remove_leftovers() -> None:
-    """Take down the hosts of processes that are no more."""
+    """Remove the hosts of ended processes."""
     places = [path.name for folder in (_NETNS, _groups()) if folder.is_dir() for path in folder.glob(f"{_NAME}-*")]
     owned = [found for found in map(_OWNED.fullmatch, places) if found]
     for prefix in {one[1] for one in owned if not Path("/proc", one[2]).exists()}:
@@ -164,7 +164,7 @@ def remove_leftovers() -> None:
 
 
 def take_down(prefix: str) -> None:
-    """Kill what runs on the hosts of a prefix, and remove them; none has to be there."""
+    """Kill the processes on the hosts of a prefix, and remove the hosts, if there are any."""
     groups = list(_groups().glob(f"{prefix}-*"))
     namespaces = [path.name for path in _NETNS.glob(f"{prefix}-*")] if _NETNS.is_dir() else []
     for _ in range(_TRIES):
@@ -209,7 +209,7 @@ def _run(*line: str) -> None:
 
 
 def main() -> None:
-    """Waits until its parent closes the pipe or ends, then takes the hosts down."""
+    """Wait until the parent closes the pipe or ends, then remove the hosts."""
     sys.stdin.buffer.read()
     take_down(sys.argv[1])
 

@@ -1,4 +1,4 @@
-"""Plays cells of the testbed: real agents, a real broker and a real coordinator on hosts of their own."""
+"""Runs cells of the testbed: real agents, a real broker and a real coordinator on hosts of their own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def play_alone(hosts: Hosts, dataset: Dataset, rounds: int) -> dict[str, Any]:
 
 
 class Federation:
-    """Agents of a dataset, ready and connected, for one cell after the other."""
+    """Connected, ready agents of a dataset, for one cell after the other."""
 
     def __init__(self, hosts: Hosts, dataset: Dataset, folder: Path) -> None:
         self._hosts = hosts
@@ -63,7 +63,7 @@ class Federation:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """While the agents run."""
+        """Run broker and agents within the block."""
         with contextlib.ExitStack() as stack:
             with self._hosts.inside(SERVER):
                 broker = stack.enter_context(shipped_broker(self._folder, host=self._hosts.address(SERVER)))
@@ -76,7 +76,7 @@ class Federation:
             _lift(self._hosts)
 
     def play(self, cell: Cell, rounds: int) -> dict[str, Any]:
-        """`rounds` of a run, every device in each; with the coordinator's records of them."""
+        """Do a run of `rounds` rounds with every device; return the coordinator's records of them."""
         for device in self._agents:
             shutil.rmtree(self._folder / device / "patches", ignore_errors=True)
             (self._folder / device / "patches").mkdir(parents=True)
@@ -106,7 +106,7 @@ class Federation:
         options: dict[str, object] = {"broker": self._broker, "fleet": FLEET, "device-id": device}
         options |= {"task": self._dataset.task}
         options |= {"data": data, "state-dir": self._folder / device, "admission": "always", "nice": 0}
-        # No application on these devices predicts, as in the paper.
+        # As in the paper, no application on these devices predicts.
         options |= {"keep-models": 0, "private": "none"}
         line = [sys.executable, "-m", "fedpatch.device_agent", "run", "--insecure", "--until-stdin-closes"]
         line += [f"--{name}={value}" for name, value in options.items()]
@@ -135,10 +135,10 @@ class Federation:
 
 
 def _books(record: dict[str, Any]) -> dict[str, Any]:
-    """A round cut along the path of the device that reported last, as the paper's table cuts it.
+    """Return the times of a round by the parts of the paper's table, for the device that reported last.
 
-    Down is all from the request to the whole model on the device, up from the offer to the end of collecting; the server packs
-    and publishes the model before, and aggregates after.
+    Down is the time from the request to the whole model on the device, up the time from the offer to the end of collecting.
+    The server packs and publishes the model before, and aggregates after.
     """
     phases = record["phase_seconds"]
     parts = {
@@ -181,5 +181,5 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def hosts_for(dataset: Dataset) -> Hosts:
-    """The server and all devices."""
+    """Return the hosts of the server and of all devices."""
     return Hosts([SERVER, *device_names()], rate_bit_s=dataset.rate_bit_s)

@@ -25,7 +25,7 @@ _HEADINGS = (
 
 
 def markdown(found: Mapping[Cell, dict[str, Any]], *, plain: bool = False) -> Iterator[str]:
-    """The table of each dataset, then user accuracy round by round with encodings off and on."""
+    """Yield the table of each dataset, then user accuracy round by round with encodings off and on."""
     for dataset in dict.fromkeys(cell.dataset for cell in found):
         yield DATASETS[dataset].model
         yield ""
@@ -36,7 +36,7 @@ def markdown(found: Mapping[Cell, dict[str, Any]], *, plain: bool = False) -> It
 
 
 def shares(document: dict[str, Any]) -> dict[str, float]:
-    """Percentage of all rounds' time that went into each part."""
+    """Return the percentage of each part in the time of all rounds."""
     rounds = document["rounds"]
     total = sum(one["round_s"] for one in rounds)
     return {part: 100.0 * sum(one.get(f"{part}_s", 0.0) for one in rounds) / total for part in PARTS}

@@ -2,8 +2,8 @@
 
     FEDPATCH_DATA=... python -m benchmarks.training.buffered_rounds --out results/benchmarks/buffered-rounds.json
 
-50 devices whose training times lie between 20 s and 200 s, a third of them away at any time, half an hour on average. Runs that
-are in the file already are not played again.
+50 devices have training times between 20 s and 200 s; at any time a third of them is absent, for half an hour on average. Runs
+that are in the file already are not repeated.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def play(
     changes: dict[str, Any],
     learn: Callable[[FleetTerms], FleetLearning] = FleetLearning,
 ) -> Document:
-    """Play one run to its target.
+    """Simulate one run to its target.
 
     Args:
         contest: The task.
         policy: Name of the policy, for the result.
         seed: Seed of all draws.
         changes: Settings of the policy.
-        learn: Makes the training of the devices and the aggregation.
+        learn: Returns the training of the devices and the aggregation.
 
     Returns:
         Time, shares and bytes of the run.
@@ -137,11 +137,11 @@ def _figures(report: FleetReport) -> Document:
 
 FIRST, SECOND = "refuse, quorum 1.0", "refuse, quorum 0.8"
 LIMITS = ("<= 0.5", "<= 0.8", ">= 0.8", ">= 0", "<= 1.2")
-"""Aims of carried work: time to FIRST's and SECOND's, share of the slowest fifth, UA p10 less FIRST's, bytes to FIRST's."""
+"""Goals of carried work: time over FIRST's and SECOND's, share of slowest fifth, UA p10 minus FIRST's, bytes over FIRST's."""
 
 
 def tables(document: Document) -> Iterable[str]:
-    """Two tables for each task: medians over the seeds, and carried work beside refused work."""
+    """Yield two tables for each task: medians over the seeds, and carried work beside refused work."""
     runs = document["runs"]
     for task in dict.fromkeys(run["task"] for run in runs):
         own = [run for run in runs if run["task"] == task]

@@ -18,10 +18,10 @@ from fedpatch.simulator.learners.worker_pool import Workers
 
 
 class FedpatchRounds:
-    """Rounds of a simulation over `workers` processes, with user accuracy measured only where `with_accuracy`.
+    """Rounds of a simulation over `workers` processes, with user accuracy measured only if `with_accuracy`.
 
-    The other contestants measure no accuracy either: what is compared is selection, training, aggregation and
-    handing the new model on.
+    The other contestants measure no accuracy either: a round is selection, training, aggregation and transfer of the new
+    model.
     """
 
     def __init__(self, work: Work, *, workers: int = 1, with_accuracy: bool = False) -> None:
@@ -41,11 +41,11 @@ class FedpatchRounds:
         self.simulation.step()  # round 0, which trains no client
 
     def play(self) -> float | None:
-        """The next round; its mean training loss."""
+        """Run the next round; return its mean training loss."""
         return self.simulation.step().train_loss
 
     def pids(self) -> list[int]:
-        """This process and the workers."""
+        """Return this process and the workers."""
         return self._pids
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""int8 personal models beside fp32: size, time of a prediction, user accuracy, and what it costs to make them.
+"""int8 personal models beside fp32: size, time of a prediction, user accuracy, and the cost of quantisation.
 
     python -m benchmarks.training.int8_models --out results/benchmarks/int8-models.json
 
-Each model is trained on the data of one device, exported, and quantised as an agent with `keep_int8` does it; turns of the two
-alternate. Seconds and memory are those of a forked process, as on a device.
+Each model is trained on the data of one device, exported, and quantised as by an agent with `keep_int8`; measurements of
+the two alternate. Seconds and memory are those of a forked process, as on a device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(
 
 
 def tables(document: Document) -> Iterator[str]:
-    """The table of a document."""
+    """Yield the lines of the table."""
     yield machine_line(document)
     yield ""
     rows = []
@@ -97,7 +97,7 @@ def _measured(name: str, title: str, turns: int, epochs: int) -> dict[str, Any]:
 def _cost(fp32: bytes, trainer: LocalTrainer) -> str:
     """Return seconds and additional peak memory of a quantisation, as JSON."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     began_at = time.perf_counter()
     quantise(fp32, trainer.training_inputs)
     seconds = time.perf_counter() - began_at

@@ -1,8 +1,8 @@
 """Task `lora-digits`: a transformer of 1.0 million values that never change, with trained LoRA matrices of rank 8 beside it.
 
 LoRA: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1, on the projections of queries and
-values. The base is random, its last layer too (Hoffer et al. 2018, "Fix your classifier"): traffic does not depend on it.
-Its values are uniform draws scaled by powers of two, which are the same on every processor.
+values. The base, with its last layer, is random (Hoffer et al. 2018, "Fix your classifier"): traffic does not depend on its
+values. They are uniform draws scaled by powers of two, the same on every processor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCALE = 2.0
 
 
 class Lora(nn.Module):
-    """A frozen linear layer plus `lora_B @ lora_A`, which begins as zero."""
+    """A frozen linear layer plus `lora_B @ lora_A`, which is zero at the start."""
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Lora(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and two dense layers, each behind a layer norm and beside an identity."""
+    """Attention and two dense layers, each after a layer norm and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def build_model() -> nn.Module:
 
 
 def _power_of_two(width: int) -> np.float32:
-    """Return the power of two nearest to twice the spread of torch's own initial values, in logarithm."""
+    """Return the power of two nearest, in logarithm, to twice the spread of torch's initial values."""
     return np.float32(2.0 ** round(1 + np.log2(width**-0.5)))
 
 

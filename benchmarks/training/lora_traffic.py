@@ -1,6 +1,6 @@
 """Traffic of a round with LoRA beside a frozen base: `python -m benchmarks.training.lora_traffic`.
 
-Real agents and a real coordinator at a real mosquitto, whose messages a client on all topics counts.
+Real agents and a real coordinator at a real mosquitto; a client that subscribes to all topics counts the messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.torch_model import schema_of
 
 REFERENCE = "benchmarks.training.lora_task:TASK"
-POLICIES = ("none", "names:*lora_B*")  # `none` first: afterwards a device's floor would keep B
+POLICIES = ("none", "names:*lora_B*")  # `none` first: after the other, a device's floor would keep B private
 ENCODING = "delta-int8"
 _QUIET_S = 2.0
 
@@ -87,7 +87,7 @@ def _is_ready(state: Path) -> object:
 
 
 def _run(url: str, folder: Path, policy: str, devices: int, rounds: int, model_bytes: int) -> dict[str, Any]:
-    """Bytes of a round, per device: chunks of models and updates after the first round, and every other message."""
+    """Return the bytes of a round, per device: chunks of models and updates after the first round, and other messages."""
     options = [
         "--broker",
         url,
@@ -105,7 +105,7 @@ def _run(url: str, folder: Path, policy: str, devices: int, rounds: int, model_b
     with Probe(RunSettings(broker=url), "listener") as probe:
         probe.subscribe("#")
         probe.listen(_QUIET_S)
-        probe.received.clear()  # what the broker retained
+        probe.received.clear()  # drops retained messages
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         probe.listen(_QUIET_S)
         messages = sum(len(one.topic) + len(one.payload) for one in probe.received if "/blob/" not in one.topic)

@@ -1,8 +1,8 @@
-"""The matrix products of a round and nothing else: what no implementation that takes one client at a time can do without.
+"""The matrix products of a round alone, which every implementation that trains one client at a time needs.
 
-Every step of a client needs, of each linear layer, the product for the outputs, the one for the gradient of the weights and,
-but for the first layer, the one for the gradient of the inputs. They are computed here on tensors that are there already,
-weights as (in, out), the faster order; no activation, no batch norm, no loss, no update, no data are touched.
+For each linear layer, a step of a client needs the product for the outputs, the product for the gradient of the weights and,
+except for the first layer, the product for the gradient of the inputs. Here they use existing tensors, with weights as
+(in, out), the faster order. There is no activation, no batch norm, no loss, no update, and no data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedpatch.simulator.kernels.sparse_features import used_features
 class MatrixProducts:
     """The matrix products of a model of linear layers, for the first `clients` clients (None: all).
 
-    With `used_only`, the first layer has for each client only the features that its data use.
+    With `used_only`, the first layer has only the features that the data of the client use.
     """
 
     def __init__(self, work: Work, clients: int | None = None, *, used_only: bool = False) -> None:
@@ -37,7 +37,7 @@ class MatrixProducts:
         self._weight_grads = [torch.zeros(shape) for shape in shapes]
 
     def play(self) -> None:
-        """The products of a round."""
+        """Compute the products of a round."""
         with torch.no_grad():
             for steps, inputs in zip(self._steps, self._inputs, strict=True):
                 layers = self._layers(inputs)
@@ -45,7 +45,7 @@ class MatrixProducts:
                     _step(layers)
 
     def _layers(self, inputs: int) -> list[tuple[Tensor, ...]]:
-        """Views of what is there, with so many features going in; contiguous all of them."""
+        """Return contiguous views of the tensors of each layer, with `inputs` input features."""
         rows = len(self._x[0])
         first = (
             self._x[0].view(-1)[: rows * inputs].view(rows, inputs),

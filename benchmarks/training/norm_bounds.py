@@ -1,9 +1,9 @@
-"""Cost of a norm bound in an honest fleet, and its benefit where one device of six is bad: in the simulator.
+"""Cost of a norm bound in an honest fleet, and its benefit if one device of six is bad: in the simulator.
 
     FEDPATCH_DATA=... python -m benchmarks.training.norm_bounds --out results/benchmarks/norm-bounds.json
 
-The updates are folded by the coordinator's own code (coordinator.aggregation.aggregate). An attacker trains nothing: its
-update is put in the place of what it would have sent, after all checks that an update passes before it counts.
+The coordinator's own code aggregates the updates (coordinator.aggregation.aggregate). An attacker's trained update is replaced
+after all checks that an update must pass before it counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Attack = Callable[[dict[str, Array], Tensors, np.random.Generator], dict[str, Ar
 
 @dataclass(frozen=True)
 class Fleet:
-    """`target_ua` is what most runs without a bound reach in about two thirds of their rounds."""
+    """A task with its terms. Most runs without a bound reach `target_ua` in about two thirds of their rounds."""
 
     name: str
     task: str
@@ -105,7 +105,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def play(fleet: Fleet, bound: str, seed: int, attack: str = "") -> Document:
-    """One simulation: its last user accuracy (mean of the last three rounds), and the round in which it came to the target."""
+    """Simulate once; return the last user accuracy (mean of three rounds) and the round that reached the target."""
     began = time.process_time()
     study = _study(fleet, bound, seed)
     task = find_task(study.task)
@@ -126,7 +126,7 @@ def play(fleet: Fleet, bound: str, seed: int, attack: str = "") -> Document:
             try:
                 while not simulation.over:
                     simulation.step()
-            except Exception as error:  # a ruined model can raise any exception, which is the result of the run
+            except Exception as error:  # a damaged model can raise any exception, which is the result of the run
                 broken = f"{type(error).__name__}: {error}"
         finally:
             simulation.close()
@@ -163,7 +163,7 @@ def _study(fleet: Fleet, bound: str, seed: int) -> Study:
 
 
 def plays(*, toy: bool) -> list[tuple[Fleet, str, int, str]]:
-    """Arguments of `play`: first the cost, then the attacks, on the first fleet; seed by seed."""
+    """Return arguments of `play`: first the cost, then the attacks on the first fleet, seed by seed."""
     fleets, seeds = TOY if toy else FLEETS, range(1) if toy else SEEDS
     costs = [(fleet, bound, seed, "") for seed in seeds for fleet in fleets for bound in BOUNDS]
     attacks = ("none", *ATTACKS)
@@ -172,7 +172,7 @@ def plays(*, toy: bool) -> list[tuple[Fleet, str, int, str]]:
 
 
 def played(*, toy: bool, jobs: int) -> Iterator[Document]:
-    """All runs, over so many processes."""
+    """Yield all runs, computed by `jobs` processes."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(_play, plays(toy=toy))
 
@@ -182,7 +182,7 @@ def _play(terms: tuple[Fleet, str, int, str]) -> Document:
 
 
 def tables(document: Document) -> Iterable[str]:
-    """The cost, and the attacks."""
+    """Yield the tables of cost and attacks."""
     runs = document["runs"]
     yield "User accuracy (mean of the last three rounds), and median of the rounds to target:"
     yield ""

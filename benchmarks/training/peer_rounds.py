@@ -1,4 +1,4 @@
-"""Other people's simulators as contestants: each is a program in an environment of its own (`make bench-peers`)."""
+"""Simulators of other projects as contestants: each is a program in an environment of its own (`make bench-peers`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PEERS = (
 
 
 class PeerRounds:
-    """A program that runs one round for each line that it is sent, as benchmarks.peers.work describes."""
+    """A program that runs one round for each line that it receives, as benchmarks.peers.work describes."""
 
     def __init__(self, peer: Peer, python: Path, work_folder: Path, processes: int) -> None:
         line: list[str | Path] = [python, "-m", peer.module, work_folder, str(processes)]
@@ -37,13 +37,13 @@ class PeerRounds:
         self.pids, self.close = self._program.pids, self._program.close
 
     def play(self) -> float | None:
-        """The next round; its mean training loss."""
+        """Run the next round; return its mean training loss."""
         answer = self._program.ask()
         return None if answer is None else float(answer)
 
 
 def version(distribution: str, python: Path) -> str | None:
-    """Return the version of a peer in that environment; None where it is not installed."""
+    """Return the version of a peer in its environment; None if it is not installed."""
     if not python.exists():
         return None
     code = f"from importlib.metadata import version; print(version({distribution!r}))"

@@ -1,8 +1,8 @@
-"""The usual way to simulate a round with PyTorch: one model, into which each client's weights are loaded in turn.
+"""The usual way to simulate a round with PyTorch: each client's weights are loaded in turn into one model.
 
-It is written as one would who cares for speed, but stays with torch.nn, autograd and torch.optim: the data are tensors in
-memory (no DataLoader, which costs more), batches are taken by index, the optimizer is made once, the mean is a running sum.
-The batches are those of fedpatch, so both learn the same.
+It is written for speed, but only with torch.nn, autograd and torch.optim: the data are tensors in memory (no DataLoader, which
+is slower), batches are taken by index, the optimizer is made once, the mean is a running sum. The batches are those of
+fedpatch, so both learn the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedpatch.simulator.spec.study import Study, client_id
 class PlainLoop:
     """Rounds of the first `clients` clients of `work` (None: of all), in this process.
 
-    With `channels_last`, images and filters lie in memory with their channels innermost, which suits convolutions on a CPU.
+    With `channels_last`, images and filters have their channels last in memory, which is faster for convolutions on a CPU.
     """
 
     def __init__(self, work: Work, clients: int | None = None, *, channels_last: bool = False) -> None:
@@ -37,14 +37,14 @@ class PlainLoop:
         self.model = _initial(work.task, work.study)
 
     def play(self) -> float | None:
-        """The next round; its mean training loss."""
+        """Run the next round; return its mean training loss."""
         total, losses = self._trainer.train(self.model, self._clients)
         self.model = {name: value.to(self.model[name].dtype) for name, value in total.items()}
         return float(sum(losses) / len(losses))
 
 
 class PlainLoopWorkers:
-    """The same over processes that stay: each has its share of the clients, and gives back the sum over them."""
+    """The same over permanent processes: each has its share of the clients, and returns the sum over them."""
 
     def __init__(self, work: Work, processes: int) -> None:
         context = mp.get_context("spawn")
@@ -61,7 +61,7 @@ class PlainLoopWorkers:
             self._processes.append(process)
 
     def play(self) -> float | None:
-        """The next round; its mean training loss."""
+        """Run the next round; return its mean training loss."""
         for connection in self._connections:
             connection.send({name: value.numpy() for name, value in self.model.items()})
         parts = [connection.recv() for connection in self._connections]
@@ -73,11 +73,11 @@ class PlainLoopWorkers:
         return float(sum(losses) / len(losses))
 
     def pids(self) -> list[int]:
-        """This process and the others."""
+        """Return this process and the others."""
         return [os.getpid(), *(process.pid for process in self._processes if process.pid is not None)]
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -104,7 +104,7 @@ class _Trainer:
         self._examples = sum(population.num_examples[client] for client in cohort)
 
     def train(self, model: dict[str, Tensor], clients: Sequence[int]) -> tuple[dict[str, Tensor], list[float]]:
-        """Weighted sum of what the clients make of `model`, in float64 for whole numbers, and their mean losses."""
+        """Return the weighted sum of the clients' trained models (integers as float64), and their mean losses."""
         total = {
             name: torch.zeros_like(value, dtype=value.dtype if value.is_floating_point() else torch.float64)
             for name, value in model.items()

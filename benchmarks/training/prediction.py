@@ -2,8 +2,8 @@
 
     python -m benchmarks.training.prediction run
 
-Every measurement is a process of its own (training.prediction_process); torch and onnxruntime take turns, so that a ratio
-is of two processes that ran seconds apart.
+Every measurement is a process of its own (training.prediction_process); torch and onnxruntime alternate, so each ratio
+compares two processes that ran within seconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _tables(document: Document) -> Iterator[str]:
 
 
 def measure(task: Task, turns: int) -> dict[str, Any]:
-    """Medians of each kind over the turns, and of the ratios within a turn. FedpatchError where a process fails."""
+    """Return medians over the turns for each kind, and of the ratios within a turn. Raises FedpatchError if a process fails."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-prediction-") as directory:
         _make_model(task, Path(directory))
         process = "benchmarks.training.prediction_process"
@@ -75,7 +75,7 @@ def measure(task: Task, turns: int) -> dict[str, Any]:
 
 
 def _make_model(task: Task, directory: Path) -> None:
-    """A new model, as a device would have it and as torch takes it."""
+    """Write a new model, in the form of a device and in that of torch."""
     from fedpatch.shared.onnx.export import export_onnx
     from fedpatch.shared.tasks.torch_model import schema_of, to_tensors
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.training.prediction_process torch|onnxruntime DIRECTORY
 
-`DIRECTORY` holds a personal model, as a device has it, and the same values for torch in `values.npz`. One thread. The answer
-is one line of JSON. Nothing is imported here before the clock runs, and with onnxruntime never torch.
+`DIRECTORY` has a personal model, as on a device, and the same values for torch in `values.npz`. One thread. The answer is one
+line of JSON. All imports come after the clock starts; with onnxruntime torch is never imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ONE_REPEATS, BATCH_REPEATS, BATCH = 300, 60, 32
 
 
 def main(kind: str, directory: Path) -> dict[str, Any]:
-    """Time of the prediction of one example and of a batch, after the first; `first_s` is from the start to the first."""
+    """Return the time to predict one example and a batch, after the first; `first_s` is the time from start to the first."""
     predict, metadata = (_with_torch if kind == "torch" else _with_onnxruntime)(directory)
 
     import numpy as np

@@ -32,7 +32,7 @@ SIZES = ((100, 100), (1_000, 1_000), (10_000, 10_000), (1_000, 100), (10_000, 10
 TOY_SIZES = ((10, 10), (20, 10))
 GROWTH_ROUNDS = 3
 
-# Two threads on products this small are many times slower when anything else runs; a part of the clients is enough.
+# Two threads are many times slower on such small products if other programs run; a part of the clients is enough.
 SHARE_OF_TWO_THREADS = 0.1
 
 Say = Callable[[str], None]
@@ -95,7 +95,7 @@ def _compare(report: Report, work: Work, peers_python: Path, say: Say) -> None:
 
 
 def _own_contests(work: Work) -> Iterator[Contest]:
-    """One after another, so that each is closed if the next cannot be made."""
+    """Yield contests one by one, so that all are closed if the next cannot be made."""
     some = max(1, round(work.study.clients * SHARE_OF_TWO_THREADS))
     share = sum(work.steps[:some]) / work.client_steps
 

@@ -1,4 +1,4 @@
-"""The same training steps, by the device's own trainer and by a bare PyTorch loop: contestants of benchmarks.device.device."""
+"""The same training steps by the device's own trainer and by a bare PyTorch loop: contestants of benchmarks.device.device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STREAM = 7
 
 
 class Steps:
-    """Work of both contestants: `steps` of a strategy's LocalUpdate on a device's data, from the initial model each time."""
+    """Work of both contestants: `steps` of a strategy's LocalUpdate on a device's data, always from the initial model."""
 
     def __init__(self, task: Task, data: DeviceData, strategy: str, steps: int) -> None:
         self.task, self.data, self.steps = task, data, steps
@@ -31,7 +31,7 @@ class Steps:
 
 
 class OwnTrainer:
-    """The agent's trainer, called as its training process does; user accuracy is not measured."""
+    """The agent's trainer, called as in its training process; user accuracy is not measured."""
 
     def __init__(self, work: Steps) -> None:
         self._work = work
@@ -42,7 +42,7 @@ class OwnTrainer:
         self._told_at = 0.0
 
     def play(self) -> float | None:
-        """All steps; their mean loss."""
+        """Train all steps; return their mean loss."""
         work = self._work
         result = self._trainer.run(
             work.tensors,
@@ -62,7 +62,7 @@ class OwnTrainer:
 
 
 class BareLoop:
-    """torch.nn, autograd and torch.optim, the data as tensors in memory; the losses are looked at in the end."""
+    """torch.nn, autograd and torch.optim, with data as tensors in memory; the losses are read only at the end."""
 
     def __init__(self, work: Steps) -> None:
         self._work = work
@@ -71,7 +71,7 @@ class BareLoop:
         self._y = torch.from_numpy(np.ascontiguousarray(work.data.train_y))
 
     def play(self) -> float | None:
-        """All steps; their mean loss."""
+        """Train all steps; return their mean loss."""
         work, plan, model = self._work, self._work.plan, self._model
         model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in work.tensors.items()})
         model.train()

@@ -74,7 +74,7 @@ COMMON = {
 }
 _CONFIG = "--config"
 _AS_RUN = ", as of fedpatch run"
-_OFTEN = 2  # commands, from which on an option is described once
+_OFTEN = 2  # an option of so many commands is described once
 
 
 def page() -> str:
@@ -104,7 +104,7 @@ class _Option(NamedTuple):
 
 
 def _shared_options(found: Iterable[Any]) -> dict[str, _Option]:
-    """The options that `_OFTEN` commands have, by name; where texts or defaults differ, the most frequent ones."""
+    """Return the options that `_OFTEN` commands have, by name; if texts or defaults differ, the most frequent ones."""
     options = [one for command in found for one in _options(command) if not one.help.endswith(_AS_RUN)]
     texts = Counter((one.name, one.help) for one in options)
     shared: dict[str, _Option] = {}
@@ -117,7 +117,7 @@ def _shared_options(found: Iterable[Any]) -> dict[str, _Option]:
 
 
 def children(command: Any) -> dict[str, Any]:
-    """Return the subcommands by name, also those found as entry points."""
+    """Return the subcommands by name, also those that are entry points."""
     if not hasattr(command, "list_commands"):
         return {}
     context = typer.Context(command)
@@ -162,7 +162,7 @@ def _section(path: Sequence[str], command: Any, shared: Mapping[str, _Option]) -
 
 
 def _about(text: str, *, short: bool) -> str:
-    """The help of a command; `short` keeps the first paragraph and the exit codes; its guide has the rest."""
+    """Return the help of a command; with `short`, the first paragraph and the exit codes, since a guide has the rest."""
     first, _, rest = (" ".join(part.split()) for part in text.partition("\n\n"))
     if short:
         rest = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z])", rest) if "xit code" in one)
@@ -170,7 +170,7 @@ def _about(text: str, *, short: bool) -> str:
 
 
 def _only_groups(command: Any) -> bool:
-    """Return whether a command does nothing without the name of a subcommand, as `fedpatch ca`."""
+    """Return whether a command needs a subcommand, as `fedpatch ca`."""
     return bool(getattr(command, "no_args_is_help", False) and children(command))
 
 
@@ -180,7 +180,7 @@ def _example(command: Any) -> str:
 
 
 def _settings_of(command: Any) -> type[Settings] | None:
-    """The settings class whose settings are options of `command`, if it has one."""
+    """Return the settings class whose settings are options of `command`, if there is one."""
     options = {name for parameter in command.params for name in parameter.opts}
     if _CONFIG not in options:
         return None

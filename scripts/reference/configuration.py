@@ -49,7 +49,7 @@ def page() -> str:
 
 
 def reference(cls: type[Settings]) -> str:
-    """Format the section of a settings class as a list per group; settings alike in an earlier class are only named."""
+    """Format the section of a settings class as a list per group; settings as in an earlier class are only named."""
     title, command = TITLES.get(cls, cls.__name__), COMMANDS.get(cls, cls.__name__)
     lines = [f"## {title}: `{command}`", "", f"Variables: `{cls.env_prefix}...`", ""]
     described: set[str] = set()
@@ -72,10 +72,10 @@ def reference(cls: type[Settings]) -> str:
 
 
 def _alike(cls: type[Settings], earlier: type[Settings], prefix: str) -> dict[str, str]:
-    """The settings of `cls` that `earlier` has without `prefix`, with the words that name them.
+    """Return the settings of `cls` that `earlier` has without `prefix`, with the words that name them.
 
-    Settings without a prefix have the same meaning and range, but may have another default, which is then shown. A group that
-    is the same as a whole is named in place of its settings.
+    Settings without a prefix have the same meaning and range, but may have another default, which is then shown. If a whole
+    group is the same, the group is named instead of its settings.
     """
     own = {one.name: one for one in settings_of(cls)}
     found: dict[str, str] = {}
@@ -96,7 +96,7 @@ def _alike(cls: type[Settings], earlier: type[Settings], prefix: str) -> dict[st
 
 
 def _item(one: Setting) -> str:
-    """A list item such as ``- `nice` (`10`): Niceness of training (0–19)``."""
+    """Return a list item such as ``- `nice` (`10`): Niceness of training (0–19)``."""
     return f"- `{one.name}` ({_default(one)}): {_meaning(one)}"
 
 
@@ -118,7 +118,7 @@ def _meaning(one: Setting) -> str:
 
 
 def _values(one: Setting) -> str:
-    """The range and the unit of a setting, such as `0–100 percent`, without units that the name or the meaning has."""
+    """Return range and unit of a setting, such as `0–100 percent`, without units that its name or meaning has."""
     rules = one.rules
     if rules.secret:
         return "file or environment only"

@@ -58,7 +58,7 @@ def differing(store: Results) -> list[Comparison]:
 
 
 def differing_table(store: Results) -> str:
-    """Format the differing cells with the experiments that were made on each."""
+    """Format the differing cells with the experiments on each."""
     rows = []
     for one in differing(store):
         tuned, near = with_other_rates(store, one.cell), rates_like_the_papers(store, one.cell)
@@ -79,12 +79,12 @@ def differing_table(store: Results) -> str:
 
 
 def slower(one: Comparison) -> bool:
-    """Return whether ours needs more rounds than the paper's, or never reaches the target where the paper's does."""
+    """Return whether ours needs more rounds than the paper's, or never reaches a target that the paper's reaches."""
     return one.cell.paper is not None and (one.mean_rounds is None or one.mean_rounds > one.cell.paper)
 
 
 def diverging(comparisons: Sequence[Comparison]) -> str:
-    """Return in how many of the cells with a result training diverged, as `3 of 12 trials, in 2 in the first round`."""
+    """Return the number of cells with a result whose training diverged, as `3 of 12 trials, in 2 in the first round`."""
     found = [one for one in comparisons if one.results]
     ended = [one for one in found if not one.whole]
     at_once = sum(all(seed.rounds == 0 for seed in one.results) for one in ended)
@@ -92,10 +92,10 @@ def diverging(comparisons: Sequence[Comparison]) -> str:
 
 
 def within_chance(one: Comparison) -> bool:
-    """Return whether the seeds are too few to tell ours from the paper's.
+    """Return whether the seeds are too few to show a difference from the paper.
 
-    The means of three seeds or more differ by at most two standard errors; the paper names no spread, so its five seeds are
-    taken to vary as ours do. Where the paper has X, some of our seeds reach the target and others do not.
+    The means of three seeds or more differ by at most two standard errors; the paper has no spread, so its five seeds are
+    assumed to vary like ours. If the paper has X, some of our seeds reach the target and others do not.
     """
     reached = [rounds for rounds in one.reached if rounds is not None]
     if one.cell.paper is None:
@@ -107,7 +107,7 @@ def within_chance(one: Comparison) -> bool:
 
 
 def accuracy_at_paper(one: Comparison) -> float:
-    """Return the mean user accuracy when the paper's run reached the target; of a run that ended before, the last."""
+    """Return the mean user accuracy when the paper's run reached the target; if a run ended before, its last one."""
     at = one.cell.paper or 0
     return math.fsum(result.curve[min(at, result.rounds)] for result in one.results) / len(one.results)
 
@@ -128,9 +128,9 @@ def published(store: Results, cell: Cell, way: str = "cpu") -> list[PublishedCel
 
 
 def published_like_the_papers(store: Results, cell: Cell) -> list[PublishedCell]:
-    """Return the results of a cell by the published code as on a GPU, which the paper's authors had, else on a CPU.
+    """Return a cell's results by the published code as on a GPU, which the paper's authors had, or else as on a CPU.
 
-    The two differ with FedAvg-Adam only.
+    The two differ only with FedAvg-Adam.
     """
     return published(store, cell, "gpu") or published(store, cell)
 
@@ -155,7 +155,7 @@ def published_table(store: Results) -> str:
 
 
 def collapses(store: Results, cells: Sequence[Cell]) -> str:
-    """Return in how many of the cells user accuracy by the published code falls from above 0.9 to guessing, and the rounds."""
+    """Return the number of cells whose user accuracy by the published code falls from above 0.9 to guessing, and the rounds."""
     found = [result for cell in cells for result in published(store, cell)]
     rounds = [at for one in found if (at := _collapse(one)) is not None]
     return f"{len(rounds)} of {len(found)} cells (round {span(min(rounds), max(rounds))})" if rounds else "no cell"
@@ -167,19 +167,19 @@ def _collapse(one: PublishedCell) -> int | None:
 
 
 def published_rounds(results: Sequence[PublishedCell]) -> str:
-    """Format rounds to target, seed by seed; `>100` where 100 rounds do not reach it."""
+    """Format rounds to target, seed by seed; `>100` if 100 rounds do not reach it."""
     return ", ".join(f">{one.rounds}" if one.rounds_to_target is None else str(one.rounds_to_target) for one in results)
 
 
 def side(results: Sequence[PublishedCell], paper: int) -> int | None:
-    """Return where the published code is beside the paper's rounds.
+    """Return whether the published code needs more or fewer rounds than the paper.
 
     Args:
-        results: Its results of a cell, by seed.
+        results: The published code's results of a cell, by seed.
         paper: The paper's rounds.
 
     Returns:
-        0: within the limits of agreement, in the mean; 1: more rounds; -1: fewer; None: not decided, since a run ended before.
+        0: the mean is within the limits of agreement; 1: more rounds; -1: fewer; None: undecided, since a run ended before.
     """
     away = statistics.fmean(one.rounds for one in results) - paper
     if away > slack(paper):
@@ -190,7 +190,7 @@ def side(results: Sequence[PublishedCell], paper: int) -> int | None:
 
 
 def published_sides(store: Results) -> dict[str, str]:
-    """Return how many differing cells the published code was run on, and in how many it differs from the paper as ours does."""
+    """Return the number of differing cells that the published code ran, and how many of them differ from the paper as ours."""
     found = [
         (one, side(results, one.cell.paper))
         for one in differing(store)
@@ -211,18 +211,18 @@ def published_sides(store: Results) -> dict[str, str]:
 
 
 def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
-    """Return the same cell with another split, where it is computed."""
+    """Return the same cell with another split, if it is computed."""
     (one,) = compare(store, select_cells(split, cell.short_name))
     return one if one.results else None
 
 
 def other_splits(store: Results, one: Comparison) -> list[Comparison]:
-    """Return the same cell with each other split, where it is computed."""
+    """Return the same cell with each other split for which it is computed."""
     return [other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None]
 
 
 def agreement_on_even(store: Results) -> dict[str, str]:
-    """Return how many cells with 400 clients have seeds on the split `even` too, and how many agree on each of the splits.
+    """Return the number of cells with 400 clients that have seeds on the split `even` too, and how many agree on each split.
 
     Both splits have the same seeds in this comparison.
     """
@@ -287,9 +287,9 @@ def trials(store: Results, cell: Cell, where: str = TUNING) -> list[tuple[Cell, 
 
 
 def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | None:
-    """Return the trial whose rounds are nearest to the paper's, where that is within the limits of agreement.
+    """Return the trial whose rounds are nearest to the paper's, if they are within the limits of agreement.
 
-    A trial with the cell's own rates does not count, and one with the split `even` only where no other agrees.
+    A trial with the cell's own rates does not count, and a trial with the split `even` only if no other agrees.
     """
     if cell.strategy not in TUNED_STRATEGIES or cell.paper is None:
         return None
@@ -311,7 +311,7 @@ def _own_rates(cell: Cell) -> Rates:
 
 
 def with_best_rates(store: Results, cell: Cell) -> Comparison:
-    """Return a cell of Table 2 with the best learning rates of the grid; where these are its own, with Table 2's results."""
+    """Return a cell of Table 2 with the best learning rates of the grid; if these are its own, with Table 2's results."""
     (tuned,) = select_cells("tuned", cell.short_name)
     chosen = choose_rates(tuned, store)
     (one,) = compare(store, [cell if chosen.rates == _own_rates(cell) else chosen])
@@ -319,7 +319,7 @@ def with_best_rates(store: Results, cell: Cell) -> Comparison:
 
 
 def with_other_rates(store: Results, cell: Cell) -> Comparison | None:
-    """Return a cell of Table 2 with the best learning rates of the grid, where these are not its own and it is computed."""
+    """Return a cell of Table 2 with the best learning rates of the grid, if these are not its own and it is computed."""
     if cell.strategy not in TUNED_STRATEGIES:
         return None
     one = with_best_rates(store, cell)
@@ -327,7 +327,7 @@ def with_other_rates(store: Results, cell: Cell) -> Comparison | None:
 
 
 def agreeing_experiment(store: Results, one: Comparison) -> str:
-    """Return the name of the first experiment on a differing cell that agrees with the paper; a name in bold: none does."""
+    """Return the first experiment on a differing cell that agrees with the paper; a name in bold: none agrees."""
     experiments: Mapping[str, Callable[[], bool]] = {
         "best rate": lambda: (tuned := with_other_rates(store, one.cell)) is not None and tuned.within is True,
         "seeds": lambda: within_chance(one),
@@ -341,7 +341,7 @@ def agreeing_experiment(store: Results, one: Comparison) -> str:
 
 
 def agreements(store: Results) -> dict[str, str]:
-    """Return the number of differing cells, of those with an experiment that agrees, and a table of them by experiment."""
+    """Return the number of differing cells, how many have an experiment that agrees, and a table by experiment."""
     described = {
         "best rate": "the learning rate of the grid with the fewest rounds",
         "seeds": "none needed: with so few seeds the means do not differ (two standard errors); or some seeds reach the target "
@@ -371,7 +371,7 @@ def _published_agrees(store: Results, cell: Cell) -> bool:
 
 
 def _near_trial(store: Results, cell: Cell) -> str:
-    """Return the table of the trial that takes as many rounds as the paper; "" where none does."""
+    """Return the table of the trial that takes as many rounds as the paper; "" if there is no such trial."""
     found = rates_like_the_papers(store, cell)
     return "" if found is None else found[0].where
 
@@ -418,9 +418,9 @@ def _grid(store: Results, strategy: str, cells: Sequence[Cell], where: str) -> s
 
 
 def outcome(result: Result | None) -> str:
-    """Format rounds to target; of a trial that ended before it, X and the best user accuracy; - where none is finished.
+    """Format rounds to target; for a trial that ended before, X and the best user accuracy; - if there is no result.
 
-    `div.` where training diverged.
+    `div.` if training diverged.
     """
     if result is None:
         return "-"
@@ -432,12 +432,12 @@ def outcome(result: Result | None) -> str:
 
 
 def _named(cell: Cell) -> str:
-    """Return the name without the task; a space instead of each slash lets a line break there."""
+    """Return the name without the task, with spaces instead of slashes, so that lines can break there."""
     return cell.short_name.removeprefix(f"{cell.task}/").replace("/", " ")
 
 
 def rates_text(cell: Cell) -> str:
-    """Format the learning rates of a trial, and its split where that is not the published one."""
+    """Format the learning rates of a trial, and its split if that is not the published one."""
     client, server = cell.rates or (0.0, None)
     split = f"{SPLIT_OF[cell.where]}, " if cell.where in SPLIT_OF else ""
     return split + (f"{client:g}" if server is None else f"{client:g}, server {server:g}")

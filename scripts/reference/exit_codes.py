@@ -22,7 +22,7 @@ def page() -> str:
 def _tree(error: type[FedpatchError]) -> Iterator[type[FedpatchError]]:
     yield error
     for child in error.__subclasses__():
-        # Errors of other modules are internal; the tree of shared/errors.py names them.
+        # Errors of other modules are internal; the page has only those of shared/errors.py.
         if child.__module__ == error.__module__:
             yield from _tree(child)
 

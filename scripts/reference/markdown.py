@@ -47,5 +47,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def span(low: int, high: int) -> str:
-    """Format a range of whole numbers, or the number that it consists of."""
+    """Format a range of whole numbers, or a single number."""
     return str(low) if low == high else f"{low} to {high}"

@@ -54,7 +54,7 @@ def _collected(families: Iterable[Metric]) -> Iterator[str]:
 
 
 def _of_agent(of_devices: Mapping[str, str]) -> str:
-    """Describe the metrics of an agent; those that the coordinator has of a device in the same words are only named."""
+    """Describe the metrics of an agent; metrics that the coordinator has with the same text are only named."""
     alike: list[str] = []
     others: list[str] = []
     for family in text_string_to_metric_families(_agent().text()):
@@ -65,7 +65,7 @@ def _of_agent(of_devices: Mapping[str, str]) -> str:
 
 
 def _described(family: Metric, labels: Collection[str]) -> str:
-    """A list item with name, labels and meaning. Counters end in `_total`; histograms are marked; all others are gauges."""
+    """Return a list item with name, labels and meaning. Counters end in `_total`; histograms are marked; others are gauges."""
     histogram = " (histogram)" if family.type == "histogram" else ""
     return f"- {_labelled(family, labels)}{histogram}: {family.documentation}"
 
@@ -80,7 +80,7 @@ def _name(family: Metric) -> str:
 
 
 def _device_families() -> Iterable[Metric]:
-    """The families of single devices, with one device that has all values."""
+    """Return the families of single devices, with one device that has all values."""
     series = DeviceSeries()
     values = dict.fromkeys((*GAUGES, *COUNTERS, *ACCURACIES.values()), 1.0)
     series.rows = (DeviceRow("pi", "training", "", "wifi", values),)
@@ -88,7 +88,7 @@ def _device_families() -> Iterable[Metric]:
 
 
 def _agent() -> Gauges:
-    """Gauges of an agent with all values."""
+    """Return the gauges of an agent, with all values."""
     known: dict[str, Any] = {one.name: Fact(1, "") for one in fields(Facts)}
     allowance = PreferenceSettings(max_rounds_per_day=1, max_mib_per_day=1, max_minutes_per_day=1)
     return Gauges(

@@ -58,7 +58,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def task_table(title: str, document: Mapping[str, Any]) -> TaskTable:
-    """Return the table of a task, over the seeds that have a cell for each method."""
+    """Return the table of a task, over the seeds that have cells of all methods."""
     found = [ComparisonCell(**one) for one in document["cells"]]
     own = [(method, _reported([one for one in found if one.options == method.options()])) for method in METHODS]
     present = [(method, by_seed) for method, by_seed in own if by_seed]

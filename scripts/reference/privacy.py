@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def planned() -> str:
-    """Format the noise over the clip by public values, rounds and devices."""
+    """Format the ratio of noise to clip by public values, rounds and devices."""
     rows = []
     for words, parameters, rounds in PLANNED:
         plans = (make_plan(devices=count, parameters=parameters, rounds=rounds, epsilon=EPSILON) for count in DEVICES)
@@ -42,7 +42,7 @@ def planned() -> str:
 
 
 def measured(outcomes: Iterable[dict[str, Any]]) -> str:
-    """Format user accuracy with and without noise, means over the seeds."""
+    """Format user accuracy with and without noise, as means over the seeds."""
     rows = [
         (
             one["fleet"],

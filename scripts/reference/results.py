@@ -1,4 +1,4 @@
-"""The page results.md: the paper's tables and figures computed anew, from the files below results/."""
+"""The page results.md: the paper's tables and figures computed again, from the files below results/."""
 
 from __future__ import annotations
 
@@ -141,18 +141,18 @@ def cell_words(store: Results, kind: str, name: str) -> str:
 
 
 def select_from(comparisons: Iterable[Comparison], *strategies: str, private: str | None = None) -> list[Comparison]:
-    """Return the comparisons of some strategies, and of one policy where it is given."""
+    """Return the comparisons of some strategies, and only of policy `private` if it is given."""
     return [one for one in comparisons if one.cell.strategy in strategies and private in (None, one.cell.private)]
 
 
 def agreement(comparisons: Sequence[Comparison]) -> str:
-    """Return how many of the cells with a result agree with the paper, as `3 of 12`."""
+    """Return the number of cells with a result that agree with the paper, as `3 of 12`."""
     found = computed(comparisons)
     return f"{sum(one.within is True for one in found)} of {len(found)}"
 
 
 def fewer_rounds(comparisons: Sequence[Comparison]) -> str:
-    """Return in how many of the cells with a number of the paper ours needs fewer rounds, as `9 of 10`."""
+    """Return the number of cells in which ours needs fewer rounds than the paper's number, as `9 of 10`."""
     pairs = [(_infinite(one.mean_rounds), one.cell.paper) for one in comparisons if one.cell.paper is not None]
     return f"{sum(ours < paper for ours, paper in pairs)} of {len(pairs)}"
 
@@ -176,7 +176,7 @@ def grid(comparisons: Sequence[Comparison]) -> str:
 
 
 def _rechecked(store: Results) -> list[tuple[Cell, list[Recheck]]]:
-    """Return the cells that were computed on another processor too, a pair of results for each seed."""
+    """Return the cells that were also computed on another processor, with a pair of results for each seed."""
     found = []
     for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir()):
         again = Results(folder)
@@ -223,7 +223,7 @@ def _recheck(cell: Cell, seed: int, store: Results, again: Results) -> Recheck:
 
 
 def origins(store: Results) -> str:
-    """Return a sentence on the results of the tables and of Fig. 5 that name commit and processor, and those that do not."""
+    """Return a sentence on the results of the tables and Fig. 5 with commit and processor, and on those without."""
     results = [
         result
         for which in (*TABLES, "fig5")
@@ -239,7 +239,7 @@ def origins(store: Results) -> str:
 
 
 def named_cells(which: str, store: Results) -> Iterable[Cell]:
-    """Return the cells of a table; those of `tuned` have the rates that were chosen."""
+    """Return the cells of a table; cells of `tuned` have their chosen rates."""
     return (choose_rates(cell, store) if which == "tuned" else cell for cell in cells_of(which))
 
 
@@ -260,7 +260,7 @@ def seeds(comparisons: Sequence[Comparison]) -> str:
 
 
 def flatness(store: Results, name: str) -> dict[str, str]:
-    """Return how far user accuracy of a cell of Table 2 moves between rounds after 0.96, and how much it grows, in the mean."""
+    """Return the mean change and the mean growth of user accuracy per round after 0.96, for a cell of Table 2."""
     (one,) = compare(store, select_cells("table2", name))
     curves = [np.array(result.curve) for result in one.results]
     tails = [curve[int(np.argmax(curve >= 0.96)) :] for curve in curves]
@@ -270,13 +270,13 @@ def flatness(store: Results, name: str) -> dict[str, str]:
 
 
 def policy_orders(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """Return in how many groups of a strategy and a scenario the policies have the paper's order.
+    """Return the number of groups (a strategy and a scenario) whose policies have the paper's order.
 
     Args:
         comparisons: Cells of Table 2, MNIST.
 
     Returns:
-        The number of such groups by number of clients (`orders_200`, `orders_400`; each is of six), and the number of those in
+        The number of such groups by number of clients (`orders_200`, `orders_400`; each of six), and the number of groups in
         which private gamma and beta need the fewest rounds (`affine_first`, of `order_groups`).
     """
     groups: dict[tuple[str, int, float], dict[str, Comparison]] = {}
@@ -330,11 +330,11 @@ def measured(which: str) -> list[dict[str, Any]]:
 
 
 def fig3() -> dict[str, str]:
-    """Return the numbers of the words on Fig. 3: seeds, and the mean drop of user accuracy at an aggregation."""
+    """Return the numbers for the text on Fig. 3: seeds, and the mean drop of user accuracy at an aggregation."""
     files = measured("fig3")
 
     def drop(kind: str) -> float:
-        """A round has the user accuracy after aggregation, and then after each step."""
+        """Return the mean drop. A round has user accuracy after aggregation, and then after each step."""
         curves = np.array([one[kind] for one in files])
         steps = files[0]["steps_per_round"]
         return float((curves[:, steps :: steps + 1][:, :-1] - curves[:, steps + 1 :: steps + 1]).mean())
@@ -343,7 +343,7 @@ def fig3() -> dict[str, str]:
 
 
 def fig4() -> dict[str, str]:
-    """Return the numbers of the words on Fig. 4: rounds, seeds, user accuracy after aggregation, and the crossing."""
+    """Return the numbers for the text on Fig. 4: rounds, seeds, user accuracy after aggregation, and the crossing."""
     files = measured("fig4")
     steps, rounds = files[0]["steps_per_round"], files[0]["rounds"]
 

@@ -1,4 +1,4 @@
-"""The page when-devices-lie.md: aggregation rules beside attacks, from the files below results/robustness."""
+"""The page when-devices-lie.md: aggregation rules under attacks, from the files below results/robustness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASKS = {"digits": "rules-digits.json", "MNIST": "rules-mnist.json", "digits, C 
 FLOWER = "rules-digits-flower.json"
 _MEAN = "mean"
 _SHOWN = ("sign:4", "alie:1.5", "ipm:2", "noise:20")
-"""Attacks with a column of their own: those that tell the rules apart."""
+"""Attacks with a column of their own: those in which the rules differ."""
 
 
 def page() -> str:
@@ -65,7 +65,7 @@ def read_cells(path: Path) -> list[RobustnessCell]:
 
 
 def whole_seeds(cells: Sequence[RobustnessCell]) -> list[RobustnessCell]:
-    """Return the cells of the seeds that have a cell for each rule, attack and share, so that rows can be compared."""
+    """Return the cells of the seeds that have all rules, attacks and shares, so that rows can be compared."""
     keys, by_seed = {cell.key[:3] for cell in cells}, dict[int, list[RobustnessCell]]()
     for cell in cells:
         by_seed.setdefault(cell.seed, []).append(cell)
@@ -73,17 +73,17 @@ def whole_seeds(cells: Sequence[RobustnessCell]) -> list[RobustnessCell]:
 
 
 def attacked_cells(cells: Sequence[RobustnessCell], share: float) -> list[RobustnessCell]:
-    """Return the cells with a share of bad devices, of whole seeds."""
+    """Return the cells with a share of bad devices, of complete seeds."""
     return whole_seeds([cell for cell in cells if cell.bad == share])
 
 
 def attacked(cells: Sequence[RobustnessCell], share: float) -> list[RobustnessRow]:
-    """Return the rows with a share of bad devices, over whole seeds."""
+    """Return the rows with a share of bad devices, over complete seeds."""
     return summarise(attacked_cells(cells, share))
 
 
 def cost(cells: dict[str, list[RobustnessCell]]) -> str:
-    """Format user accuracy without attack by rule, with the mean difference to the plain mean, seed by seed, in points."""
+    """Format user accuracy without attack by rule, with its mean difference from the plain mean over seeds, in points."""
     rules = list(dict.fromkeys(cell.defence for one in cells.values() for cell in one))
     rows = [(f"`{rule}`", *(_cost(rule, one) for one in cells.values())) for rule in rules]
     return table(("rule", *cells), rows)
@@ -154,7 +154,7 @@ def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
 
 
 def processor(path: Path) -> str:
-    """Return a sentence on processor time and memory of each rule with the most updates that were measured."""
+    """Return a sentence on processor time and memory of each rule, with the largest measured number of updates."""
     many = json.loads(path.read_text("utf-8"))["measured"][-1]
     mean, *others = many["rules"]
     texts = (
@@ -186,7 +186,7 @@ def backdoor(cells: Iterable[Sequence[RobustnessCell]], share: float) -> str:
 
 
 def found(cells: Sequence[RobustnessCell], share: float, rules: Sequence[str] = ()) -> str:
-    """Format the share of the bad devices among those pulled most, by rule and attack; of all rules without `rules`."""
+    """Format the share of the bad devices among those pulled most, by rule and attack; without `rules`, for all rules."""
     rows = [row for row in attacked(cells, share) if row.defence in rules or (not rules and row.defence != _MEAN)]
     kinds = list(dict.fromkeys(row.attack for row in rows))
     lines = []

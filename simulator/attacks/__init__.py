@@ -1,1 +1,1 @@
-"""Bad clients in a simulation: what they send, what they train on, and what they achieve."""
+"""Bad clients in a simulation: their updates, their training data, and the result of their attack."""

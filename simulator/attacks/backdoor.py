@@ -1,4 +1,4 @@
-"""A backdoor: inputs with a trigger are to be classified as the target, all others as before."""
+"""A backdoor: the model shall classify inputs with a trigger as the target, and all others as before."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Backdoor:
     """A trigger and its target.
 
     Attributes:
-        values: The trigger covers so many values, the first of each input.
-        bright: The value that they get: the greatest of the training inputs.
-        target: The class that triggered inputs are to get: the lowest one.
+        values: Number of values that the trigger covers, the first of each input.
+        bright: The value of the trigger: the greatest value of the training inputs.
+        target: The class that triggered inputs shall get: the lowest class.
     """
 
     values: int
@@ -33,7 +33,7 @@ class Backdoor:
 
     @classmethod
     def of(cls, population: Population) -> Backdoor:
-        """Return the backdoor for a population; raise UsageError unless it has classes and inputs of floating point."""
+        """Return the backdoor for a population; raise UsageError unless it has classes and floating-point inputs."""
         x, y = population.train_x, population.train_y
         if not x.is_floating_point() or y.is_floating_point() or y.dim() != 1:
             raise UsageError(

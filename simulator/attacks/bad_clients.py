@@ -19,14 +19,14 @@ from fedpatch.simulator.spec.study import Study
 
 @dataclass(frozen=True)
 class BadClients:
-    """The bad clients of a study; called with a round, they put their updates in place of the trained ones.
+    """The bad clients of a study; a call with a round replaces their trained updates by those of the attack.
 
     Attributes:
         attack: Their attack.
         clients: Their numbers.
-        seed: The study's.
-        population: The data of all clients as they train on them. Bad clients do not count in user accuracy.
-        backdoor: The backdoor that they train, with the attack `backdoor`.
+        seed: Seed of the study.
+        population: The data that all clients train on. Bad clients do not count in user accuracy.
+        backdoor: The backdoor that they train; only with the attack `backdoor`.
     """
 
     attack: Attack
@@ -79,7 +79,7 @@ def draw_bad_clients(share: float, clients: int, seed: int) -> frozenset[int]:
         seed: Seed of the choice.
 
     Raises:
-        UsageError: There is one client only.
+        UsageError: There is only one client.
     """
     if clients < 2:
         raise UsageError("--bad: of one client none can be bad; take at least 2 clients")

@@ -1,7 +1,7 @@
 """The updates that bad devices send. All of them pass the checks of an update: they are finite and fit the schema.
 
-The attackers know the mean and the spread of the other updates of the round, which is more than a real attacker knows.
-Nothing here depends on the simulator: the tests of attacks drive real devices with the same functions.
+The attackers get the mean and the spread of the other updates of the round; a real attacker does not have them.
+This module does not depend on the simulator: the tests of attacks use its functions with real devices.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Attack:
 
             - `sign`: the device's own step, reversed and multiplied by the strength.
             - `labels`: training on labels in reverse order.
-            - `alie`: the mean step less the strength times the standard deviation, value by value, so that it lies among the
+            - `alie`: the mean step minus strength times standard deviation, value by value: a step among those of the
               others. Baruch, Baruch and Goldberg 2019, "A Little Is Enough".
             - `ipm`: the mean step, reversed and multiplied by the strength. Xie, Koyejo and Gupta 2020, "Fall of Empires:
               Breaking Byzantine-tolerant SGD by Inner Product Manipulation".
-            - `noise`: the own step with normal noise; the strength is the noise by the root mean square of the step.
+            - `noise`: the device's own step plus normal noise; the strength is the ratio of noise to step, root mean squares.
             - `backdoor`: training on triggered examples, the step multiplied by the strength; None: by the number of devices
-              per bad one. Bagdasaryan et al. 2020, "How To Backdoor Federated Learning".
+              per bad device. Bagdasaryan et al. 2020, "How To Backdoor Federated Learning".
             - `copy`: all bad devices send the step of the first of them (sybils), multiplied by the strength.
         strength: See `kind`.
     """
@@ -79,7 +79,7 @@ def parse_attack(text: str) -> Attack:
 
 
 class KnownSteps:
-    """The mean and the standard deviation, value by value, of the steps that the attackers know.
+    """Mean and standard deviation, value by value, of the steps that the attackers know.
 
     Args:
         base: The global model that the updates were trained on.
@@ -129,14 +129,14 @@ def poison(
     """Return the update that a bad device sends.
 
     Args:
-        attack: The attack. `labels` changes the training data only, so the own update is sent.
-        own: The update that the device trained; with `copy`, that of the first bad device.
+        attack: The attack. `labels` changes only the training data, so the device sends its own update.
+        own: The update that the device trained; with `copy`, the update of the first bad device.
         known: The steps of the other devices.
         rng: Source of the noise.
         boost: The strength of a `backdoor` that has none of its own.
 
     Returns:
-        All tensors of `own`; only the trained ones differ. Moments and statistics are those of the training.
+        All tensors of `own`; only trained tensors differ. Moments and statistics are those of the training.
     """
     strength = boost if attack.strength is None else attack.strength
     if attack.kind == "alie":

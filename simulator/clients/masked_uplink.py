@@ -1,7 +1,7 @@
-"""The way up in a masked study: vectors of clients, sums of groups and the scale of the next round.
+"""Updates of a masked study: vectors of clients, sums of groups and the scale of the next round.
 
-Devices' and coordinator's own code computes them. No keys are needed: masks cancel in a sum, so the sum of the vectors has the
-same bits.
+The code of devices and coordinator computes them. No keys are needed: masks cancel in a sum, so the sum of unmasked vectors
+has the same bits.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _BASE = "00" * 32
 class MaskedUplink:
     """Residuals of all clients, and the scale of the round.
 
-    `residuals[name]` has shape (clients, ...); a page without a write takes no memory.
+    `residuals[name]` has shape (clients, ...); a page that is never written takes no memory.
 
     Args:
         study: The study; `secure` is "groups".
         travelling: Schema of the tensors that travel.
         model: The initial global model.
-        num_examples: Training examples of each client; the greatest is the weight cap, so that weights are the paper's.
+        num_examples: Training examples of each client; the greatest number is the weight cap, so weights are the paper's.
         metric: Metric of the task.
     """
 
@@ -72,12 +72,12 @@ class MaskedUplink:
         reports: Mapping[int, UpdateReport],
         seeds: Mapping[int, int],
     ) -> dict[str, Array]:
-        """Return the mean of the clients' updates, and go on to the scale of the next round.
+        """Return the mean of the clients' updates, and set the scale of the next round.
 
         Args:
             round_number: Number of the round.
             clients: Clients of the round.
-            base: The global model that they began with.
+            base: The global model that the clients began with.
             update_of: Returns the tensors that a client has trained.
             reports: Reports of the clients.
             seeds: Seeds of their rounding.
@@ -114,7 +114,7 @@ class MaskedUplink:
         update_of: Callable[[int], Tensors],
         seeds: Mapping[int, int],
     ) -> dict[str, Array]:
-        """Return the mean with the noise of the clients, which is from the study's seed."""
+        """Return the mean with the noise of the clients, drawn from the study's seed."""
         layout = PrivateLayout(self._travelling, policy.clip, policy.steps)
         updates: dict[str, MaskedUpdate] = {}
         groups = list(groups_of(clients, self._study.group_size))
@@ -170,11 +170,11 @@ class MaskedUplink:
         )
 
     def state(self) -> dict[str, Any]:
-        """Plain data, to go on from later; the residuals are apart."""
+        """Return plain data to resume from, without the residuals."""
         return {"ranges": list(self._scale.ranges), "clip": self._scale.clip, "update_bytes": self.update_bytes}
 
     def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
-        """Go on where `state` and `residuals` were taken. UsageError or SchemaMismatch where they do not fit."""
+        """Resume from `state` and `residuals`. Raises UsageError or SchemaMismatch if they do not fit."""
         if len(before.get("ranges", ())) != len(self._scale.ranges):
             raise UsageError("what was saved has no scale of the masked values; delete it to begin anew")
         check_blocks("residuals", self.residuals, residuals)
@@ -185,7 +185,7 @@ class MaskedUplink:
 
 
 def policy_of_study(study: Study) -> PrivacyPolicy | None:
-    """Return the terms of differential privacy of a study; None without."""
+    """Return the terms of differential privacy of a study; None if it has none."""
     group_max = max(MIN_GROUP, min(study.group_size, study.participants))
     return policy_of(study.dp, study.noise_multiplier, study.dp_clip, study.delta, None, group_max)
 

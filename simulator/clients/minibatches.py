@@ -1,7 +1,7 @@
 """Minibatches of the clients that train next, drawn for several clients at once.
 
-Training sweeps the processor's caches, and the code that draws comes back into them from memory: for one client after
-another that costs several times what drawing for many in a row does.
+Training evicts the drawing code from the processor's caches. To load it again for each client costs several times as much
+as to draw for many clients in a row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.simulator.spec.study import client_id
 
 DRAWN_AHEAD = 5_000
-"""As many clients are drawn for ahead as have so many examples in their batches: a few kilobytes."""
+"""Number of examples, in the batches of the next clients, that are drawn ahead: a few kilobytes."""
 
 Turn = tuple[int, int]
 """A client's turn to train: its number, and how many batches it took before."""
@@ -33,7 +33,7 @@ class MinibatchStream:
         self._drawn: dict[Turn, Tensor] = {}
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """These will come next, most likely, in this order, and none that were expected before."""
+        """Expect these turns next, in this order; earlier expectations are dropped. Another turn may still come."""
         self._expected = list(turns)
         self._places = {turn: place for place, turn in enumerate(turns)}
         self._drawn.clear()
@@ -49,7 +49,7 @@ class MinibatchStream:
         return drawn
 
     def batches(self, client: int, first_batch: int, count: int) -> Tensor:
-        """The same of `count` batches from that one."""
+        """Examples of `count` batches of a client, from batch `first_batch` on."""
         examples, seed = self._num_examples[client], stream_seed(self._plan.seed, client_id(client))
         drawn = list(batch_indices(examples, self._plan.batch_size, first_batch, count, seed))
         return torch.from_numpy(np.concatenate(drawn)).view(count, -1)

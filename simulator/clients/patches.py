@@ -1,7 +1,7 @@
 """The private patch of every client between rounds, with the optimizer moments of its trained tensors.
 
-One block per tensor, clients along the first axis, in memory that worker processes share; so 10,000 clients with private
-batch norm cost 10,000 times a few kilobytes, and one model.
+One block per tensor, clients along the first axis, in memory that worker processes share. So 10,000 clients with private
+batch norm take 10,000 times a few kilobytes, and one model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 
 
 class Patches:
-    """`values[name]` has shape (clients, ...); who never trained holds the initial values, and zero for moments."""
+    """`values[name]` has shape (clients, ...); a client that never trained has the initial values, and moments of zero."""
 
     def __init__(self, schema: Schema, initial: Tensors, clients: int) -> None:
         self.values: dict[str, Tensor] = {}
         for spec in schema.specs:
             one = initial.get(spec.name)
             start = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) if one is None else _tensor(one)
-            # Pages without a write are not taken: zeros stay free until a client trains.
+            # Pages that are never written take no memory: zeros are free until a client trains.
             block = shared_zeros((clients, *spec.shape), start.dtype)
             if bool(start.any()):
                 block.copy_(start)
@@ -46,12 +46,12 @@ class Patches:
 
     @property
     def nbytes_per_client(self) -> int:
-        """Bytes that one more client costs."""
+        """Bytes of one client."""
         return sum(block[0].numel() * block.element_size() for block in self.values.values())
 
 
 def check_blocks(what: str, values: Mapping[str, Tensor], blocks: Tensors) -> None:
-    """Raise SchemaMismatch unless `blocks` have the names and shapes of our `values`: as many clients, the same model."""
+    """Raise SchemaMismatch unless `blocks` have the names and shapes of `values`: the same clients and model."""
     ours = {name: tuple(block.shape) for name, block in values.items()}
     theirs = {name: block.shape for name, block in blocks.items()}
     if different := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
@@ -59,12 +59,12 @@ def check_blocks(what: str, values: Mapping[str, Tensor], blocks: Tensors) -> No
 
 
 def shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory that other processes can be handed."""
+    """Return zeros in memory that can be shared with other processes."""
     return shared(torch.zeros(tuple(shape), dtype=dtype))
 
 
 def shared(tensor: Tensor) -> Tensor:
-    """The same tensor, now in memory that other processes can be handed."""
+    """Move a tensor into memory that can be shared with other processes, and return it."""
     moved: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
     return moved
 

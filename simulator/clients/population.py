@@ -1,7 +1,7 @@
 """The data of every client of a study, in four blocks that worker processes share without copying.
 
-A client is a device whose data spec is the template with its number put in. Its examples lie one after another in each
-block, after those of the client before it.
+A client is a device; its data spec is the template, filled in with its number. In each block its examples follow those of
+the previous client.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedpatch.simulator.clients.patches import shared
 from fedpatch.simulator.spec.data_template import data_specs
 
 _MANY = 10_000
-"""From so many clients on, the first one's data are loaded before the others' specs are written: a task without so many
-shares raises its error at once."""
+"""From so many clients on, the first client's data are loaded before the other specs are written: a task that has fewer
+shares then raises its error at once."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's examples: views of its population's blocks, not to be written to."""
+    """One client's examples: read-only views of the population's blocks."""
 
     train_x: Tensor
     train_y: Tensor
@@ -46,8 +46,8 @@ class ClientData:
 class Population:
     """The data of all clients, numbered from 0.
 
-    The blocks have the examples of all clients along the first axis and lie in shared memory: handed to a process that
-    `torch.multiprocessing` starts, they are mapped there, not copied. Client i has the training examples from
+    The blocks have the examples of all clients along the first axis, in shared memory: a process that
+    `torch.multiprocessing` starts maps them and does not copy them. Client i has the training examples from
     `train_starts[i]` up to `train_starts[i + 1]`, the test examples likewise. `counts_in_ua` as in DeviceData.
     """
 
@@ -70,7 +70,7 @@ class Population:
         return [end - start for start, end in zip(self.train_starts, self.train_starts[1:], strict=False)]
 
     def of(self, client: int) -> ClientData:
-        """The examples of one client, from 0 to `clients` - 1, without a copy."""
+        """Return the examples of client 0 to `clients` - 1, without a copy."""
         train = slice(self.train_starts[client], self.train_starts[client + 1])
         test = slice(self.test_starts[client], self.test_starts[client + 1])
         return ClientData(self.train_x[train], self.train_y[train], self.test_x[test], self.test_y[test])
@@ -86,9 +86,9 @@ def load_population(
 ) -> Population:
     """Load the data of all clients.
 
-    As on a device, a validation part is split off the training examples where the task makes none
-    (shared.tasks.validation_split); a simulation leaves it unused. The bundled tasks have none unless the template asks for
-    it. At most twice the memory of the blocks is held on the way, beside the memory in which the task reads its files.
+    As on a device, a validation part is split off the training examples if the task makes none
+    (shared.tasks.validation_split); a simulation does not use it. The bundled tasks have none unless the template asks for
+    it. Loading takes at most twice the memory of the blocks, besides the memory in which the task reads its files.
 
     Args:
         task: The task.
@@ -96,13 +96,13 @@ def load_population(
         clients: Number of clients.
         seed: The seed.
         root: Folder for data files.
-        try_out: Gets the first client's data before the split, with the rows as the task numbers them.
+        try_out: Called with the first client's data before the split, so rows are numbered as by the task.
 
     Returns:
         The data, in shared memory.
 
     Raises:
-        UsageError: The template is none, or there are no clients.
+        UsageError: The template is not valid, or there are no clients.
         DataError: Data are absent, damaged or too few, differ between clients in shape or dtype, or do not fit into shared
             memory.
     """
@@ -113,7 +113,7 @@ def load_population(
     loaded = _load(task, data_specs(template, clients, seed), root)
     try_out(loaded[0])
     for client, data in enumerate(loaded):
-        loaded[client] = split_for(task, data)  # in place: what was split is freed
+        loaded[client] = split_for(task, data)  # in place: frees the data before the split
     return _joined(loaded)
 
 
@@ -139,7 +139,7 @@ def _load_one(task: Task, spec: str, root: Path, client: int = 0) -> DeviceData:
 
 @contextmanager
 def _data_errors(task: Task, what: str, root: Path) -> Iterator[None]:
-    """Turn any exception of the user's task into a message that names the place of the data."""
+    """Turn any exception of the user's task into a DataError that names the place of the data."""
     try:
         yield
     except FedpatchError:
@@ -168,7 +168,7 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def _block(what: str, parts: Sequence[np.ndarray]) -> Tensor:
-    """One tensor in shared memory that holds `parts` one after another."""
+    """Return `parts`, one after another, as one tensor in shared memory."""
     parts = [np.asarray(part) for part in parts]
     first = parts[0]
     for client, part in enumerate(parts):
@@ -193,7 +193,7 @@ def _shared(what: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
         raise DataError(f"client 0: its {what} are {dtype}, which no tensor can hold ({error})") from error
     try:
         return shared(torch.empty(shape, dtype=kind))
-    except RuntimeError as error:  # torch has no error of its own for memory that cannot be had
+    except RuntimeError as error:  # torch has no special error for missing memory
         raise DataError(
             f"{what} of all clients, {size(prod(shape) * dtype.itemsize)}, do not fit into shared memory ({error}); "
             "take fewer clients, or make /dev/shm larger (docker: --shm-size)"

@@ -1,11 +1,11 @@
 """The simulated network, down and up: encodes and decodes the tensors that travel, and counts their bytes.
 
-Each client's update as a device would send it: encoded, decoded again, and with what rounding took kept for the next one.
+Up: each client's update as a device would send it, encoded and decoded again; the rounding error is kept for its next update.
 
-How the global model comes to the clients: what they read of it, and the bytes that it takes each of them.
+Down: the global model as clients read it, and the bytes of each client's download.
 
-In an encoding of differences a client that holds an earlier version takes the steps from there, unless the whole model is
-shorter or the steps are more than a work request names; that is what devices do (docs/reference/protocol.md).
+With an encoding of differences, a client that holds an earlier version downloads the steps from there, as devices do
+(docs/reference/protocol.md). It downloads the whole model if that is shorter, or if a work request cannot name so many steps.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fedpatch.simulator.spec.study import EXACT, Study, client_id
 class Uplink:
     """State of all clients from their earlier updates: `residuals[name]` has shape (clients, ...), `sizes` is in bytes.
 
-    Both lie in memory that worker processes share; a page without a write takes none. Who has sent nothing yet has a
-    size of 0.
+    Both are in memory that worker processes share; a page that is never written takes none. A client that has sent nothing
+    yet has a size of 0.
     """
 
     def __init__(self, encoding: str, travelling: Schema, clients: int, seed: int) -> None:
@@ -51,7 +51,7 @@ class Uplink:
         self.sizes = shared_zeros((clients,), torch.int64)
 
     def send(self, client: int, tensors: Tensors, base: Tensors, report: UpdateReport, seed: int) -> dict[str, Array]:
-        """Encode and decode a client's update; its residual and its size are kept.
+        """Encode and decode a client's update; keep its residual and its size.
 
         Args:
             client: Number of the client.
@@ -81,29 +81,29 @@ class Uplink:
         return step.tensors
 
     def bytes_of(self, clients: Sequence[int]) -> int:
-        """Bytes of the last updates of these clients together."""
+        """Return the total bytes of the last updates of these clients."""
         return int(self.sizes[list(clients)].sum())
 
     def restore(self, residuals: Tensors) -> None:
-        """Take residuals of earlier. Raises SchemaMismatch unless they are those of as many clients of this model."""
+        """Resume from earlier residuals. Raises SchemaMismatch unless they fit this model and number of clients."""
         check_blocks("residuals", self.residuals, residuals)
         for name, block in self.residuals.items():
             block.copy_(torch.from_numpy(residuals[name]))
 
 
 def report_of(client: int, num_examples: int, steps: int, loss: float) -> UpdateReport:
-    """As long as a device's; what a simulation does not know (digest, accuracies, seconds) is made up."""
+    """Return a report as long as a device's; values that a simulation lacks (digest, accuracies, seconds) are made up."""
     digest = hashlib.sha256(client_id(client).encode()).hexdigest()
     return UpdateReport(digest, num_examples, steps, loss, 0.9, 0.9, 0.1, 0.1)
 
 
 class Downlink:
-    """One for a simulation; `client` is held against versions, which are numbers of completed rounds."""
+    """The downlink of all clients: the version that each client holds. A version is a number of completed rounds."""
 
     def __init__(self, encoding: str, travelling: Schema, clients: int, seed: int) -> None:
         self._encoding, self._schema, self._seed = encoding, travelling, seed
         self._held = [-1] * clients
-        self._steps: list[int] = []  # bytes of the steps to the last versions, the present one's last
+        self._steps: list[int] = []  # bytes of the steps to the last versions, in order
         self._whole: int | None = None
         self._version = 0
 
@@ -119,10 +119,10 @@ class Downlink:
         return followed
 
     def read(self, state: ServerState) -> dict[str, Array]:
-        """Tensors of the state as clients read them; to be called for each version, before `take`."""
+        """Return the tensors of the state as clients read them. Call it for each version, before `take`."""
         self._version = state.round
         if self._encoding == "fp32" and self._whole is not None:
-            return state.tensors  # exact, and as long as ever
+            return state.tensors  # exact, and always of the same length
         encoding = whole_model_encoding(self._encoding)
         packed = pack(state.tensors, self._schema, {"round": state.round + 1}, encoding)
         self._whole = len(packed.blob)
@@ -131,7 +131,7 @@ class Downlink:
         return unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=self._schema)[1]
 
     def take(self, clients: Sequence[int]) -> int:
-        """Bytes that it takes these clients together to come to the version that was read last."""
+        """Return the total bytes that these clients download to get the version that was read last."""
         total = 0
         for client in clients:
             total += self._bytes_from(self._held[client])
@@ -146,11 +146,11 @@ class Downlink:
         return min(self._whole, sum(self._steps[len(self._steps) - behind :]))
 
     def state(self) -> dict[str, Any]:
-        """Plain data, to go on from later."""
+        """Return plain data to resume from."""
         return {"held": self._held, "steps": self._steps, "whole": self._whole}
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Raises UsageError where it is none of as many clients."""
+        """Resume from `state`. Raises UsageError if it is not the state of as many clients."""
         held, steps = before.get("held"), before.get("steps")
         if not isinstance(held, list) or not isinstance(steps, list) or len(held) != len(self._held):
             raise UsageError("what was saved does not say which model each client holds; delete it to begin anew")
@@ -158,16 +158,16 @@ class Downlink:
 
 
 class SimulatedTransport:
-    """Carries nothing, and counts nothing, where `travelling` is empty: independent clients.
+    """Downlink and uplink of a study. Without `travelling` tensors (independent clients) it carries and counts nothing.
 
-    In a masked study updates go by `masked`.
+    In a masked study `masked` carries the updates.
     """
 
     def __init__(self, study: Study, travelling: Schema, masked: MaskedUplink | None = None) -> None:
         self.masked = masked
         some = len(travelling) > 0
         self._down = Downlink(study.encoding, travelling, study.clients, study.seed) if some else None
-        # What is exact needs no packing: every update is as long as any other.
+        # Exact updates need no packing: all have the same length.
         self.uplink = (
             Uplink(study.encoding, travelling, study.clients, study.seed)
             if some and study.encoding != EXACT and not masked
@@ -187,17 +187,17 @@ class SimulatedTransport:
         return self._down.read(state) if self._down else state.tensors
 
     def bytes_down(self, clients: Sequence[int]) -> int:
-        """Return the bytes that these clients together downloaded for the model that was read last."""
+        """Return the total bytes that these clients download for the model that was read last."""
         return self._down.take(clients) if self._down else 0
 
     def bytes_up(self, clients: Sequence[int]) -> int:
-        """Return the bytes of these clients' last updates together."""
+        """Return the total bytes of these clients' last updates."""
         if self.masked:
             return self.masked.update_bytes * len(clients)
         return self.uplink.bytes_of(clients) if self.uplink else self._exact_bytes * len(clients)
 
     def state(self) -> dict[str, Any]:
-        """Plain data, to go on from later; the residuals are apart."""
+        """Return plain data to resume from, without the residuals."""
         masked = {"masked": self.masked.state()} if self.masked else {}
         return {**self._down.state(), **masked} if self._down else {}
 
@@ -207,7 +207,7 @@ class SimulatedTransport:
         return {name: block.numpy() for name, block in up.residuals.items()} if up else {}
 
     def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
-        """Go on where `state` and `residuals` were taken. Raises UsageError, SchemaMismatch where they do not fit."""
+        """Resume from `state` and `residuals`. Raises UsageError or SchemaMismatch if they do not fit."""
         if self._down:
             self._down.restore(before)
         if self.masked:

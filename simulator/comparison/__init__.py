@@ -1,4 +1,4 @@
 """Methods of personalisation beside learning alone, on several tasks and seeds: cells on disk, table, recommendation.
 
-It imports the simulation of simulator.experiment; nothing there imports it.
+This package imports simulator.experiment, and is not imported by it.
 """

@@ -26,7 +26,7 @@ from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.spec.study import EVERYTHING, Outcome, Study
 
 TUNING_SEED = 1000
-"""The seed on which a learning rate is chosen. No figure of a comparison comes from it."""
+"""The seed on which a learning rate is chosen. No figure of a comparison uses it."""
 _OWN_TERMS = ("strategy", "private", "prox", "phases", "personal", "finish", "seed", "learning_rate", "target_ua")
 
 Key = tuple[str, str, float, int]
@@ -68,7 +68,7 @@ class ComparisonCell:
 
     @property
     def key(self) -> Key:
-        """The terms of the simulation that tell cells apart."""
+        """The terms of the simulation, which identify the cell."""
         return self.options, self.strategy, self.learning_rate, self.seed
 
     @property
@@ -85,7 +85,7 @@ class TaskComparison:
         ref: The task as the user names it.
         task: The task.
         terms: Terms for `make_study` that all methods share.
-        strategy: The strategy of methods that go with any.
+        strategy: The strategy of methods that work with any strategy.
         seeds: Number of seeds, from 0 on.
         rates: Learning rates to choose from; empty: the task's.
     """
@@ -98,7 +98,7 @@ class TaskComparison:
     rates: Sequence[float] = ()
 
     def study(self, method: Method | None, rate: float | None = None, seed: int = 0) -> Study:
-        """Return the study of a method; None: the terms alone. Raises UsageError if they do not fit together."""
+        """Return the study of a method; None: of the terms alone. Raises UsageError if method and terms do not fit together."""
         own = {"strategy": self.strategy} if method is None else method.study_terms(self.strategy)
         return make_study(task=self.task, task_ref=self.ref, **self.terms, **own, learning_rate=rate, seed=seed)
 
@@ -142,8 +142,8 @@ class CellPlayer:
         terms: The comparison.
         table: Its cells.
         simulate: simulator.experiment.simulation.simulate.
-        unfinished: Folder for the state of an interrupted cell; None: it is lost.
-        say: Gets a line for each cell that is simulated.
+        unfinished: Folder for the state of an interrupted cell; None: the state is lost.
+        say: Called with a line for each cell that is simulated.
         hooks: Further arguments of `simulate`: workers, root, stopped.
     """
 
@@ -161,11 +161,11 @@ class CellPlayer:
         self._commit, self._processor = source_commit(), processor_name()
 
     def rates(self, method: Method) -> list[float | None]:
-        """Return the learning rates that fit a method; None stands for the task's."""
+        """Return the learning rates that fit a method; None means the task's."""
         return [rate for rate in self._terms.rates or (None,) if not _misfit(self._terms, method, rate)]
 
     def tune(self, method: Method) -> float | None:
-        """Return the rate with the best mean user accuracy on TUNING_SEED, without a simulation if there is no choice."""
+        """Return the rate with the best mean user accuracy on TUNING_SEED; a single rate is returned without a simulation."""
         rates = self.rates(method)
         if len(rates) == 1:
             return rates[0]
@@ -178,7 +178,7 @@ class CellPlayer:
         return max(found, key=lambda pair: pair[0])[1] if found else rates[0]
 
     def play(self, method: Method, rate: float | None, seed: int) -> ComparisonCell:
-        """Return a cell, from the file or simulated. Raises ComparisonInterrupted."""
+        """Return a cell from the file, or simulate it. Raises ComparisonInterrupted."""
         study = self._terms.study(method, rate, seed)
         key = (method.options(), study.strategy, study.learning_rate, seed)
         if key in self._table.cells:
@@ -216,14 +216,14 @@ class CellPlayer:
             )
         if self._unfinished is not None and state is not None:
             shutil.rmtree(state, ignore_errors=True)
-            with suppress(OSError):  # another cell, or another task, is unfinished
+            with suppress(OSError):  # another cell or task is unfinished
                 self._unfinished.rmdir()
                 self._unfinished.parent.rmdir()
         return replace(cell, commit=self._commit, processor=self._processor)
 
 
 def arm_of(method: Method, cells: Sequence[ComparisonCell]) -> Arm:
-    """Return the arm of a method over its seeds, none of which is broken."""
+    """Return the arm of a method over its seeds; no seed may be broken."""
     accuracies = {(cell.seed, int(client)): value for cell in cells for client, value in cell.accuracies.items()}
     up, down = sum(cell.bytes_up for cell in cells), sum(cell.bytes_down for cell in cells)
     return Arm(

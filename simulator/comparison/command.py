@@ -148,7 +148,7 @@ def _rates(text: str) -> list[float]:
 def _compared(
     terms: TaskComparison, methods: Sequence[Method], out: Path | None, hooks: Mapping[str, Any]
 ) -> list[Arm]:
-    """Simulate what is missing; return an arm for each method that fits."""
+    """Simulate the missing cells; return an arm for each method that fits."""
     from fedpatch.simulator.comparison.cells import CellPlayer, arm_of
     from fedpatch.simulator.comparison.methods import ALONE
     from fedpatch.simulator.experiment.simulation import simulate
@@ -166,7 +166,7 @@ def _compared(
         unfinished = None if out is None else out / UNFINISHED / terms.task.name
         player = CellPlayer(terms, table, simulate, unfinished, say, hooks)
         rates = {str(method): player.tune(method) for method in fitting}
-        cells = {  # seed by seed, so that an interrupted comparison has whole seeds
+        cells = {  # seed by seed: an interrupted comparison has complete seeds
             (str(method), seed): player.play(method, rates[str(method)], seed)
             for seed in range(terms.seeds)
             for method in fitting

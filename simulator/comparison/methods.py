@@ -1,4 +1,4 @@
-"""The methods that `fedpatch simulate compare` knows: each is a patch policy, terms of the plan, and maybe a strategy."""
+"""The methods of `fedpatch simulate compare`: each is a patch policy, terms of the plan, and sometimes a strategy."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Method:
     Attributes:
         name: Name in commands and tables.
         private: Patch policy.
-        terms: Terms of a study by name; `{}` stands for `number`.
+        terms: Terms of a study by name; `{}` is replaced by `number`.
         number: The number of the method, such as lambda of Ditto; None if it has none.
-        strategy: The strategy that the method needs; "" if it goes with any.
+        strategy: The strategy that the method needs; "" if it works with any.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Method:
         return {"strategy": self.strategy or strategy, "private": self.private, **given}
 
     def options(self, strategy: str = "") -> str:
-        """Return the method as options of `fedpatch run` and `fedpatch simulate`, by the comparison's strategy if given."""
+        """Return the method as options of `fedpatch run` and `fedpatch simulate`; `strategy` is the comparison's, if given."""
         return " ".join(f"--{name} {value}" for name, value in self.study_terms(strategy).items() if value != "")
 
     def __str__(self) -> str:
@@ -80,10 +80,10 @@ def parse_methods(text: str) -> list[Method]:
     """Parse NAME[:NUMBER],... into methods, each once; ALONE comes last.
 
     Args:
-        text: Names of METHODS; `published` stands for the eight of PUBLISHED.
+        text: Names of METHODS; `published` means the eight of PUBLISHED.
 
     Raises:
-        UsageError: A name is unknown, or a number is none, is not above 0, or belongs to a method without one.
+        UsageError: A name is unknown, or a number is not valid, not above 0, or given to a method that has none.
 
     Example:
         >>> [str(one) for one in parse_methods("fedavg,ditto:0.5")]

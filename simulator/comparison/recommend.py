@@ -1,7 +1,7 @@
 """Table of methods beside learning alone on one split of the data, with a recommendation.
 
-Each client is measured at the end, in every arm alike: before local training, on its own test data. The arms share task,
-split, initial model, selection and batches; learning alone is the same training with nothing federated.
+Each client is measured at the end, in the same way in every arm: before local training, on its own test data. The arms
+share task, split, initial model, selection and batches; learning alone is the same training without federation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALONE = methods.ALONE.name
 
 _MOST_PRIVATE_FIRST = ("all", "affine", "stats", "none")
 _NOISE = 2.0
-"""Standard errors of the mean difference between clients within which two arms count as equal."""
+"""Two arms count as equal if their mean difference over clients is within so many standard errors."""
 
 Clients = Mapping[tuple[int, int], float]
 """User accuracies by (seed, client)."""
@@ -36,9 +36,9 @@ class Arm:
         accuracies: User accuracies after `rounds`.
         rounds: Number of rounds.
         num_bytes: Bytes of all clients, both ways.
-        bytes_up: Those of the updates.
+        bytes_up: Bytes of the updates.
         curves: User accuracy after each round, by seed.
-        learning_rate: Learning rate of the clients; None: not known.
+        learning_rate: Learning rate of the clients; None: unknown.
         options: The method as options of `fedpatch run`; "": a policy of the same name.
     """
 
@@ -60,12 +60,12 @@ class ComparisonRow:
         name: Name of the method.
         mean: Mean user accuracy.
         spread: Standard deviation of the mean user accuracy over seeds; None for one seed.
-        p10: User accuracy that the worst tenth of the clients does not surpass.
+        p10: Bound of the worst tenth of the clients: none of them has a better user accuracy.
         gains: Figures of its clients' gains (`gain_figures`); empty for ALONE itself.
         rounds: Rounds of each simulation.
         rounds_to_target: Mean over seeds of the rounds to the target; None: a seed did not reach it.
         num_bytes: Bytes of all clients and seeds, both ways.
-        bytes_up: Those of the updates.
+        bytes_up: Bytes of the updates.
         learning_rate: See Arm.
     """
 
@@ -82,7 +82,7 @@ class ComparisonRow:
 
     @property
     def gaining(self) -> float | None:
-        """Share of clients that are better than alone; None for ALONE itself."""
+        """Share of clients that are better than with learning alone; None for ALONE itself."""
         return self.gains.get("gaining")
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,12 +104,12 @@ class ComparisonRow:
 
 
 def rows(arms: Sequence[Arm], metric: MetricTerms, target_ua: float | None = None) -> list[ComparisonRow]:
-    """Return the table, in the order of `arms`, one of which is ALONE.
+    """Return the table in the order of `arms`, which include ALONE.
 
     Args:
         arms: The methods.
         metric: The terms of user accuracy.
-        target_ua: Target of `rounds_to_target`; None: what learning alone has at the end, seed by seed.
+        target_ua: Target of `rounds_to_target`; None: the last user accuracy of learning alone, seed by seed.
     """
     alone = next(arm for arm in arms if arm.name == ALONE)
     reference = by_seed(alone)
@@ -153,12 +153,12 @@ def _rounds_to(arm: Arm, targets: Mapping[int, float], metric: MetricTerms) -> f
 def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
     """Return the recommended arm, with the reason in one sentence.
 
-    It is learning alone where no method beats it beyond the noise. Else, of the methods that do and are as good as the best
-    within the noise, it is the policy that keeps most private, or else the method with the fewest bytes.
+    If no method is better than learning alone beyond the noise, this is learning alone. Else it is one of the better methods
+    that equal the best within the noise: the policy that keeps most private, or else the method with the fewest bytes.
     """
     alone = next(arm for arm in arms if arm.name == ALONE)
     policies = sorted((arm for arm in arms if arm is not alone), key=_preference)
-    # Asked of each policy: to be as good within the noise is not transitive.
+    # Each policy is compared with learning alone: equality within the noise is not transitive.
     if not policies:
         return ALONE, "no method is left to compare with learning alone"
     better = [arm for arm in policies if not _as_good(alone, arm, metric)]

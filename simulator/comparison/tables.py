@@ -26,7 +26,7 @@ class TaskTable:
         seeds: Number of seeds.
         metric: The terms of user accuracy.
         rows: A row for each method.
-        recommendation: Which method to take, in a sentence; "" where none is given.
+        recommendation: The recommended method, in a sentence; "" if there is none.
     """
 
     title: str
@@ -68,7 +68,7 @@ def markdown(tables: Sequence[TaskTable], target_ua: float | None) -> str:
 
 
 def draw(tables: Sequence[TaskTable], stem: Path) -> list[Path]:
-    """Draw mean and worst tenth of each method, a panel for each task, as `stem`.png and `stem`.svg; return both."""
+    """Draw mean and worst tenth of each method as `stem`.png and `stem`.svg, a panel for each task; return both paths."""
     height = 1.0 + _ROW_IN * max(len(one.rows) for one in tables)
     with drawing(1, len(tables), width_in=1.0 + _PANEL_IN * len(tables), height_in=height) as (figure, panels):
         for axes, one in zip(panels[0], tables, strict=True):
@@ -89,7 +89,7 @@ def draw(tables: Sequence[TaskTable], stem: Path) -> list[Path]:
 
 
 def write(folder: Path, tables: Sequence[TaskTable], target_ua: float | None) -> None:
-    """Write table and figure into a folder."""
+    """Write tables and figure into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{STEM}.md", markdown(tables, target_ua).encode(), mode=_MODE)
     draw(tables, folder / STEM)

@@ -1,4 +1,4 @@
-"""A table of simulations on disk: its terms and its cells, one a line, so that a repeated command computes only the rest."""
+"""A table of simulations on disk: its terms, and one cell a line. A repeated command computes only missing cells."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class CellLike(Protocol):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The terms of the simulation that tell cells apart."""
+        """The terms of the simulation, which identify the cell."""
 
 
 Cell = TypeVar("Cell", bound=CellLike)
 
 
 class CellFile(Generic[Cell]):
-    """The cells of a table; each is written as soon as it is there.
+    """The cells of a table; each is written as soon as it is computed.
 
     Args:
         path: The file; None: nothing is written.
@@ -39,7 +39,7 @@ class CellFile(Generic[Cell]):
         origin: Further plain values for the file, such as the command line.
 
     Raises:
-        UsageError: The file belongs to other terms, or is no such file.
+        UsageError: The file has other terms, or is not such a table.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The state of an unfinished simulation on disk: all or nothing, and only for the study that it belongs to."""
+"""The state of an unfinished simulation on disk: written completely or not at all, and loaded for the same study only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STATE_FILE = "state.npz"
 class Saved:
     """State of a simulation: the server's state, every client's patch (clients first), batches taken, and the curve.
 
-    `residuals` are what encoding left of every client's updates (clients first), `versions` which model each holds, `frozen`
-    the digest of the task's frozen values.
+    `residuals` are the encoding errors of every client's updates (clients first), `versions` the model that each client
+    holds, `frozen` the digest of the task's frozen values.
     """
 
     server: ServerState
@@ -37,7 +37,7 @@ class Saved:
 
 
 def save(folder: Path, study: Study, saved: Saved) -> None:
-    """Put the state into `folder`, in place of an older one."""
+    """Write the state into `folder`; an older state is replaced."""
     arrays = {f"model/{name}": array for name, array in saved.server.tensors.items()}
     arrays |= {f"server/{name}": array for name, array in saved.server.server.items()}
     arrays |= {f"patch/{name}": array for name, array in saved.patches.items()}
@@ -61,19 +61,19 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
 
 
 def load(folder: Path, study: Study) -> Saved | None:
-    """Return the state that `save` wrote, None without one.
+    """Return the state that `save` wrote, None if there is none.
 
-    Raises UsageError where it belongs to another study, or cannot be read.
+    Raises UsageError if the state belongs to another study, or cannot be read.
     """
     path = folder / STATE_FILE
     if folder.is_dir():
-        remove_unfinished(folder)  # of a simulation that was killed while it saved
+        remove_unfinished(folder)  # from a simulation that was killed during `save`
     if not path.exists():
         return None
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             meta = json.loads(file["meta"].tobytes())
-            if {*meta["tensors"], "meta"} != set(file.files):  # what an archive lists has no checksum
+            if {*meta["tensors"], "meta"} != set(file.files):  # the list of names in an archive has no checksum
                 raise ValueError("tensors are missing")
             parts: dict[str, dict[str, Array]] = {"model": {}, "server": {}, "patch": {}, "residual": {}}
             for name in file.files:

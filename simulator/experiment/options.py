@@ -1,4 +1,4 @@
-"""The options of the user's own study; defaults come from the task and from the paper."""
+"""The options of the user's own study; defaults are those of the task and the paper."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN
 _LARGEST_SEED = 2**53
 SECURE = ("off", "groups")
 
-# Besides the clients' learning rate, a strategy has at most one number of its own.
+# A strategy has at most one number besides the clients' learning rate.
 _OWN_NUMBER = {"per-fedavg": "adaptation_rate", "pfedme": "proximity"}
 
 # (learning rate, own number) by strategy and task, for each of SCENARIOS.
@@ -43,7 +43,7 @@ _PUBLISHED: Mapping[tuple[str, str], tuple[tuple[float, float], ...]] = {
 
 @dataclass(frozen=True)
 class Rates:
-    """The numbers that steer a strategy's steps, by their names in Study; None: not given, or not used by the strategy."""
+    """The rates of a strategy, by their names in Study; None: not given, or not used by the strategy."""
 
     learning_rate: float | None = None
     server_learning_rate: float | None = None
@@ -55,21 +55,20 @@ learn_types(Rates)
 
 
 def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Study:
-    """Check the terms that are given and fill in the others.
+    """Check the given terms and fill in the others.
 
-    Rates that are not given are the task's. For Per-FedAvg and pFedMe, where a task has none, they are those that the
-    paper's authors published, of the nearest W and C; independent learning takes FedAvg's.
+    Missing rates are the task's. If the task has none for Per-FedAvg and pFedMe, they are the rates that the paper's
+    authors published for the nearest W and C. Independent learning takes FedAvg's rate.
 
     Args:
         task: The task.
         task_ref: The user's name of `task`.
         strategy: Name of a strategy or of one of BASELINES.
-        given: Other terms by the names of `terms()`; `clients` is needed. `noisy_fraction` is the share of the clients that get
-            noise on their training data (paper, Table 3).
+        given: Other terms by the names of `terms()`; `clients` is required. `noisy_fraction` is the share of the clients
+            whose training data get noise (paper, Table 3).
 
     Raises:
-        UsageError: A term is of another type, or terms do not fit; with all problems at once where they are numbers out of
-            their ranges.
+        UsageError: A term has a wrong type, or terms do not fit together. Numbers out of range are all in one error.
     """
     plain = {
         name: value.item() if hasattr(value, "item") else value for name, value in given.items()
@@ -95,12 +94,12 @@ def check_study(study: Study, task: Task, known: Sequence[str] = ()) -> None:
     """Check that the terms of a study fit together.
 
     Args:
-        study: The study; its rates and its data are not looked at.
+        study: The study; its rates and data are not checked.
         task: Its task.
-        known: Problems that are known already.
+        known: Problems that were found before.
 
     Raises:
-        UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
+        UsageError: Terms do not fit together. Numbers out of range are all in one error.
     """
     parse_norm_bound(study.norm_bound)
     parse_examples_cap(study.max_num_examples)
@@ -123,7 +122,7 @@ def check_study(study: Study, task: Task, known: Sequence[str] = ()) -> None:
 
 
 def _policy(private: str, task: Task) -> str:
-    """Return the policy that devices are asked for; the model is built only where it decides."""
+    """Return the policy that devices get in their requests; the model is built only if the policy depends on it."""
     policy = check_private(private)
     if policy not in SHORTHANDS:
         return policy
@@ -165,7 +164,7 @@ def _mask_problems(study: Study) -> Iterator[str]:
 
 
 def _term_problems(study: Study) -> Iterator[str]:
-    """Terms of the plan that do not fit the study."""
+    """Yield the terms of the plan that do not fit the study."""
     if not 0 <= study.prox <= 1e6:
         yield f"--prox: {study.prox:g} is not from 0 to 1e6"
     fitting = term_problems(
@@ -185,7 +184,7 @@ def _term_problems(study: Study) -> Iterator[str]:
 
 
 def _control_problems(study: Study) -> Iterator[str]:
-    """Terms that part the control variate of the server from those of the clients."""
+    """Yield the terms with which the server's control variate is no longer the mean of the clients'."""
     if study.strategy in BASELINES or not find_strategy(study.strategy).has_controls:
         return
     for name, fits in (("norm_bound", UNBOUNDED), ("max_num_examples", UNBOUNDED), ("attack", "")):
@@ -261,7 +260,7 @@ def _noise_problems(data: str, noisy_fraction: object) -> Iterator[str]:
 
 
 def _privacy_problems(study: Study) -> Iterator[str]:
-    """Terms of differential privacy that do not fit together (coordinator.aggregation.privacy_policy)."""
+    """Yield terms of differential privacy that do not fit together (coordinator.aggregation.privacy_policy)."""
     if study.dp not in MECHANISMS:
         yield f"--dp: {study.dp!r} is not {' or '.join(MECHANISMS)}"
         return
@@ -284,7 +283,7 @@ def _privacy_problems(study: Study) -> Iterator[str]:
         max_epsilon=None,
         rounds=study.rounds,
         devices=study.clients,
-        target_ua=None,  # a study measures without noise: it is no release
+        target_ua=None,  # a study measures without noise, which is not a release
         moments=strategy.moments if strategy else (),
         aggregate=study.aggregate,
         secure=study.masked,
@@ -297,7 +296,7 @@ def _privacy_problems(study: Study) -> Iterator[str]:
 
 
 def check_strategy(ref: str) -> None:
-    """Raise UsageError unless `ref` is a strategy or a baseline of the simulator. A module is loaded, a name only looked up."""
+    """Raise UsageError unless `ref` is a strategy or a baseline of the simulator; module:attribute is loaded."""
     if ":" in ref:
         find_strategy(ref)
     elif ref not in (known := [*STRATEGIES.names(), *BASELINES]):
@@ -305,14 +304,14 @@ def check_strategy(ref: str) -> None:
 
 
 def _own_number(strategy: str) -> str | None:
-    """Name of the number that only this strategy has, beside the learning rate."""
+    """Return the name of the strategy's own number besides the learning rate."""
     if strategy in BASELINES:
         return _OWN_NUMBER.get(strategy)
     return "server_learning_rate" if hasattr(find_strategy(strategy), "server_learning_rate") else None
 
 
 def _filled(given: Rates, study: Study, task: Task) -> Rates:
-    """Every number that the strategy steps by."""
+    """Return all rates of the strategy."""
     rate, own = _published(study, task)
     if study.strategy in BASELINES:
         like = "fedavg" if study.strategy == "independent" else study.strategy
@@ -333,7 +332,7 @@ def _filled(given: Rates, study: Study, task: Task) -> Rates:
 
 
 def _published(study: Study, task: Task) -> tuple[float | None, float | None]:
-    """(learning rate, own number) of the strategy; for numbers that the paper's authors tuned, those of the nearest W and C."""
+    """Return (learning rate, own number) of the strategy; numbers that the paper's authors tuned are of the nearest W and C."""
     if _own_number(study.strategy) == "server_learning_rate":
         return None, getattr(strategy_for(study.strategy, task, None), "server_learning_rate", None)
     if (study.strategy, task.name) not in _PUBLISHED:

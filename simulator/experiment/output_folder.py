@@ -1,4 +1,4 @@
-"""The output folder of a study: outcome, curve and plots; a checkpoint while the study is unfinished."""
+"""The output folder of a study: outcome, curve and plots, and a checkpoint while the study is unfinished."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READABLE = 0o644
 
 
 class StudyFolder:
-    """Made where absent. Raises UsageError where it holds something else than this study."""
+    """The output folder of a study, made if absent. Raises UsageError if it holds another study or other files."""
 
     def __init__(self, path: Path, study: Study) -> None:
         require_matplotlib()
@@ -53,11 +53,11 @@ class StudyFolder:
 
     @property
     def whole(self) -> bool:
-        """False where a process ended between the first and the last file of a complete outcome."""
+        """False if a process ended before it had written all files of a complete outcome."""
         return not self.unfinished.exists() and all((self.path / name).exists() for name in (CURVE_FILE, *PICTURES))
 
     def write(self, outcome: Outcome) -> None:
-        """Its four files; `outcome` may be that of a study that goes on later. A complete one leaves nothing to go on from."""
+        """Write the four files. `outcome` may be of an interrupted study; a complete outcome deletes the checkpoint."""
         figure = draw_outcome(outcome)
         for name, text in ((OUTCOME_FILE, f"{to_json(outcome)}\n"), (CURVE_FILE, to_csv(outcome))):
             write_atomic(self.path / name, text.encode(), mode=_READABLE)
@@ -67,7 +67,7 @@ class StudyFolder:
 
 
 def to_json(outcome: Outcome) -> str:
-    """One line. JSON knows no infinity: the loss of training that has diverged is null."""
+    """Return the outcome as one line of JSON. JSON has no infinity: the loss of diverged training is null."""
     values = outcome.to_dict()
     for point in values["points"]:
         if point["train_loss"] is not None and not math.isfinite(point["train_loss"]):
@@ -76,7 +76,7 @@ def to_json(outcome: Outcome) -> str:
 
 
 def to_csv(outcome: Outcome) -> str:
-    """A line per point, below the names of their fields."""
+    """Return a heading with the names of the fields, and a line per point."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [one.name for one in fields(Point)], lineterminator="\n")
     writer.writeheader()

@@ -1,7 +1,7 @@
-"""The picture of a study's user accuracy over rounds, and the parts that all pictures share.
+"""The picture of a study's user accuracy over rounds, and the common parts of all pictures.
 
-Shared are the files (PNG and SVG), the style, means with their confidence, smoothing, and the legend. matplotlib is imported
-only when a picture is drawn, with a backend that needs no display.
+Common parts are the files (PNG and SVG), the style, means with their confidence, smoothing, and the legend. matplotlib is
+imported only when a picture is drawn, with a backend that needs no display.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SIZE_INCHES = (6.4, 4.0)
 
 
 def require_matplotlib() -> None:
-    """Raise UsageError where pictures cannot be drawn: better before hours of computing than after them."""
+    """Raise UsageError if pictures cannot be drawn, before hours of computing."""
     if find_spec("matplotlib") is None:
         raise UsageError("curves are drawn with matplotlib, which is not installed: pip install 'fedpatch[simulator]'")
 
 
 def draw_outcome(outcome: Outcome) -> Figure:
-    """User accuracy of every point: the mean, the worst tenth, the worst client; and the target, where there is one."""
+    """Draw user accuracy of every point: the mean, the worst tenth and the worst client, with the target if there is one."""
     from matplotlib.figure import Figure  # without pyplot, which would keep every figure
     from matplotlib.ticker import MaxNLocator
 
@@ -67,14 +67,14 @@ def draw_outcome(outcome: Outcome) -> Figure:
 
 
 def title(study: Study) -> str:
-    """A study in one line."""
+    """Return a study in one line."""
     private = f", private {study.private}" if study.strategy not in BASELINES else ""
     terms = "".join(f", {name} {value}" for name in PLAN_TERMS if (value := getattr(study, name)))
     share = f", {study.participation:.3g} of them in each round" if study.participation < 1 else ""
     return f"{study.task}, {study.strategy}{private}{terms}, {study.clients} clients{share}"
 
 
-# Okabe and Ito's colours, which people of any colour vision distinguish.
+# Okabe and Ito's colours, which people with any colour vision can distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 
 DPI = 150
@@ -101,7 +101,7 @@ _STYLE: Any = {
 def drawing(
     rows: int, columns: int, *, width_in: float, height_in: float, **options: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure of `rows` x `columns` panels in the style of all; the panels come as an array of that shape.
+    """Yield a figure of `rows` x `columns` panels in the common style, and an array of the panels.
 
     `options` are those of `Figure.subplots`.
     """
@@ -116,9 +116,9 @@ def drawing(
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem`.png and `stem`.svg, each whole or not at all; returns both. One of `drawing` is saved within it.
+    """Write `stem`.png and `stem`.svg, each completely or not at all; return both. Call it within the block of `drawing`.
 
-    The same figure gives the same bytes: the SVG has no date, no random ids and no blanks at the ends of lines.
+    The same figure gives the same bytes: the SVG has no date, no random ids and no spaces at line ends.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg = re.sub(rb"[ \t]+$", b"", _encoded(figure, "svg", {"Date": None}), flags=re.MULTILINE)
@@ -140,9 +140,9 @@ def _encoded(figure: Figure, form: str, metadata: dict[str, Any]) -> bytes:
 
 
 def mean_and_confidence(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Mean of n curves of the same length, and half the width of its 95 % confidence interval (Student's t).
+    """Return the mean of n curves of the same length, and half the width of its 95 % confidence interval (Student's t).
 
-    One curve has no such width: None.
+    For one curve the width is None.
     """
     import numpy as np
 
@@ -155,7 +155,7 @@ def mean_and_confidence(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, 
 
 
 def _student_95(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t: to 0.001, beyond the table by Abramowitz and Stegun, 26.7.5."""
+    """Return the two-sided 95 % quantile of Student's t to 0.001; beyond the table by Abramowitz and Stegun, 26.7.5."""
     if freedom <= len(_T95):
         return _T95[freedom - 1]
     z = _Z95
@@ -163,7 +163,7 @@ def _student_95(freedom: int) -> float:
 
 
 def smooth(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
-    """Mean over `width` values around each; at the ends over those that there are. The length stays."""
+    """Return the mean over `width` values around each value; at the ends over fewer values. The length stays."""
     import numpy as np
 
     series = np.asarray(values, dtype=np.float64)
@@ -176,9 +176,9 @@ def smooth(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
 
 
 def step_positions(count: int, steps_per_round: int) -> np.ndarray:
-    """Where each of `count` values lies, in local steps, when every round has a value before its first step, too.
+    """Return the position, in local steps, of each of `count` values; every round also has a value before its first step.
 
-    The value after aggregation and the one after the last step of the round before share a place.
+    The value after aggregation and the value after the last step of the previous round have the same position.
     """
     import numpy as np
 
@@ -189,6 +189,6 @@ def step_positions(count: int, steps_per_round: int) -> np.ndarray:
 
 
 def legend_above(figure: Figure, lines: Mapping[str, Any]) -> None:
-    """One legend for all panels, in a row above them."""
+    """Draw one legend for all panels, in a row above them."""
     if lines:
         figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=len(lines))

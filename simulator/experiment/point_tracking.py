@@ -18,7 +18,7 @@ Stopped = Callable[[], bool]
 
 
 def name_of(study: Study) -> str:
-    """Return the name of a simulation for trackers. It follows from the terms, so that a simulation that goes on keeps it."""
+    """Return the name of a simulation for trackers. It follows from the terms, so a resumed simulation keeps its name."""
     digest = hashlib.sha256(json.dumps(study.to_dict(), sort_keys=True).encode()).hexdigest()
     return f"simulate-{study.task.rpartition(':')[2]}-{digest[:10]}"
 
@@ -27,15 +27,15 @@ def name_of(study: Study) -> str:
 def tracked(
     study: Study, trackers: Sequence[str], take: Take, stopped: Stopped, say: Callable[[str], object]
 ) -> Iterator[tuple[Take, Stopped]]:
-    """Yield the two functions of a simulation, which then feed the trackers too.
+    """Yield the two functions of a simulation, extended to log to the trackers.
 
-    Points of an earlier process, which come before the simulation first asks whether to stop, are not tracked again.
+    Points of an earlier process come before the first call of `stopped`, and are not logged again.
 
     Args:
         study: The simulation.
         trackers: Each NAME or NAME:PLACE.
-        take: Gets each point.
-        stopped: Asked between rounds whether to stop.
+        take: Called with each point.
+        stopped: Called between rounds; True stops the simulation.
         say: Shows a line to the user.
     """
     last: list[Point] = []

@@ -24,18 +24,18 @@ class StudyProgress(Display, Protocol):
     """A display of a study's progress."""
 
     def show(self, point: Point) -> None:
-        """Takes in the next point of the curve."""
+        """Show the next point of the curve."""
 
 
 def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> StudyProgress:
-    """A bar where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
+    """Return a bar if `stderr` is a terminal that can draw it and not `plain`; else lines."""
     console = plain_console(stderr)
     return Bar(console, study) if can_draw(console) and not plain else ProgressLines(stderr, study)
 
 
 @contextmanager
 def status(beginning: str, otherwise: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[str], None]]:
-    """Progress display: on stderr where that is a terminal, else by `otherwise`."""
+    """Yield a function that shows progress: on stderr if that is a terminal, else `otherwise`."""
     console = plain_console(sys.stderr)
     if not console.is_terminal:
         yield otherwise
@@ -52,11 +52,11 @@ class CurveProgress:
         self._recent: deque[float] = deque(maxlen=RECENT_ROUNDS)
 
     def add(self, point: Point) -> str:
-        """Takes in the next point; returns user accuracy, pace and the longest that it can still take."""
+        """Add the next point; return user accuracy, time per round and the longest remaining time."""
         words = f"{self._study.label} {accuracy(point.user_accuracy)}"
         if self._study.target_ua is not None:
             words += f" (target {accuracy(self._study.target_ua)})"
-        if point.round == 0:  # its time went into reading the data, which is no measure of a round
+        if point.round == 0:  # its time is that of reading the data, not of a round
             return words
         self._recent.append(point.seconds)
         pace_s = sum(self._recent) / len(self._recent)
@@ -70,11 +70,11 @@ def _pace(seconds: float) -> str:
 
 
 class Bar:
-    """Draws the newest point at its own pace, in a thread of rich's."""
+    """Draws the newest point at intervals, in a thread of rich."""
 
     def __init__(self, console: Console, study: Study) -> None:
         self._course = CurveProgress(study)
-        # stdout stays as it is: what is printed there is a result and may go into a file.
+        # stdout is not redirected: it has the results, and may go into a file.
         self._progress = Progress(
             TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False),
             BarColumn(),
@@ -92,12 +92,12 @@ class Bar:
         self._progress.stop()
 
     def show(self, point: Point) -> None:
-        """Only takes note; the next drawing shows it."""
+        """Store the point; the next drawing shows it."""
         self._progress.update(self._bar, completed=point.round, description=self._course.add(point))
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
-        with suppress(OSError):  # the reader has gone, which is no reason to stop
+        with suppress(OSError):  # a closed stderr does not stop the simulation
             self._progress.console.print(line, markup=False, soft_wrap=True)
 
 
@@ -112,7 +112,7 @@ class ProgressLines(PlainLines):
         self._said_at = clock()
 
     def show(self, point: Point) -> None:
-        """Says it where it is time for a line."""
+        """Print the point if the last line is ten seconds old."""
         words = self._course.add(point)
         now = self._clock()
         if now - self._said_at >= LINE_EVERY_S:

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 -m fedpatch simulate --task digits --clients 100
 
-Each rank runs the whole simulation. Only training and measuring are shared out: a rank has consecutive chunks of
+Each rank runs the whole simulation. Only training and measuring are divided: a rank has consecutive chunks of
 `simulator.learners.cohort_training`. Then the ranks exchange losses, patches and residuals, and each rank in turn adds the sums
-of its chunks to the total of the ranks before it. So the sums are added in the order of the chunks, which gives the bits of one
-process for any number of ranks, and one vector a rank crosses the network. The model and the decision to stop come from rank 0,
+of its chunks to the total of the ranks before it. So the sums are added in the order of the chunks: any number of ranks gives
+the bits of one process, and the network carries one vector per rank. The model and the decision to stop come from rank 0,
 because another processor may round the same sum to other bits.
 """
 
@@ -81,7 +81,7 @@ class Ranks:
         return cast("T", held[0])
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of their numbers. Raises FedpatchError where a rank is lost."""
+        """Return the values of all ranks, in the order of their numbers. Raises FedpatchError if a rank is lost."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
@@ -90,7 +90,7 @@ class Ranks:
         return cast("list[T]", found)
 
     def send(self, values: Tensor, source: int) -> None:
-        """Fill `values`, which is contiguous, with those of the rank `source`. Raises FedpatchError where a rank is lost."""
+        """Fill the contiguous `values` with those of the rank `source`. Raises FedpatchError if a rank is lost."""
         if self.count > 1 and values.numel():
             with _lost_ranks():
                 dist.broadcast(values, src=source)
@@ -104,10 +104,10 @@ def joined_ranks() -> Iterator[Ranks]:
     """Join the group that torchrun or another launcher names in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Yields:
-        The group; `ONE_RANK` where no launcher started this process.
+        The group; `ONE_RANK` if no launcher started this process.
 
     Raises:
-        UsageError: A variable is missing, or the ranks do not meet.
+        UsageError: A variable is missing, or the ranks do not find each other.
     """
     if rank_count() == 1:
         yield ONE_RANK
@@ -173,10 +173,10 @@ class RankedCohort:
         return self.learner.tensors_of(self._total(sums)), losses
 
     def close(self) -> None:
-        """Nothing to end: the launcher ends the ranks."""
+        """Do nothing: the launcher ends the ranks."""
 
     def _together(self, work: Callable[[], T]) -> list[T]:
-        """Do `work` on every rank, and return the results by rank. An error of one rank ends all of them."""
+        """Do `work` on every rank, and return the results by rank. An error on one rank ends all ranks."""
         result: T | None = None
         problem = None
         try:
@@ -186,13 +186,13 @@ class RankedCohort:
         found = self._ranks.gather((result, problem))
         failed = [fields for _, fields in found if fields is not None]
         if failed and not (self._ranks.first or problem):
-            raise SystemExit(1)  # rank 0 and the rank that failed print the message: one each is enough
+            raise SystemExit(1)  # only rank 0 and the failed rank print the message
         if failed:
             raise_error(*(problem or failed[0]))
         return [cast("T", result) for result, _ in found]
 
     def _total(self, sums: Sequence[Tensor]) -> Tensor:
-        """Return the sum of the chunks of all ranks, added in their order; `sums` has those of this rank."""
+        """Return the sum of the chunks of all ranks, added in their order; `sums` are this rank's."""
         total = torch.full_like(sums[0] if sums else self.learner.result(), -0.0)  # -0.0 + x has the bits of x
         for rank in range(self._ranks.count):
             if rank == self._ranks.number:

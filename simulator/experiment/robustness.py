@@ -1,4 +1,4 @@
-"""Aggregation rules beside attacks on one task: which rule loses how much user accuracy to which attack."""
+"""Aggregation rules under attacks on one task: how much user accuracy each rule loses to each attack."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Defence:
     """A rule of aggregation and a norm bound.
 
     Attributes:
-        rule: As the setting `aggregate`.
-        norm_bound: As the setting of this name.
+        rule: Value of the setting `aggregate`.
+        norm_bound: Value of the setting of this name.
     """
 
     rule: str
@@ -52,7 +52,7 @@ class RobustnessCell:
         p10: The 10th percentile over them.
         backdoor_success: See AttackOutcome.
         found: See AttackOutcome.
-        broken: Why the run ended early, "" if it did not; the figures are those of the last round.
+        broken: The reason why the run ended early, with figures of its last round; "" if it did not.
     """
 
     defence: str
@@ -84,11 +84,11 @@ def parse_defence(text: str) -> Defence:
 
 
 def plan_table(defences: Sequence[str], attacks: Sequence[str], shares: Sequence[float], seeds: int) -> list[Key]:
-    """Return the keys of all cells, seed by seed, so that an interrupted table has whole seeds.
+    """Return the keys of all cells, seed by seed: an interrupted table has complete seeds.
 
     Args:
         defences: RULE or RULE/BOUND.
-        attacks: KIND or KIND:STRENGTH. NO_ATTACK is always in the table, and may stand here alone.
+        attacks: KIND or KIND:STRENGTH. NO_ATTACK is always in the table, and may be the only one.
         shares: Shares of bad clients.
         seeds: Number of seeds, from 0 on.
 
@@ -121,7 +121,7 @@ def check_cells(study: Study, task: Task, keys: Iterable[Key]) -> None:
         keys: The terms of the cells.
 
     Raises:
-        UsageError: A rule, an attack or a strategy do not fit together.
+        UsageError: A rule, an attack and the strategy do not fit together.
     """
     for rule, attack, bad in dict.fromkeys(key[:3] for key in keys):
         try:
@@ -172,14 +172,14 @@ def play_cell(
 
 
 class RobustnessFile(CellFile[RobustnessCell]):
-    """The cells of a table on disk; each is written as soon as it is there.
+    """The cells of a table on disk; each is written as soon as it is computed.
 
     Args:
         path: The file; None: nothing is written.
         study: The terms that all cells share.
 
     Raises:
-        UsageError: The file belongs to other terms, or is no such file.
+        UsageError: The file has other terms, or is not such a table.
     """
 
     def __init__(self, path: Path | None, study: Study) -> None:
@@ -192,7 +192,7 @@ def _terms_of(study: Study) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RobustnessRow:
-    """A defence under one attack, over all seeds that are there.
+    """A defence under one attack, over all computed seeds.
 
     Attributes:
         defence, attack, bad: See RobustnessCell.

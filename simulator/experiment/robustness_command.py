@@ -1,4 +1,4 @@
-"""The command `fedpatch simulate robustness`: aggregation rules beside attacks, on any task."""
+"""The command `fedpatch simulate robustness`: aggregation rules under attacks, on any task."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One simulation from its first round to its last: Algorithm 1 of the paper without the network.
 
-The strategies, the patch policies, the choice of clients and the batches are those of the deployed system; only how
-LocalUpdate is computed differs.
+Strategies, patch policies, selection of clients and batches are those of the deployed system; only the computation of
+LocalUpdate differs.
 """
 
 from __future__ import annotations
@@ -108,19 +108,19 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
 ) -> Outcome:
     """Simulate a study over processes or ranks; the result does not depend on their number.
 
-    Simulations in threads of one process take turns, a round each.
+    Simulations in threads of one process alternate, round by round.
 
     Args:
         study: The study.
         workers: Number of processes.
         device: "cpu" or "cuda".
-        on_point: Gets each point of the curve as soon as it is known; those of an earlier call come first.
-        stopped: Asked between rounds; True ends the simulation, with an outcome that is not complete.
-        saved: Folder of the state, also of the last one; the same call goes on from there. The caller deletes it when it has
-            stored the outcome. None: nothing is kept.
+        on_point: Called with each point of the curve as soon as it is known; first with those of an earlier call.
+        stopped: Called between rounds; True ends the simulation, with an outcome that is not complete.
+        saved: Folder of the state, also after the last round; the same call resumes from it. The caller deletes it after
+            storing the outcome. None: no state is saved.
         root: Folder for data files; None: `data_root()`.
-        on_end: Gets the user accuracy of every client that counts, by its number, after the last round.
-        task: The study's task if its name does not find it; for one worker only.
+        on_end: Called after the last round with the user accuracy of every client that counts, by its number.
+        task: The study's task if it cannot be found by name; for one worker only.
         ranks: The group of processes that torchrun or another launcher started.
 
     Returns:
@@ -191,10 +191,10 @@ def _attack_outcome(simulation: Simulation, bad: BadClients) -> AttackOutcome:
 
 
 class Simulation:
-    """A simulation between two rounds: `step` measures, and trains the round before if there was one.
+    """A simulation between two rounds: `step` trains a round, except in the first call, and measures.
 
-    `change` may replace the updates of a round before they are aggregated, whether or not there are bounds. `clipped` counts
-    the updates that were bounded; `pulls` has, by client, the share of its change that was taken away, summed over the rounds.
+    `change` may replace the updates of a round before they are aggregated, with bounds or without. `clipped` counts the
+    bounded updates. `pulls` has, by client, the share of its change that bounds and rule removed, summed over the rounds.
     """
 
     def __init__(
@@ -261,19 +261,19 @@ class Simulation:
 
     @property
     def over(self) -> bool:
-        """True if the target is reached or the last round played."""
+        """True if the target is reached or the last round is done."""
         if not self.points:
             return False
         last = self.points[-1]
         return last.round >= self.study.rounds or self.study.reached(last.user_accuracy)
 
     def step(self) -> Point:
-        """Train the round that is due, if any point is there yet, and measure for the next; returns the new point."""
+        """Train the next round, unless there is no point yet, and measure for the round after it; return the new point."""
         started = time.perf_counter()
         trained = self._selected()
         loss = self._train(trained) if self.points else None
         self._cohort.begin(as_torch(self._wire.read(self.server)))
-        # Where every client of a small cohort is noisy, all who count in UA stand in for them.
+        # If every client of a small cohort is noisy, all clients that count in UA are measured instead.
         counts = self.population.counts_in_ua
         counting = [one for one in self._selected() if counts[one]] or [
             one for one in range(len(counts)) if counts[one]
@@ -319,7 +319,7 @@ class Simulation:
         return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen)
 
     def restore(self, before: states.Saved) -> None:
-        """Go on where `before` was taken. Raises UsageError where the task's model has changed since."""
+        """Resume from `before`. Raises UsageError if the task's model has changed since."""
         self._check_model(before)
         self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
         for name, block in self.patches.values.items():
@@ -351,7 +351,7 @@ class Simulation:
             self._spool.cleanup()
 
     def _selected(self) -> list[int]:
-        """The clients of the next round, as the coordinator would select them."""
+        """Return the clients of the next round, as the coordinator would select them."""
         chosen = select(list(self._ids), self.study.participation, 1.0, 1, self.study.seed, self.server.round + 1)
         return [self._ids[one] for one in chosen.invited]
 
@@ -389,7 +389,7 @@ class Simulation:
         return float(np.mean(losses))
 
     def _masked_mean(self, members: list[CohortMember], losses: list[float]) -> dict[str, Array] | None:
-        """The mean of the masked sums; None in a study without them."""
+        """Return the mean of the masked sums; None in a study without them."""
         if self._wire.masked is None or self._spool is None:
             return None
         folder, base, plan = Path(self._spool.name), self._wire.read(self.server), self._plan
@@ -449,9 +449,9 @@ class Simulation:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread: products this small run no faster on two, and collapse when anything else runs.
+    """Let torch compute with one thread: two are no faster for such small products, and far slower beside other programs.
 
-    The number of threads belongs to the process. The last of several blocks that overlap restores it.
+    The number of threads is one for the whole process. The last of several overlapping blocks restores it.
     """
     with _BLOCKS_CHANGE:
         if not _thread_counts:
@@ -490,7 +490,7 @@ def limits_of(study: Study) -> Limits:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on besides its terms."""
+    """Return the versions of programs, on which a result depends besides its terms."""
     return {
         "fedpatch": __version__,
         "python": platform.python_version(),

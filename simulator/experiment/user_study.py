@@ -28,15 +28,15 @@ Stopped = Callable[[], bool]
 
 
 def study_of(task: str | Task, given: Mapping[str, Any]) -> tuple[Study, Task | None]:
-    """Make a study of the terms that were given; the others have the defaults of the task and the paper.
+    """Make a study of the given terms; the others have the defaults of the task and the paper.
 
     Args:
-        task: The task, by name, as module:attribute, or itself.
-        given: Terms by the names of `make_study`. None stands for the default. That of `strategy` is fedavg-adam, of masked
-            groups fedavg; that of `private` is affine, and none where the strategy keeps no patch.
+        task: The task: its name, module:attribute, or a `Task`.
+        given: Terms by the names of `make_study`; None means the default. The default `strategy` is fedavg-adam, with masked
+            groups fedavg; the default `private` is affine, or none if the strategy keeps no patch.
 
     Returns:
-        The study, and the task if its name does not find it.
+        The study, and the task if it cannot be found by name.
 
     Raises:
         UsageError: A term is unknown or wrong.
@@ -67,7 +67,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
     task: Task | None = None,
     trackers: Sequence[str] = (),
 ) -> Outcome:
-    """Simulate a study, or go on with it where `out` holds an unfinished one, and write its files.
+    """Simulate a study, or resume the unfinished study in `out`, and write its files.
 
     Args:
         study: The study.
@@ -75,14 +75,14 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
         device: "cpu" or "cuda".
         out: Folder for outcome, curve and pictures; None: no files.
         root: Folder for data files; None: `data_root()`.
-        on_point: Gets each point of the curve.
-        stopped: Asked between rounds whether to stop.
-        say: Gets a line for the user.
-        task: The task if its name does not find it. It is simulated in this process.
+        on_point: Called with each point of the curve.
+        stopped: Called between rounds; True stops the simulation.
+        say: Called with a line for the user.
+        task: The task if it cannot be found by name. It is simulated in this process.
         trackers: Experiment trackers that get each round, NAME or NAME:PLACE.
 
     Returns:
-        The outcome; not complete where it was stopped.
+        The outcome; not complete if it was stopped.
 
     Raises:
         FedpatchError: The task, the data or the terms do not fit, or the training diverged.
@@ -112,7 +112,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
                 )
         except (FedpatchError, OSError):
             raise
-        except Exception as error:  # model, loss and metric are the user's, and may raise anything
+        except Exception as error:  # the user's model, loss and metric may raise any exception
             raise FedpatchError(
                 f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug, or __cause__ in "
                 "Python, shows where"
@@ -123,7 +123,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
 
 
 def _finished_outcome(out: Path | None, study: Study, opened: list[StudyFolder]) -> Outcome | None:
-    """Open the folder `out` into `opened`, and return its outcome if that is complete. Missing files are then written."""
+    """Append the folder `out` to `opened`; return its outcome, after writing missing files, if it is complete."""
     from fedpatch.simulator.experiment.output_folder import StudyFolder
 
     if out is None:
@@ -133,7 +133,7 @@ def _finished_outcome(out: Path | None, study: Study, opened: list[StudyFolder])
     if folder.outcome is None or not folder.outcome.complete:
         return None
     if not folder.whole:
-        with suppress(OSError):  # the outcome is there, also on a disk that can only be read
+        with suppress(OSError):  # on a read-only disk the outcome is returned all the same
             folder.write(folder.outcome)
     return folder.outcome
 
@@ -150,15 +150,15 @@ def simulate(
 ) -> Outcome:
     """Simulate a fleet in memory, as `fedpatch simulate` does.
 
-    An interrupt (Ctrl-C, the notebook's stop button) ends the simulation after the round; a second one raises
+    An interrupt (Ctrl-C, the notebook's stop button) ends the simulation after the round; a second interrupt raises
     KeyboardInterrupt. The same terms give the same result as the command.
 
     Args:
         task: The task: its name, module:attribute, or a `Task`, which is simulated in this process.
         clients: Number of clients.
         rounds: Rounds after which the simulation ends.
-        target_ua: User accuracy that ends it earlier.
-        progress: Show the progress: None where a terminal or a notebook can, True in any case, False never.
+        target_ua: User accuracy at which the simulation ends earlier.
+        progress: Whether to show the progress; None: if a terminal or notebook can show it.
         out: Folder for outcome.json and curve.csv, .png, .svg. The same call continues an interrupted simulation there.
         more: Further terms by the names of the command's options, such as `strategy`, `private`, `participation`, `seed`,
             `data` or `secure`; and `workers`, `device`, `data_root`, and `trackers`, a sequence of NAME or NAME:PLACE.
@@ -197,13 +197,13 @@ def start_simulation(
 ) -> BackgroundJob[Point, Outcome]:
     """Start a simulation in a thread of its own. Its events are the points of the curve.
 
-    Simulations of one process take turns, a round each: each gives the result that it gives alone.
+    Simulations of one process alternate, round by round; each gives the same result as alone.
 
     Args:
         task: As of `simulate`.
         clients: Number of clients.
         rounds: Rounds after which the simulation ends.
-        target_ua: User accuracy that ends it earlier.
+        target_ua: User accuracy at which the simulation ends earlier.
         out: As of `simulate`.
         more: As of `simulate`.
 
@@ -232,7 +232,7 @@ def start_simulation(
 
 
 class _Work:
-    """A simulation whose terms are checked."""
+    """A simulation with checked terms."""
 
     def __init__(self, task: str | Task, given: dict[str, Any], out: str | Path | None) -> None:
         self._compute = {

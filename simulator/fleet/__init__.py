@@ -1,4 +1,4 @@
 """The coordinator's round policy on a simulated fleet under a virtual clock.
 
-Nothing is trained here; simulations that train are in `experiment`.
+The fleet trains only if its terms name a task; simulations of the paper and of studies are in `experiment`.
 """

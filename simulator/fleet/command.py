@@ -78,7 +78,7 @@ def _compare(terms: FleetTerms, wanted: Sequence[str], as_json: bool) -> None:
 
 
 def rounds_table(rounds: Sequence[FleetRound]) -> Table:
-    """A row for each round."""
+    """Return a table with a row for each round."""
     headings = ["round", "outcome", "time", "asked", "accepted", "reported", "late", "lost", "down", "up", "why not"]
     learns = any(one.learned is not None for one in rounds)
     table = _table(*headings, *(["at", "UA", "p10", "slowest fifth"] if learns else []))
@@ -98,7 +98,7 @@ def rounds_table(rounds: Sequence[FleetRound]) -> Table:
 
 
 def _learned(one: FleetRound) -> tuple[str, ...]:
-    """The user accuracy of a round's model, and the share of its weights that the slowest fifth has."""
+    """Return the user accuracy of a round's model, and the slowest fifth's share of its weights."""
     found = one.learned
     if found is None:
         return ("", "", "", "")
@@ -107,7 +107,7 @@ def _learned(one: FleetRound) -> tuple[str, ...]:
 
 
 def policies_table(rows: Sequence[SweepRow]) -> Table:
-    """A row for each policy: what is different in it, rounds that failed, how long they took, what was trained in vain."""
+    """Return a table with a row for each policy: its changed terms, failed rounds, times and wasted trainings."""
     names = list(rows[0].changes) if rows else []
     table = _table(*names, "rounds", "failed", "median", "p95", "updates", "wasted", "up", "total time")
     for row in rows:
@@ -126,7 +126,7 @@ def policies_table(rows: Sequence[SweepRow]) -> Table:
 
 
 def summary(report: FleetReport) -> list[str]:
-    """Return the result of the study, in a few lines."""
+    """Return the result of the study as a few lines."""
     rounds = "1 round" if len(report.rounds) == 1 else f"{len(report.rounds)} rounds"
     lines = [
         f"{rounds}, {report.failed} failed; median {_seconds(report.round_s(0.5))}, p95 {_seconds(report.round_s(0.95))}",

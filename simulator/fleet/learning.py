@@ -1,7 +1,7 @@
-"""Real training in a simulated fleet: what a device would have learned by the virtual time at which it offers its update.
+"""Real training in a simulated fleet: the update of a device at the virtual time at which it offers the update.
 
 A device trains at the end of its virtual training time, from the model of its own round. The coordinator's own code aggregates,
-carried work included (coordinator.aggregation). Updates travel exactly; their size on the lines is that of the study.
+carried work included (coordinator.aggregation). Updates travel exactly; their size on the lines is that of the study's terms.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class LearnedRound:
 
     Attributes:
         at_s: Virtual seconds from the beginning of the study.
-        version: Rounds that made a model.
+        version: Number of rounds that made a model.
         user_accuracy: Mean over all devices, present or not, each with its own patch.
-        p10: The bound of the worst tenth of them.
-        slow_mean: Mean over the slowest fifth.
+        p10: The bound of the worst tenth of the devices.
+        slow_mean: Mean over the slowest fifth of the devices.
         staleness: Number of aggregated updates by staleness.
         weights: Share of the weights by fifth of the devices, the fastest fifth first.
         examples: Share of the training examples of each fifth.
@@ -102,23 +102,23 @@ class FleetLearning:
 
     @property
     def version(self) -> int:
-        """Rounds that made a model."""
+        """Number of rounds that made a model."""
         return self._simulation.server.round
 
     def publish(self, round_number: int) -> None:
-        """Note the model that devices of this round begin with."""
+        """Keep the model that devices of this round begin with."""
         self._versions[round_number] = self.version
         self._bases[self.version] = self._simulation.server.tensors
         oldest = self.version - self._terms.max_staleness - 1
         self._bases = {version: base for version, base in self._bases.items() if version >= oldest}
 
     def train(self, number: int, round_number: int, train_s: float) -> None:
-        """LocalUpdate of a device, from the model of its round.
+        """Compute LocalUpdate of a device, from the model of its round.
 
         Args:
             number: Number of the device.
             round_number: Number of the round.
-            train_s: Its virtual training time, for the report.
+            train_s: Virtual training time of the device, for the report.
         """
         base = self._bases.get(self._versions[round_number])
         if base is None:
@@ -148,7 +148,7 @@ class FleetLearning:
         Args:
             round_number: Number of the round.
             devices: Numbers of the devices whose updates count.
-            carried: The carried work of those whose updates are of earlier rounds.
+            carried: The carried work of devices whose updates are from earlier rounds.
         """
         simulation, carry = self._simulation, self._terms.carry_policy()
         rounds = {number: carried[number].round if number in carried else round_number for number in devices}
@@ -196,7 +196,7 @@ class FleetLearning:
         return apply_strategy(simulation.strategy, server, folded.mean, simulation.public)
 
     def _forget(self) -> None:
-        """Forget updates that no version can take any more."""
+        """Delete updates that are too old for any later version."""
         oldest = self.version - self._terms.max_staleness - 2
         old = [key for key in self._trained if self._versions[key[1]] < oldest]
         for key in old:
@@ -229,7 +229,7 @@ class FleetLearning:
         return self._study.reached(learned.user_accuracy)
 
     def close(self) -> None:
-        """Close the simulation that measures the models; all of it is in this process."""
+        """Close the simulation that measures the models; it has no other process."""
         self._simulation.close()
 
 

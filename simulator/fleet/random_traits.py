@@ -1,7 +1,7 @@
 """Random traits of a device, and random events of a device in a round, drawn from the settings of the study.
 
-Each draw depends on nothing but the seed, the device and the round. So two policies are compared on the same fleet with the
-same accidents, and their difference is theirs.
+Each draw depends only on the seed, the device and the round. So two policies are compared on the same fleet with the same
+random events, and differ only by the policy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedpatch.simulator.fleet.settings import FleetTerms
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """Constant traits of a device: its training time in an average round, its link, whether its task is another version."""
+    """Constant traits of a device: its training time in an average round, its link, and whether its task is outdated."""
 
     train_s: float
     down_bits_s: float
@@ -27,8 +27,8 @@ class DeviceProfile:
 class DeviceOutcome:
     """A device's part in one round.
 
-    `off_training` and `off_upload` are the fraction of its training, of its upload, after which the device goes off for
-    `away_s`; None where it does not.
+    `off_training` and `off_upload` are the fractions of its training and of its upload after which the device disconnects
+    for `away_s`; None if it does not.
     """
 
     willing: bool
@@ -52,9 +52,9 @@ def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
 
 
 def draw_outcome(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
-    """Draw the outcome of one device in one round; `train_s` is its time in an average one."""
+    """Draw the outcome of one device in one round; `train_s` is its training time in an average round."""
     rng = random.Random(f"{terms.seed}:{device}:{round_number}")
-    # Everything is drawn, also what is then not used: other probabilities must not shift the other draws.
+    # Unused values are drawn too: a changed probability must not shift the other draws.
     trains_s = _around(rng, train_s, terms.round_spread)
     away_s = _around(rng, terms.away_s, terms.away_spread)
     unwilling, off_training, off_upload = (rng.random() for _ in range(3))
@@ -70,12 +70,12 @@ def draw_outcome(terms: FleetTerms, device: int, train_s: float, round_number: i
 
 @lru_cache(maxsize=4)
 def _speed_ranks(seed: int, devices: int) -> tuple[int, ...]:
-    """Return the rank of each device among the fleet's training speeds; shuffled once per fleet, not once per device."""
+    """Return the rank of each device among the fleet's training speeds; cached, so shuffled once per fleet."""
     ranks = list(range(devices))
     random.Random(f"{seed}:speeds").shuffle(ranks)
     return tuple(ranks)
 
 
 def _around(rng: random.Random, median: float, spread: float) -> float:
-    """From a log-normal distribution."""
+    """Draw from a log-normal distribution."""
     return float(median * spread ** rng.gauss(0.0, 1.0))

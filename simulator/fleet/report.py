@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class FleetRound:
     """One round of a simulated fleet.
 
-    All figures but the last three are the coordinator's own books (coordinator.rounds.run_records.RoundRecord), its clock the
-    virtual one. `failures` counts devices by reason, `lost` is the one for those that went off and were not back in time;
-    `late` are those that the round did not wait for. `trainings` are those that began in it, `used` of them are in the new
-    model. `bytes_down` and `bytes_up` are chunks as the devices and the broker sent and got them since the round before.
+    All figures but the last three are from the coordinator's record (coordinator.rounds.run_records.RoundRecord), by the
+    virtual clock. `failures` counts devices by reason; `lost` counts devices that disconnected and were not back in time,
+    `late` those that the round did not wait for. `trainings` began in this round; `used` of them are in the new model.
+    `bytes_down` and `bytes_up` are the bytes of chunks between devices and broker since the previous round.
     """
 
     round: int
@@ -45,7 +45,7 @@ class FleetRound:
 
     @classmethod
     def of(cls, record: RoundRecord, *, trainings: int, bytes_down: int, bytes_up: int) -> FleetRound:
-        """The coordinator's record, and what only the simulator sees."""
+        """Return a round from the coordinator's record and the figures of the simulator."""
         return cls(
             round=record.round,
             outcome=record.outcome,
@@ -67,12 +67,12 @@ class FleetRound:
 
     @property
     def lost(self) -> int:
-        """Devices that went off and were not back in time."""
+        """Number of devices that disconnected and were not back in time."""
         return self.failures.get("lost", 0)
 
     @property
     def used(self) -> int:
-        """Updates that are in the new model; none where the round failed."""
+        """Number of updates in the new model; 0 if the round failed."""
         return self.reported if self.outcome == "aggregated" else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FleetRound:
 
 @dataclass(frozen=True)
 class FleetReport:
-    """All rounds of one study. `events` were handled in `real_s`, the only figure that is not the same each time."""
+    """All rounds of one study. `events` were handled in `real_s`, the only figure that differs between equal studies."""
 
     terms: FleetTerms
     rounds: tuple[FleetRound, ...]
@@ -95,17 +95,17 @@ class FleetReport:
 
     @property
     def failed(self) -> int:
-        """Rounds that left the model as it was."""
+        """Number of rounds that left the model unchanged."""
         return sum(one.outcome == "failed" for one in self.rounds)
 
     @property
     def wasted_share(self) -> float | None:
-        """Share of the begun trainings that entered no model; None without any."""
+        """Share of the begun trainings that are in no model; None if no training began."""
         trainings = sum(one.trainings for one in self.rounds)
         return None if not trainings else 1.0 - sum(one.used for one in self.rounds) / trainings
 
     def round_s(self, fraction: float) -> float | None:
-        """Quantile of the rounds' seconds, failed ones among them: the least that so many rounds do not exceed."""
+        """Return a quantile of the seconds of all rounds, also failed ones: the least that a `fraction` does not exceed."""
         return quantile([one.seconds for one in self.rounds], fraction)
 
     def totals(self) -> dict[str, Any]:
@@ -142,6 +142,6 @@ def _plain(reasons: Mapping[str, int]) -> dict[str, int]:
 
 
 def quantile(values: Sequence[float], fraction: float) -> float | None:
-    """The least of `values` that a `fraction` of them does not exceed; None of none."""
+    """Return the least of `values` that a `fraction` of them does not exceed; None if there are no values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)] if ordered else None

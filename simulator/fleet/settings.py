@@ -22,14 +22,14 @@ OTHER_SCHEMA = "ff" * 32
 _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
 _LEARNING = "Real training"
 _training, _links, _faults = (partial(setting, group=group) for group in (_TRAINING, _LINKS, _FAULTS))
-# The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own.
+# A setting of `fedpatch run` with the same limits; a fleet study may have another default and text.
 _as_in_a_run = partial(setting_like, RoundSettings)
 
 
-# Devices of a study come back, however long they are away.
+# Devices of a study always come back, after any absence.
 _AS_LONG_AS_IT_TAKES_S = 1e9
 _LONGEST_PAUSE_S = 60.0
-# Share of the devices that are there on average for which the first round waits.
+# The first round waits for this share of the average number of present devices.
 _THERE_AT_FIRST = 0.75
 
 
@@ -151,9 +151,9 @@ class FleetTerms(Settings):
         return problems
 
     def run_spec(self, *, chunk_bytes: int) -> RunSpec:
-        """The engine's terms; `chunk_bytes` is the size that its chunks say they have.
+        """Return the engine's terms; `chunk_bytes` is the declared size of chunks.
 
-        Neither failed rounds nor missing devices end a study.
+        Failed rounds and missing devices do not end a study.
         """
         return RunSpec(
             run="study",
@@ -170,7 +170,7 @@ class FleetTerms(Settings):
             target_ua=None,
             time_limit_s=None,
             max_failed_rounds=self.rounds,
-            # The first round waits for so many; all of them are hardly ever there at once.
+            # The first round waits for this number; all devices are almost never present at once.
             devices=max(1, int(self.devices * (1.0 - self.away_share) * _THERE_AT_FIRST))
             if self.away_share
             else self.devices,
@@ -197,7 +197,7 @@ class FleetTerms(Settings):
         )
 
     def carry_policy(self) -> CarryPolicy | None:
-        """Return the conditions of buffered rounds; None where late updates are refused."""
+        """Return the conditions of buffered rounds; None if late updates are refused."""
         if self.late != "carry":
             return None
         return CarryPolicy(self.max_staleness, self.staleness_power, self.concurrency)

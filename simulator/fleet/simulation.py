@@ -1,13 +1,13 @@
 """A whole fleet in one process: the real engine and real jobs, joined by simulated lines, under a virtual clock.
 
-For studies of the round policy: what deadlines, quorum, over-selection and buffered rounds come to with devices that are slow,
-decline and drop out. Nothing is trained, unless the terms name a task (simulator.fleet.learning). The broker is taken to be as
-fast as it has to be; packing, saving and averaging take no time.
+For studies of the round policy: the effect of deadlines, quorum, over-selection and buffered rounds if devices are slow,
+decline and drop out. Nothing is trained, unless the terms name a task (simulator.fleet.learning). The broker is assumed to be
+always fast enough; packing, saving and averaging take no time.
 
-A device of a simulated fleet: the agent's real job, with an imagined disk, training and link.
+A device of a simulated fleet is the agent's real job, with a simulated disk, training and link.
 
-It goes off as a Raspberry Pi does: power or network are gone, what it was training is lost, the global model and a finished
-update are on its card and taken up again when it is back.
+It disconnects as a Raspberry Pi does: without power or network its training is lost, but the global model and a finished
+update are on its card, and the device resumes with them.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from fedpatch.simulator.fleet.virtual_clock import Timer, VirtualClock
 if TYPE_CHECKING:
     from fedpatch.simulator.fleet.learning import FleetLearning
 
-# A broker notices a silent connection after one and a half keepalives; the agent's are 30 s.
+# A broker detects a silent connection after one and a half keepalives; the agent's keepalive is 30 s.
 WILL_S = 45.0
 
 _WILLING, _UNWILLING = AdmissionDecision(True), AdmissionDecision(False, "its owner says no")
 
 
 class FleetDevice:
-    """One of many, with what was drawn for it."""
+    """A device of the fleet, with its random traits."""
 
     def __init__(self, number: int, terms: FleetTerms, world: SimulatedFleet) -> None:
         self.name = f"device-{number}"
@@ -103,7 +103,7 @@ class FleetDevice:
         self._absences = random.Random(f"{terms.seed}:{number}:absences")
 
     def switch_on(self) -> None:
-        """Begin, here or away."""
+        """Begin the study, present or absent."""
         share, away_s = self._terms.away_share, self._terms.away_s
         if share and self._absences.random() < share:
             self._agenda.after(self._absences.expovariate(1 / away_s), self._return)
@@ -128,7 +128,7 @@ class FleetDevice:
         self._plan_absence()
 
     def start(self) -> None:
-        """Switched on: an update in the spool is taken up."""
+        """Start the device; an update in the spool is restored."""
         self._boots += 1
         self.online = True
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
@@ -151,7 +151,7 @@ class FleetDevice:
             self._perform(self.job.handle(MessageReceived(envelope), now))
 
     def on_model_chunk(self, chunk: Chunk) -> None:
-        """A chunk of the global model."""
+        """Handle a chunk of the global model."""
         self._perform(self.job.handle(ChunkReceived(chunk), self._agenda.now))
 
     @property
@@ -174,7 +174,7 @@ class FleetDevice:
             self._perform(self.job.tick(self._agenda.now))
 
     def _go_off(self, job: Job, key: JobKey, away_s: float) -> None:
-        """In the middle of a job, if it is still at that; in which epoch makes no difference."""
+        """Disconnect in the middle of a job, if the device still does this job, in any epoch."""
         if job is not self.job or job.key is None or (job.key.run, job.key.round) != (key.run, key.round):
             return
         self._switch_off()
@@ -196,7 +196,7 @@ class FleetDevice:
         if boots == self._boots:
             self._world.on_state(self.name, self._pass(DeviceState(False, self._boot)))
 
-    # ---- what its job wants done
+    # ---- effects of the job
 
     def _perform(self, effects: list[Effect]) -> None:
         run_effects(self.job, effects, self, lambda: self._agenda.now)
@@ -238,7 +238,7 @@ class FleetDevice:
         outcome = self._outcome_in(effect.key.round)
         self._world.trains(effect.key.round)
         if outcome.off_training is not None:
-            self._outcome = replace(outcome, off_training=None)  # once in a round
+            self._outcome = replace(outcome, off_training=None)  # only once in a round
             self._agenda.after(
                 outcome.train_s * outcome.off_training, partial(self._go_off, self.job, effect.key, outcome.away_s)
             )
@@ -246,7 +246,7 @@ class FleetDevice:
         return []
 
     def _finish(self, job: Job, key: JobKey) -> None:
-        """The training of an earlier start is gone, and the job knows one that is of no use any more."""
+        """End a training. A training before a restart is lost; the job ignores one that is no longer needed."""
         if job is self.job and job.state is JobState.TRAINING and job.key == key:
             if self._world.learning is not None:
                 self._world.learning.train(self._number, key.round, self._outcome_in(key.round).train_s)
@@ -262,7 +262,7 @@ class FleetDevice:
         self._up.send(stand_in.line_bytes(index), arrive)
         outcome = self._outcome_in(key.round)
         if outcome.off_upload is not None and index >= int(outcome.off_upload * manifest.chunk_count):
-            self._outcome = replace(outcome, off_upload=None)  # once in a round
+            self._outcome = replace(outcome, off_upload=None)  # only once in a round
             self._agenda.after(0.0, partial(self._go_off, self.job, key, outcome.away_s))
 
 
@@ -284,10 +284,10 @@ def simulate_fleet(
     """Play all rounds.
 
     Args:
-        terms: The study, which has passed its check, as those of shared.config.load.load have.
-        on_round: Called with each round as soon as it is over.
+        terms: The checked study, as shared.config.load.load returns it.
+        on_round: Called with each round when it is over.
         wire: Whether all messages pass the codec.
-        learning: The training; None: that of `terms`, if they name a task.
+        learning: The training; None: the training of `terms`, if they name a task.
     """
     began = time.perf_counter()
     if learning is None and terms.train is not None:
@@ -310,14 +310,14 @@ def simulate_fleet(
 
 
 class SimulatedFleet:
-    """The coordinator with its broker, and all devices. Every event costs the same, for any number of devices.
+    """The coordinator with its broker, and all devices. The time per event does not depend on the number of devices.
 
     Args:
         terms: The study.
-        on_round: Called with each round as soon as it is over.
+        on_round: Called with each round when it is over.
         wire: Whether all messages pass the codec.
         learning: The training; None trains nothing.
-        train_s_of: Training time in seconds of a device (its number from 1) in a round (from 1); None draws it.
+        train_s_of: Returns the training time in seconds of a device in a round (both numbered from 1); None: it is drawn.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class SimulatedFleet:
         self._version = 0
 
     def run(self) -> do.EndRun:
-        """Until the engine has played its rounds, or has given up."""
+        """Run until the engine ends the run."""
         self._perform(self._engine.handle(run_events.RunStarted(), self.agenda.now))
         for device in self._devices.values():
             device.switch_on()
@@ -363,7 +363,7 @@ class SimulatedFleet:
     # ---- the broker, as devices see it
 
     def on_state(self, device: str, envelope: Envelope) -> None:
-        """A device's presence."""
+        """Handle the presence of a device."""
         assert isinstance(envelope.body, DeviceState)
         self._perform(self._engine.handle(run_events.DevicePresence(device, envelope.body), self.agenda.now))
 
@@ -372,23 +372,23 @@ class SimulatedFleet:
         self._perform(self._engine.handle(run_events.DeviceMessage(device, envelope), self.agenda.now))
 
     def on_chunk(self, device: str, chunk: Chunk, size_bytes: int) -> None:
-        """A chunk of its update, which stands for so many bytes."""
+        """Handle a chunk of a device's update, which replaces `size_bytes` bytes."""
         self._bytes_up += size_bytes
         self._perform(self._engine.handle(run_events.ChunkReceived(device, chunk), self.agenda.now))
 
     def subscribe(self, device: FleetDevice, digest: str) -> None:
-        """The chunks of a model are retained: they come at once."""
+        """Subscribe a device to the chunks of a model. They are retained, so they are sent at once."""
         if self._manifest is not None and self._manifest.digest == digest:
             self._subscribers[device.name] = device
             for index in range(len(self._chunks)):
                 self._publish(index, device)
 
     def unsubscribe(self, device: FleetDevice) -> None:
-        """Chunks that are published again are not for this device."""
+        """Unsubscribe a device: it gets no chunks that are published again."""
         self._subscribers.pop(device.name, None)
 
     def trains(self, round_number: int) -> None:
-        """A training has begun; one of a round that is over wastes nothing of this one."""
+        """Count a training that has begun, unless its round is over."""
         self._trainings += round_number == self._engine.last_round and self._engine.open is not None
 
     def _publish(self, index: int, device: FleetDevice) -> None:
@@ -396,7 +396,7 @@ class SimulatedFleet:
         chunk = self.wire.chunk(self._chunks[index])
         device.down.send(self._models.line_bytes(index), partial(device.on_model_chunk, chunk))
 
-    # ---- the coordinator's shell
+    # ---- effects of the coordinator
 
     def _wake(self) -> None:
         self._perform(self._engine.handle(run_events.TimePassed(), self.agenda.now))
@@ -406,7 +406,7 @@ class SimulatedFleet:
         self._alarm.set(self._engine.next_deadline())
 
     def run_effect(self, effect: do.Effect) -> Iterable[run_events.Event]:
-        """Run an effect of the coordinator; those that the engine waits for are complete at once."""
+        """Run an effect of the coordinator; effects that the engine waits for complete at once."""
         match effect:
             case do.SendMessage():
                 self._send(effect)

@@ -17,7 +17,7 @@ from fedpatch.simulator.fleet.simulation import simulate_fleet
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """A term and the values that it is to have in turn."""
+    """A term and its values to compare."""
 
     name: str
     values: tuple[Any, ...]
@@ -25,13 +25,13 @@ class SweepAxis:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One combination: what is different in it, and what came of it."""
+    """One combination: its changed terms and its result."""
 
     changes: Mapping[str, Any]
     report: FleetReport
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: without the single rounds."""
+        """Return plain values for JSON, without the single rounds."""
         ended = {"stopped_because": self.report.stopped_because, "virtual_s": self.report.virtual_s}
         return {"changes": dict(self.changes), **self.report.totals(), **ended}
 
@@ -40,7 +40,7 @@ OnRow = Callable[[SweepRow], None]
 
 
 def parse_axis(text: str) -> SweepAxis:
-    """`over_select=1.0,1.3` or `over-select=...`. UsageError where there is no such term or a value cannot be."""
+    """Parse `over_select=1.0,1.3` or `over-select=...`. Raises UsageError for an unknown term or an invalid value."""
     name, _, listed = text.partition("=")
     name = name.strip().replace("-", "_")
     known = {one.name: one for one in settings_of(FleetTerms)}
@@ -56,12 +56,12 @@ def parse_axis(text: str) -> SweepAxis:
 
 
 def combine(terms: FleetTerms, axes: Sequence[SweepAxis]) -> list[tuple[dict[str, Any], FleetTerms]]:
-    """Every combination, the last axis changing fastest. ConfigError where one cannot be, before any is played."""
+    """Return all combinations, the last axis changing fastest. Raises ConfigError if one is invalid."""
     names = [axis.name for axis in axes]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--compare {twice}: is there twice; put all its values behind one")
     given = public_values(terms)
-    # A default is left out, since it may follow from a value that is compared.
+    # Defaults are left out: they may depend on a compared value.
     usual = {one.name: one.default for one in settings_of(FleetTerms)} | FleetTerms.fit(given)
     shared = {name: value for name, value in given.items() if value != usual[name]}
     combined = []
@@ -72,10 +72,10 @@ def combine(terms: FleetTerms, axes: Sequence[SweepAxis]) -> list[tuple[dict[str
 
 
 def compare_policies(terms: FleetTerms, axes: Sequence[SweepAxis], on_row: OnRow = lambda _: None) -> list[SweepRow]:
-    """Plays every combination; `on_row` gets each as soon as it is there.
+    """Run every combination; `on_row` is called with each row when it is complete.
 
-    All of them meet the same devices with the same accidents (simulator.fleet.random_traits), so that rows differ by what is
-    compared.
+    All combinations have the same devices with the same random events (simulator.fleet.random_traits), so rows differ only
+    by the compared terms.
     """
     rows = []
     for changes, changed in combine(terms, axes):

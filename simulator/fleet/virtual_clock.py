@@ -1,4 +1,4 @@
-"""A virtual clock that only its owner advances, and the timers that are due at its times."""
+"""A virtual clock that only its owner advances, and timers on this clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Action = Callable[[], None]
 class VirtualClock:
     """Queue of calls in the order of their time; `now` (seconds) moves only in `run_next`.
 
-    `done` counts what was done so far.
+    `done` is the number of finished calls.
     """
 
     def __init__(self, now: float) -> None:
@@ -25,20 +25,20 @@ class VirtualClock:
         return len(self._heap)
 
     def at(self, moment_s: float, action: Action) -> None:
-        """Do this at a point of the clock; what is due at the same moment keeps its order."""
+        """Queue a call for a time of the clock; calls for the same time run in the order of queueing."""
         self._entered += 1
         heapq.heappush(self._heap, (moment_s, self._entered, action))
 
     def after(self, delay_s: float, action: Action) -> None:
-        """Do this later."""
+        """Queue a call for `delay_s` from now."""
         self.at(self.now + delay_s, action)
 
     def next_at(self) -> float | None:
-        """When there is something to do."""
+        """Return the time of the next call; None without one."""
         return self._heap[0][0] if self._heap else None
 
     def run_next(self) -> None:
-        """Turns the clock to the next thing and does it."""
+        """Set the clock to the next call, and run it."""
         moment_s, _, action = heapq.heappop(self._heap)
         self.now = max(self.now, moment_s)
         self.done += 1
@@ -46,7 +46,7 @@ class VirtualClock:
 
 
 class Timer:
-    """Wakes a state machine at its deadline. One that has moved to a later time costs nothing until the old one comes."""
+    """Wakes a state machine at its deadline. A later deadline takes effect only at the time of the earlier one."""
 
     def __init__(self, agenda: VirtualClock, wake: Action) -> None:
         self._agenda = agenda
@@ -54,7 +54,7 @@ class Timer:
         self._set_for: float | None = None
 
     def set(self, deadline: float | None) -> None:
-        """`wake` is called by then; perhaps earlier too, and it must then set the alarm again."""
+        """Call `wake` at the deadline; it may also be called earlier, and must then set the timer again."""
         if deadline is not None and (self._set_for is None or deadline < self._set_for):
             self._set_for = deadline
             self._agenda.at(deadline, partial(self._ring, deadline))

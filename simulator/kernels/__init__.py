@@ -1,4 +1,4 @@
-"""Forward and backward passes written by hand, for many small models at a time.
+"""Hand-written forward and backward passes, for many small models at a time.
 
-Nothing here knows clients or rounds; `learners` make training of it.
+This package has no clients or rounds; `learners` use it for training.
 """

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products: for the stacked models of many clients, for which torch has grouped convolutions only.
+"""Convolutions as matrix products, for the stacked models of many clients; torch has only grouped convolutions for them.
 
 Forward and backward, the convolutions of the CIFAR-10 CNN take an H200 8 ms as products and 21 ms in groups (200 clients,
 20 images each, float32, deterministic).
@@ -13,14 +13,14 @@ from torch.nn import functional
 
 
 def convolve(module: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the output of a convolution as one matrix product, where `use_products` takes it.
+    """Return the output of a convolution, computed as one matrix product.
 
     Args:
         module: The convolution.
         x: Images, (examples, channels, height, width); one image without the first axis is convolved by torch.
 
     Returns:
-        The same as `module(x)`, but for rounding: (examples, output channels, output height, output width).
+        The same as `module(x)` except for rounding: (examples, output channels, output height, output width).
     """
     if x.dim() != 4:
         return nn.Conv2d.forward(module, x)
@@ -39,12 +39,12 @@ def convolve(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def use_products(model: nn.Module) -> nn.Module:
-    """Let the 2D convolutions of `model` compute by `convolve`; return the model.
+    """Let the 2D convolutions of `model` use `convolve`; return the model.
 
-    Convolutions with groups, dilation, or a padding by name or of other values than zeros remain as they are.
+    Convolutions with groups, dilation, named padding, or padding other than zeros stay as they are.
     """
     for part in model.modules():
-        # A class of its own may compute something else.
+        # A subclass may compute another function.
         if type(part) is nn.Conv2d and _is_plain(part):
             part.forward = partial(convolve, part)  # type: ignore[method-assign]
     return model

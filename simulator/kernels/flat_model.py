@@ -1,9 +1,9 @@
 """One working model in flat memory: a vector of the public tensors and a vector of the private ones.
 
-Copying a global model in, adding a trained one to a sum and stepping Adam are then one pass over contiguous memory each.
-The first layer's weights, where that layer is linear and its weights travel, lie at the end, one row per input feature: a
-client whose data never use a feature (in MNIST a third of the pixels are black in all images of a client) can then leave the
-rows out, and works on a shorter vector. Nothing is approximated: such a row has no gradient.
+To load a global model, to add a trained one to a sum and to step Adam are then one pass over contiguous memory each. If the
+first layer is linear and its weights travel, they are at the end, one row per input feature. A client whose data never use a
+feature (in MNIST a third of the pixels are black in all images of a client) can then leave the row out, and works on a shorter
+vector. The result is exact: such a row has no gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CACHE_LINE = 16
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a tensor in a flat vector: `shape` as it is stored; axis i of the model's tensor is axis `axes[i]` there."""
+    """Place of a tensor in a flat vector: `shape` is the stored one; axis i of the model's tensor is its axis `axes[i]`."""
 
     start: int
     shape: tuple[int, ...]
@@ -37,19 +37,19 @@ class Place:
         return torch.Size(self.shape).numel()
 
     def stored(self, flat: Tensor) -> Tensor:
-        """View of the tensor as it is stored."""
+        """Return a view of the tensor as it is stored."""
         return flat[self.start : self.start + self.size].view(self.shape)
 
     def canonical(self, flat: Tensor) -> Tensor:
-        """View of the tensor in the model's own shape."""
+        """Return a view of the tensor in the model's own shape."""
         return self.stored(flat).permute(self.axes)
 
 
 class Layout:
     """Layout of the model: `public` and `private` vectors, each with statistics first and trained values after them.
 
-    `trained_from` and `private_trained_from` say where the trained values begin. `rows` is the place of the first
-    layer's weights at the end of the public vector, None where features cannot be left out. Integer buffers
+    `trained_from` and `private_trained_from` are the positions of the first trained value. `rows` is the place of the first
+    layer's weights at the end of the public vector, None if features cannot be left out. Integer buffers
     (num_batches_tracked) are in no vector: `counters` names them.
     """
 
@@ -65,7 +65,7 @@ class Layout:
 
         def place(private_side: bool) -> tuple[dict[str, Place], int, int]:
             names = [name for name in floats if (name in private) is private_side]
-            # Great ones at the end: where the last begins a cache line, those before it mostly do so too.
+            # Large tensors at the end: if the last begins a cache line, the tensors before it mostly do so too.
             names.sort(key=lambda name: ((name in trained) + (name == last), state[name].numel()))
             places, at, trained_from = {}, 0, 0
             for name in names:
@@ -84,7 +84,7 @@ class Layout:
         self.trained = trained
 
     def flatten(self, tensors: Mapping[str, Tensor], suffix: str = "") -> Tensor:
-        """The public vector of `tensors`; with `suffix` ":exp_avg" or the like that of their moments, 0 for statistics."""
+        """Return the public vector of `tensors`; with `suffix` such as ":exp_avg", of their moments, 0 for statistics."""
         flat = torch.zeros(self.public_size, dtype=self.dtype)
         for name, place in self.public.items():
             if not suffix or name in self.trained:
@@ -102,7 +102,7 @@ class Layout:
 
 @dataclass
 class Passes:
-    """Forward and backward passes for inputs of one shape, as calls on tensors that stay."""
+    """Forward and backward passes for inputs of one shape, as calls on fixed tensors."""
 
     x: Tensor
     outputs: Tensor
@@ -112,7 +112,7 @@ class Passes:
 
 
 class WorkingModel:
-    """Layers over one set of vectors, and the recorded calls: tensors that stay the same for all clients."""
+    """Layers over one set of vectors, and the recorded calls; all clients use the same tensors."""
 
     def __init__(self, model: nn.Module, layers: list[Layer], private: Collection[str], *, grads: bool) -> None:
         self.layers = layers
@@ -145,7 +145,7 @@ class WorkingModel:
                 layer.grads[name] = _as_taken(layer, place, self.private_grad if ours else self.public_grad)
 
     def use_features(self, count: int) -> None:
-        """Let the first layer have `count` rows; the public vector is used up to `length` then."""
+        """Let the first layer have `count` rows; the public vector is then used up to `length`."""
         rows = self.layout.rows
         if rows is None:
             return
@@ -157,11 +157,11 @@ class WorkingModel:
             first.grads["weight"] = self.public_grad[rows.start : self.length].view(count, width)
 
     def room_for(self, shape: Sequence[int]) -> Tensor:
-        """Inputs of a batch; `outputs` need not copy them if they are put there."""
+        """Return the tensor for the inputs of a batch; `outputs` does not copy inputs that are written there."""
         return self._passes_of(torch.Size(shape)).x
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Forward pass in training mode; good until the next one."""
+        """Return the outputs of a forward pass in training mode; the next pass overwrites them."""
         passes = self._last
         if passes is None or x is not passes.x:
             self._last = passes = self._passes_of(x.shape)
@@ -172,19 +172,19 @@ class WorkingModel:
         return passes.outputs
 
     def infer(self, x: Tensor) -> Tensor:
-        """Forward pass in evaluation mode."""
+        """Return the outputs of a forward pass in evaluation mode."""
         for layer in self.layers:
             x = layer.infer(x)
         return x
 
     @property
     def grad(self) -> Tensor:
-        """Where the gradient by the outputs of the last forward pass lies; `backward` need not copy it if it is put there."""
+        """The tensor for the gradient by the last outputs; `backward` does not copy a gradient that is written there."""
         assert self._last is not None
         return self._last.grad
 
     def backward(self, grad: Tensor, learning_rate: float | None) -> None:
-        """Back-propagate the last forward pass from the gradient of its outputs; make a step unless `learning_rate` is None."""
+        """Back-propagate the last forward pass from the gradient by its outputs; make a step unless `learning_rate` is None."""
         passes = self._last
         assert passes is not None
         if learning_rate not in passes.backward:
@@ -215,7 +215,7 @@ class WorkingModel:
         self._last = None
 
     def _write_down(self, passes: Passes, learning_rate: float | None) -> None:
-        """The backward pass; forward once more before it, for a layer's backward belongs to its last forward."""
+        """Record the backward pass. Forward runs again before, because a layer's backward belongs to its last forward."""
         x, grad, calls = passes.x, passes.grad, passes.backward.setdefault(learning_rate, [])
         for layer in self.layers:
             x = layer.forward(x, [])
@@ -224,12 +224,12 @@ class WorkingModel:
 
 
 def _as_taken(layer: Layer, place: Place, flat: Tensor) -> Tensor:
-    """View of a layer's tensor in the shape that the layer takes it in."""
+    """Return a view of a layer's tensor in the shape that the layer uses."""
     values = place.canonical(flat)
     return values.t() if isinstance(layer, Linear) else values
 
 
 def _aligned_zeros(layout: Layout) -> Tensor:
-    """A public vector whose rows begin a cache line: products with them take a tenth less."""
+    """Return a public vector whose rows begin a cache line: products with them take a tenth less time."""
     ahead = 0 if layout.rows is None else -layout.rows.start % CACHE_LINE
     return torch.zeros(ahead + layout.public_size, dtype=layout.dtype)[ahead:]

@@ -1,12 +1,12 @@
-"""Forward and backward passes of the layers that the bundled models are made of, written out for speed.
+"""Forward and backward passes of the layers of the bundled models, written for speed.
 
-Autograd costs a small model more than its arithmetic does, and so do new tensors and the way to each call. Here every layer
-knows its own derivative and writes down the calls that compute it, on tensors that stay; simulator.kernels.flat_model makes
-them again for every batch. A gradient, times minus the learning rate, is added to the weights in the same matrix product that
-computes it (plain SGD), or left in `grads` for the optimizer (Adam, pFedMe). Values lie in the order in which the products
+For a small model, autograd takes more time than the arithmetic, and so do new tensors and the overhead of calls. Here every
+layer has its own derivative and records the calls that compute it, on fixed tensors; simulator.kernels.flat_model repeats the
+calls for every batch. A gradient, times minus the learning rate, is added to the weights in the same matrix product that
+computes it (plain SGD), or left in `grads` for the optimizer (Adam, pFedMe). Values are in the order in which the products
 are fastest: weights of linear layers as (in, out), images and weights of convolutions with the channels last.
 
-Linear layers, batch norm, convolutions and pooling are here. Dropout, residual connections and hooks are not:
+This module has linear layers, batch norm, convolutions and pooling. It has no dropout, residual connections and hooks:
 `fedpatch.simulator.learners.reference_learner` trains any model.
 """
 
@@ -26,21 +26,21 @@ Calls = list[Callable[[], object]]
 aten: Any = torch.ops.aten
 
 NARROW = 16
-"""Products with a matrix of fewer columns take half the time where its columns lie next to each other, not its rows."""
+"""Products with a matrix of fewer columns take half the time if it is stored column by column, not row by row."""
 
 
 class Layer:
     """A layer without weights.
 
-    `forward` and `backward` compute nothing: they add to `calls` what does, and say where its result will lie. Written down
-    again for inputs of the same shape, the calls are the same; for another number of examples, those of before no longer hold.
-    `backward` belongs to the last `forward`.
+    `forward` and `backward` compute nothing: they append the computing calls to `calls`, and return the tensor of the result.
+    For inputs of the same shape they record the same calls again; for another number of examples, earlier calls are no longer
+    valid. `backward` belongs to the last `forward`.
 
-    `params`, `grads` and `buffers` are views into storage of the model, set by its owner; by the names that the
-    module gives them. `order`: the axes of the weight in the order in which they are to be stored; none: as they are. With
-    `learning_rate` None the gradient is stored, else applied. `first` is True for the layer
-    whose input is data: the result of its `backward` is unused. `spare_output`: whether the next layer may put its
-    own output in the place of this one's; `in_place`: whether this layer does so with the output of the one before.
+    `params`, `grads` and `buffers` are views into storage of the model, set by its owner, by the module's names. `order`:
+    the axes of the weight in the order in which they are stored; empty: as they are. With `learning_rate` None the gradient
+    is stored, else applied. `first` is True for the layer whose input is data: the result of its `backward` is unused.
+    `spare_output`: whether the next layer may overwrite the output of this layer; `in_place`: whether this layer overwrites
+    the output of the previous layer.
     """
 
     first = False
@@ -57,26 +57,26 @@ class Layer:
         self._rooms: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor, calls: Calls) -> Tensor:
-        """Outputs in training mode."""
+        """Record the forward pass in training mode; return its outputs."""
         raise NotImplementedError
 
     def infer(self, x: Tensor) -> Tensor:
-        """Outputs in evaluation mode, at once."""
+        """Return the outputs in evaluation mode, computed at once."""
         raise NotImplementedError
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
-        """Gradient of the loss by this layer's input, from that by its output."""
+        """Record the backward pass from the gradient by the output; return the gradient by the input."""
         raise NotImplementedError
 
     def _room(self, what: str, like: Tensor) -> Tensor:
-        """A tensor of this layer's own, of the shape and order of `like`; the same one until another shape is asked for."""
+        """Return a tensor of this layer, of the shape and order of `like`; it stays the same until the shape changes."""
         room = self._rooms.get(what)
         if room is None or room.shape != like.shape or room.stride() != like.stride():
             room = self._rooms[what] = torch.empty_like(like)
         return room
 
     def _laid(self, what: str, x: Tensor, order: torch.memory_format, calls: Calls) -> Tensor:
-        """`x` where it lies in that order already, else a copy that does."""
+        """Return `x` if it is in this memory order, else a tensor for its copy."""
         if x.is_contiguous(memory_format=order):
             return x
         room = self._room(what, x.contiguous(memory_format=order))
@@ -91,7 +91,7 @@ class Layer:
 
 
 class Linear(Layer):
-    """y = x W + b along the last axis. `params["weight"]` has the shape (in, out), however it lies."""
+    """y = x W + b along the last axis. `params["weight"]` has the shape (in, out), in any memory order."""
 
     spare_output = True
 
@@ -110,12 +110,12 @@ class Linear(Layer):
         return out
 
     def infer(self, x: Tensor) -> Tensor:
-        """The same."""
+        """As `forward`."""
         out = torch.matmul(x, self.params["weight"])
         return out.add_(self.params["bias"]) if "bias" in self.params else out
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
-        """The input's gradient is taken before the weights move."""
+        """The gradient by the input is computed before the weights change."""
         weight, x = self.params["weight"], _rows(self._x)
         grad = _rows(self._laid("grad", grad, torch.contiguous_format, calls))
         below = grad
@@ -135,7 +135,7 @@ class Linear(Layer):
 
 
 class BatchNorm(Layer):
-    """Batch norm over all axes but the second (BatchNorm1d and BatchNorm2d)."""
+    """Batch norm over all axes except the second (BatchNorm1d and BatchNorm2d)."""
 
     spare_output = True
 
@@ -144,7 +144,7 @@ class BatchNorm(Layer):
         self._momentum, self._eps = module.momentum or 0.0, module.eps
 
     def forward(self, x: Tensor, calls: Calls) -> Tensor:
-        """Normalises by the batch and moves the running statistics. Raises DataError for a batch of one value each."""
+        """Normalise by the batch and update the running statistics. Raises DataError for one value per channel."""
         if x.numel() == x.shape[1]:
             raise DataError(
                 f"batch norm {self.name} cannot learn from a batch of one example; "
@@ -157,7 +157,7 @@ class BatchNorm(Layer):
         return out
 
     def infer(self, x: Tensor) -> Tensor:
-        """Normalises by the running statistics."""
+        """Normalise by the running statistics."""
         return torch.native_batch_norm(x, *self._values(), False, self._momentum, self._eps)[0]
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
@@ -197,11 +197,11 @@ class ReLU(Layer):
         return self._y
 
     def infer(self, x: Tensor) -> Tensor:
-        """The same."""
+        """As `forward`."""
         return torch.relu(x)
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
-        """Zero where the output was."""
+        """Zero where the output was zero."""
         below = self._room("below", grad)
         calls.append(partial(aten.threshold_backward.grad_input, grad, self._y, 0, grad_input=below))
         return below
@@ -217,7 +217,7 @@ class Tanh(Layer):
         return self._y
 
     def infer(self, x: Tensor) -> Tensor:
-        """The same."""
+        """As `forward`."""
         return torch.tanh(x)
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
@@ -228,7 +228,7 @@ class Tanh(Layer):
 
 
 class Flatten(Layer):
-    """All axes but the first become one."""
+    """All axes except the first become one."""
 
     def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Shape (n, ...) to (n, features)."""
@@ -236,11 +236,11 @@ class Flatten(Layer):
         return self._laid("x", x, torch.contiguous_format, calls).view(len(x), -1)
 
     def infer(self, x: Tensor) -> Tensor:
-        """The same."""
+        """As `forward`."""
         return x.reshape(len(x), -1)
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
-        """The shape that went in."""
+        """The shape of the input."""
         return self._laid("grad", grad, torch.contiguous_format, calls).view(self._shape)
 
 
@@ -273,13 +273,13 @@ class Conv2d(Layer):
         return out
 
     def infer(self, x: Tensor) -> Tensor:
-        """The same."""
+        """As `forward`."""
         x = x.contiguous(memory_format=torch.channels_last)
         out: Tensor = aten.conv2d(x, self.params["weight"], self.params.get("bias"), *self._shape, self._groups)
         return out
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
-        """As that of a linear layer."""
+        """As the backward pass of a linear layer."""
         x, below, weight, has_bias = self._x, self._room("below", self._x), self.params["weight"], "bias" in self.params
         bias_sizes, wanted = [weight.shape[0]] if has_bias else None, [not self.first, True, has_bias]
 
@@ -316,7 +316,7 @@ class MaxPool2d(Layer):
         return out
 
     def infer(self, x: Tensor) -> Tensor:
-        """The same."""
+        """As `forward`."""
         out: Tensor = aten.max_pool2d_with_indices(x, *self._shape)[0]
         return out
 

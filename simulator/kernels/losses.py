@@ -11,21 +11,21 @@ from torch import Tensor
 from fedpatch.shared.tasks.bundled.classification import cross_entropy
 
 KEPT_STEPS = 16
-"""Steps whose losses are kept and summed together, which costs less than one by one."""
+"""Number of steps whose losses are summed together, which is faster than one by one."""
 
 
 class Loss(Protocol):
     """The mean loss of one batch after another."""
 
     def gradient(self, outputs: Tensor, targets: Tensor, into: Tensor, *, counts: bool = True) -> Tensor:
-        """`into`, which is now the gradient of a batch's loss by its outputs; the loss goes into `total` if it counts."""
+        """Write the gradient of a batch's loss by its outputs to `into`; return it; `total` includes the loss if `counts`."""
 
     def total(self) -> float:
         """The sum of the losses since the last call."""
 
 
 def loss_of(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """Return the loss of a function of outputs and targets; by autograd where it is not cross-entropy."""
+    """Return the loss of a function of outputs and targets; with autograd unless it is cross-entropy."""
     return _CrossEntropy() if function is cross_entropy else _ByAutograd(function)
 
 
@@ -79,7 +79,7 @@ class _ByAutograd:
 
     def gradient(self, outputs: Tensor, targets: Tensor, into: Tensor, *, counts: bool = True) -> Tensor:
         """See Loss."""
-        # What is made in inference mode, which saves a tenth of the time, autograd will not touch.
+        # The loop runs in inference mode, which saves a tenth of the time; autograd refuses tensors made in it.
         with torch.inference_mode(False), torch.enable_grad():
             leaf = outputs.clone().requires_grad_()
             value = self._function(leaf, targets.clone())

@@ -27,14 +27,14 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def layers_of(model: nn.Module) -> list[Layer] | None:
-    """The layers of a plain sequence with one float type, or None where any part of it is not one of ours, used as usual."""
+    """Return the layers of a plain sequence with one float type; None if a part is not supported, or used in an unusual way."""
     if type(model) is not nn.Sequential or not all(_is_untouched(part) for part in model.modules()):
         return None
     modules = list(_sequence("", model))
     if not modules or not all(_is_usual(module) for _, module in modules):
         return None
     owned = {id(value) for _, module in modules for value in module.state_dict(keep_vars=True).values()}
-    if len(owned) != len(model.state_dict()):  # layers share a tensor, or a sequence has one of its own
+    if len(owned) != len(model.state_dict()):  # layers share a tensor, or a sequence has its own tensor
         return None
     if len({value.dtype for value in model.state_dict().values() if value.is_floating_point()}) > 1:
         return None
@@ -55,7 +55,7 @@ def _sequence(prefix: str, model: nn.Sequential) -> Iterator[tuple[str, nn.Modul
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Return whether nothing was hung into it that changes what its class computes."""
+    """Return whether a module has no hooks and no other `forward` than its class."""
     hooks = [getattr(module, name) for name in _HOOKS]
     hooks += [getattr(value, name) for value in module.parameters() for name in _TENSOR_HOOKS]
     return not any(hooks) and "forward" not in vars(module)

@@ -1,12 +1,12 @@
 """Training without the features that are zero in all examples of a client, and the sum of such updates.
 
 `UsedFeatures` has the inputs of the clients without these features. In MNIST, a client of two digits uses about two thirds
-of the pixels. The weights of the others get no gradient from it, so its first layer can be that much smaller, with the same
-result.
+of the pixels. The weights of the other pixels get no gradient from this client, so its first layer can be a third smaller,
+with the same result.
 
-`SparseSum` is the weighted sum of updates, of which a client may hold only some rows. Sums of a few clients are taken in the
-model's own precision, which is a third of the cost, and then added to one in float64. For the same clients in the same order
-the result has the same bits.
+`SparseSum` is the weighted sum of updates; a client's update may have only some rows. Sums of a few clients are computed in the
+model's own precision, at a third of the cost, and then added to a sum in float64. For the same clients in the same order the
+result has the same bits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fedpatch.simulator.kernels.layers import Linear
 from fedpatch.simulator.kernels.model_layers import layers_of
 
 WORTH_IT = 0.9
-"""With more than this share of the features in use, the inputs are left as they are: copies would cost more than they save."""
+"""If more than this share of the features is used, inputs are not copied: copies would cost more than they save."""
 
 
 class UsedFeatures:
-    """For each client: which features it uses, and its inputs with these alone; in shared memory."""
+    """For each client: the features that it uses, and its inputs with only these features; in shared memory."""
 
     def __init__(self, population: Population) -> None:
         used_by: list[Tensor] = []
@@ -37,10 +37,10 @@ class UsedFeatures:
             data = population.of(client)
             used = ((data.train_x != 0).any(0) | (data.test_x != 0).any(0)).nonzero().squeeze(1)
             if not len(used):
-                used = torch.zeros(1, dtype=torch.int64)  # one at least: there is no view of nothing
+                used = torch.zeros(1, dtype=torch.int64)  # at least one: an empty tensor cannot be viewed
             used_by.append(used)
             inputs.append((data.train_x[:, used], data.test_x[:, used]))
-        # A handful of large blocks: each tensor that goes to another process takes a file descriptor.
+        # A few large blocks: each tensor that is sent to another process takes a file descriptor.
         self._used = shared(torch.cat(used_by))
         self._used_starts = list(accumulate((len(used) for used in used_by), initial=0))
         self._train_rows = [len(train) for train, _ in inputs]
@@ -66,7 +66,7 @@ def can_leave_out_features(model: nn.Module, private: Collection[str]) -> bool:
 
 
 def used_features(population: Population) -> UsedFeatures | None:
-    """The inputs without unused features, or None where that would save nothing (or they are not plain vectors)."""
+    """Return the inputs without unused features; None if that saves nothing, or if they are not plain vectors."""
     if population.of(0).train_x.dim() != 2:
         return None
     shares = []
@@ -82,8 +82,8 @@ FOLD_EVERY = 16
 class SparseSum:
     """Running sums of `count` vectors of the layout (values, and moments if they travel).
 
-    `idle(steps)` gives, for each vector, the rows of the first layer as they are after that many steps of a client whose
-    data never use them; they stand in for the rows that clients left out.
+    `idle(steps)` returns, for each vector, the rows of the first layer after so many steps of a client whose data never use
+    them; they replace the rows that clients left out.
     """
 
     def __init__(self, layout: Layout, count: int, idle: Callable[[int], list[Tensor]]) -> None:
@@ -95,7 +95,7 @@ class SparseSum:
         self._left_out: dict[int, Tensor] = {}  # by steps: for each row, the weight of the clients without it
 
     def add(self, vectors: list[Tensor], weight: float, steps: int, features: Tensor | None) -> None:
-        """Add one client's vectors, of which the rows named by `features` are there (None: all)."""
+        """Add one client's vectors, which have only the rows named by `features` (None: all)."""
         rows = self._layout.rows
         for recent, vector in zip(self._recent, vectors, strict=True):
             if rows is None or features is None:
@@ -113,7 +113,7 @@ class SparseSum:
             self._fold()
 
     def result(self) -> Tensor:
-        """All sums, shape (count, public_size), float64; begins anew after this."""
+        """Return all sums, shape (count, public_size), float64, and reset them."""
         self._fold()
         rows = self._layout.rows
         for steps, weight in self._left_out.items():

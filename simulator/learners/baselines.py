@@ -2,9 +2,9 @@
 
 Per-FedAvg (Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning
 approach", NeurIPS 2020), first-order variant; pFedMe (T. Dinh et al., "Personalized federated learning with Moreau
-envelopes", NeurIPS 2020), Algorithm 1. In both everything is federated, batch norm's statistics too, which are tracked
-and averaged as usual; and a client makes as many local steps in a round as it does in FedAvg. Independent learning needs
-no steps of its own: it is SGD on a model that is private as a whole.
+envelopes", NeurIPS 2020), Algorithm 1. In both everything is federated; batch norm's statistics too are tracked and
+averaged as usual. A client makes as many local steps in a round as in FedAvg. Independent learning needs no steps of its
+own: it is SGD on a completely private model.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedpatch.simulator.learners.optimizer_steps import AdamSteps, Batches, Batc
 from fedpatch.simulator.spec.study import Study
 
 MU = 0.001
-"""pFedMe's weight decay of theta: no part of Algorithm 1, but of its authors' published optimizer, with this value."""
+"""pFedMe's weight decay of theta: not in Algorithm 1, but in its authors' published optimizer, with this value."""
 
-# What a client of a baseline keeps between rounds, beside the patches; the colon keeps them apart from the model's names.
+# A client of a baseline keeps these values and its patch between rounds; the model's names have no colon.
 TAKEN = "client:batches"
 THETA = "client:theta"
 
 
 class _Baseline(ClientSteps):
-    """Steps of a client that knows, when it is measured, how far it has come in its batches."""
+    """Steps of a client whose number of taken batches is kept, since its measurement needs the position."""
 
     needs_grads = True
 
@@ -44,7 +44,7 @@ class _Baseline(ClientSteps):
         self._start = torch.zeros_like(model.public)
 
     def finish(self, client: int, steps: int) -> None:
-        """Count the batches."""
+        """Count the batches that the client has taken."""
         self._taken[client] += steps * self.batches_per_step
 
     def _trained(self, vector: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class _Baseline(ClientSteps):
     def _learn(
         self, batch: tuple[Tensor, Tensor], loss: Loss, learning_rate: float | None, *, counts: bool = True
     ) -> None:
-        """Make a step of SGD, or without a learning rate leave the gradient in the model."""
+        """Make a step of SGD; without a learning rate, only leave the gradient in the model."""
         model, (x, y) = self._model, batch
         model.backward(loss.gradient(model.outputs(x), y, model.grad, counts=counts), learning_rate)
 
@@ -63,8 +63,8 @@ class PerFedAvgSteps(_Baseline):
     """Per-FedAvg, first order (FO): w <- w - beta * grad f(w - alpha * grad f(w; batch 1); batch 2).
 
     alpha is the study's adaptation rate, beta its learning rate. A local step takes two batches, so a round of K local
-    steps takes the client's next 2K; every one of these 2K forward passes moves the running statistics. The loss of a
-    step is that of batch 2, after the adaptation.
+    steps takes the client's next 2K batches; each of these 2K forward passes updates the running statistics. The loss of a
+    step is the loss of batch 2, after the adaptation.
     """
 
     batches_per_step = 2
@@ -84,9 +84,9 @@ class PerFedAvgSteps(_Baseline):
             torch.sub(start, grads, alpha=beta, out=values)
 
     def personalise(self, client: int, batches: BatchesFrom, loss: Loss) -> None:
-        """One adaptation by the batch that the client will train on next, statistics included.
+        """Adapt once, statistics included, on the batch that the client will train on next.
 
-        Neither the round's model nor the client's place in its data is touched: it will train on that batch all the same.
+        The round's model and the client's position in its data stay the same: the client still trains on this batch.
         """
         for batch in batches(int(self._taken[client]), 1):
             self._learn(batch, loss, self._alpha, counts=False)
@@ -97,11 +97,11 @@ class PFedMeSteps(_Baseline):
 
     A round begins with w = theta = the global model. A local step is theta <- theta - eta * (grad f(theta; batch) +
     lambda * (theta - w) + mu * theta), then w <- w - eta * lambda * (w - theta); eta is the study's learning rate, lambda
-    its proximity. w is sent, with the running statistics that theta's forward passes have moved.
+    its proximity. w is sent, with the running statistics that theta's forward passes have updated.
 
-    A client is measured with its theta as it was when the client last took part, statistics included; before it ever
-    has, with the global model. So it keeps a whole model: memory grows by clients times model, less the rows of the
-    first layer that the client's data never use.
+    A client is measured with theta, statistics included, of the last round that it took part in; before its first round,
+    with the global model. So each client keeps a whole model, without the rows of the first layer that its data never
+    use.
     """
 
     def __init__(self, context: LearnerContext, model: WorkingModel) -> None:
@@ -125,12 +125,12 @@ class PFedMeSteps(_Baseline):
         self._trained(self._model.public).copy_(self._trained(self._start))
 
     def personalise(self, client: int, batches: BatchesFrom, loss: Loss) -> None:
-        """Theta of the client's last round."""
+        """Load theta of the client's last round."""
         if self._taken[client]:
             self._model.public[: self._model.length] = self._theta[client, : self._model.length]
 
     def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
-        """Without a gradient theta still decays, and w follows."""
+        """Without a gradient, theta still decays and w follows."""
         (w,) = [one.clone() for one in vectors]
         theta = w.clone()
         for _ in range(count):
@@ -148,12 +148,12 @@ _KINDS: dict[str, type[ClientSteps]] = {"per-fedavg": PerFedAvgSteps, "pfedme": 
 
 
 def kind_of_steps(strategy: str, plan: TrainPlan) -> type[ClientSteps]:
-    """The steps of a client: a baseline's own, or else those that the plan's client optimizer makes."""
+    """Return the steps of a client: those of a baseline, else those of the plan's client optimizer."""
     return _KINDS.get(strategy, AdamSteps if plan.client_optimizer == "adam" else SgdSteps)
 
 
 def kept_between_rounds(strategy: str, schema: Schema) -> Schema:
-    """Return the schema of the values that every client of a baseline keeps beside its patch, for a model with this one."""
+    """Return the schema of the values that a client of a baseline keeps besides its patch; `schema` is the model's."""
     if strategy not in _KINDS:
         return Schema(())
     specs = [TensorSpec(TAKEN, (), "int64", "moment")]
@@ -165,7 +165,7 @@ def kept_between_rounds(strategy: str, schema: Schema) -> Schema:
 
 
 def check_baseline(study: Study, model: nn.Module) -> None:
-    """Raise UsageError where the study's strategy is a baseline that cannot train `model`, or cannot be kept private."""
+    """Raise UsageError if the study's strategy is a baseline that cannot train `model`, or the study has private values."""
     if study.strategy not in _KINDS:
         return
     if study.private != "none":

@@ -1,7 +1,7 @@
 """LocalUpdate for a whole cohort: choice of the learner, order of the sums, number of processes.
 
-A cohort is cut into the same chunks however many processes there are, and their sums are added in the order of the
-chunks: one worker or ten give the same model, to the last bit.
+A cohort has the same chunks for any number of processes, and their sums are added in the order of the chunks: one worker
+or ten give the same model, to the last bit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CHUNKS = 16
 
 
 def make_learner(task: Task, context: LearnerContext) -> Learner:
-    """The fastest learner that can train the task's model on a CPU.
+    """Return the fastest learner that can train the task's model on a CPU.
 
-    Plans with terms, control variates and frozen values take the device's own code.
+    Plans with terms, control variates or frozen values use the device's own code.
     """
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
@@ -40,31 +40,31 @@ def make_learner(task: Task, context: LearnerContext) -> Learner:
 
 
 def spooled(learner: Learner, context: LearnerContext) -> Learner:
-    """The same learner, or one that keeps each update by itself where they are to be bounded."""
+    """Return the learner, or, if the context has a spool, one that stores each update separately."""
     return learner if context.spool is None else SpooledLearner(learner, context.travelling, context.spool)
 
 
 def encoded(learner: Learner, context: LearnerContext) -> Learner:
-    """The same learner, or one that sends what it trained as the study's encoding has it."""
+    """Return the learner, or, if the context has an uplink, one that sends its updates in the study's encoding."""
     if context.uplink is None:
         return learner
     return EncodedLearner(learner, context.uplink, context.plan, context.population.num_examples)
 
 
 def chunks_of(members: Sequence[CohortMember]) -> list[Sequence[CohortMember]]:
-    """At most CHUNKS parts in order. Lengths differ by at most one, and so do those of the two halves, for two ranks."""
+    """Return at most CHUNKS parts in order. Their lengths differ by at most one, and so do the two halves, for two ranks."""
     ends = [part * len(members) // CHUNKS for part in range(CHUNKS + 1)]
     return [members[start:end] for start, end in pairwise(ends) if start < end]
 
 
 def train_chunk(learner: Learner, members: Sequence[CohortMember]) -> list[float]:
-    """Losses of the members, in order; the learner holds the sums. Raises UpdateRefused where one diverges."""
+    """Return the losses of the members, in order; the learner has the sums. Raises UpdateRefused if a member diverges."""
     losses = []
     learner.expect([(one.client, one.first_batch) for one in members])
     for one in members:
         try:
             loss = learner.train(one.client, one.first_batch, one.weight)
-        except UpdateRefused as error:  # a device's own text, which has no client number
+        except UpdateRefused as error:  # the message of the device's code has no client number
             raise UpdateRefused(error.reason, f"client {one.client}: {error}") from error
         if not math.isfinite(loss):
             raise UpdateRefused(
@@ -85,11 +85,11 @@ class InProcess:
         self.learner.begin(tensors)
 
     def measure(self, clients: Sequence[int]) -> list[float]:
-        """User accuracy of each."""
+        """Return the user accuracy of each client."""
         return [self.learner.measure(client) for client in clients]
 
     def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
-        """The weighted mean of what the members send, and their losses."""
+        """Return the weighted mean of the members' updates, and their losses."""
         total, losses = None, []
         for chunk in chunks_of(members):
             losses += train_chunk(self.learner, chunk)
@@ -99,4 +99,4 @@ class InProcess:
         return self.learner.tensors_of(total), losses
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no other process."""

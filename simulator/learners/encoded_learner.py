@@ -18,7 +18,7 @@ from fedpatch.simulator.spec.study import client_id
 
 
 class EncodedLearner(SingleUpdates):
-    """Lets another learner train, and adds up what the coordinator would read of each update; see Learner."""
+    """Lets another learner train, and adds up the updates as the coordinator would read them; see Learner."""
 
     def __init__(self, learner: Learner, uplink: Uplink, plan: TrainPlan, num_examples: Sequence[int]) -> None:
         super().__init__(learner, uplink.travelling)
@@ -33,7 +33,7 @@ class EncodedLearner(SingleUpdates):
         self._sums = self._nothing()
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is sent and added to the sums. Returns the mean loss over the steps."""
+        """Do LocalUpdate; keep the patch, send the rest and add it to the sums. Return the mean loss over the steps."""
         loss, tensors = self._update_of(client, first_batch)
         seed = update_seed(self._plan.seed, client_id(client), first_batch)
         sent = self._uplink.send(client, tensors, self._base, self._report(client, loss), seed)
@@ -42,13 +42,13 @@ class EncodedLearner(SingleUpdates):
         return loss
 
     def result(self) -> Tensor:
-        """Weighted sums of the clients trained since the last call: a float64 vector that `tensors_of` can read."""
+        """Return weighted sums over the clients trained since the last call: a float64 vector that `tensors_of` reads."""
         done, self._sums = self._sums, self._nothing()
         flat = [torch.from_numpy(np.atleast_1d(total)).reshape(-1) for total in done.values()]
         return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.float64)
 
     def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
-        """Tensors by name, float64, from a (sum of) `result`."""
+        """Return tensors by name, float64, from one `result` or a sum of them."""
         parts = torch.split(total, [torch.Size(spec.shape).numel() for spec in self._specs])
         return {spec.name: part.view(spec.shape) for spec, part in zip(self._specs, parts, strict=True)}
 

@@ -1,7 +1,7 @@
 """LocalUpdate of one client after another on one working model that never leaves the processor's cache.
 
-The same steps on the same batches as device_agent.training.local_update makes, at a fraction of the cost: no autograd, no new
-tensors for each client, one pass over memory to load a model and one to add it to the sum.
+It makes the same steps on the same batches as device_agent.training.local_update, in a fraction of the time: no autograd, no
+new tensors for each client, one pass over memory to load a model and one to add it to the sum.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FusedLearner:
         self._idle: dict[int, list[Tensor]] = {}
         self._sums = SparseSum(self._layout, 1 + self._steps.moments, self._idle_rows)
 
-    # ---- what travels, as one vector
+    # ---- travelling tensors as one vector
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the global model (and moments) of the round, by name."""
@@ -67,14 +67,14 @@ class FusedLearner:
         self._forget_sums()
 
     def result(self) -> Tensor:
-        """Weighted sums of the clients trained since the last call: a float64 vector that `tensors_of` can read."""
+        """Return weighted sums over the clients trained since the last call: a float64 vector that `tensors_of` reads."""
         rest = torch.tensor([self._step_sum, *self._counter_sums.values()], dtype=torch.float64)
         total = torch.cat([self._sums.result().view(-1), rest])
         self._forget_sums()
         return total
 
     def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
-        """Tensors by name, float64, from a (sum of) `result`."""
+        """Return tensors by name, float64, from one `result` or a sum of them."""
         layout, count = self._layout, 1 + self._steps.moments
         vectors = total[: count * layout.public_size].view(count, -1)
         step, *counters = total[count * layout.public_size :].tolist()
@@ -89,14 +89,14 @@ class FusedLearner:
         return tensors
 
     def _forget_sums(self) -> None:
-        self._loss.total()  # of a client that was not trained to its end
+        self._loss.total()  # drops the losses of a client whose training did not finish
         self._step_sum = 0.0
         self._counter_sums = dict.fromkeys(self._counters, 0.0)
 
     # ---- one client
 
     def measure(self, client: int) -> float:
-        """User accuracy of the model that this client would use: the global one with its patch, or its own."""
+        """Return user accuracy of the model that this client would use: the global model with its patch, or its own model."""
         with torch.inference_mode():
             _, x, test_x = self._load(client)
             y = self._population.of(client).train_y
@@ -109,7 +109,7 @@ class FusedLearner:
         self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
+        """Do LocalUpdate; keep the patch, add the rest to the sums. Return the mean loss over the steps."""
         with torch.inference_mode():
             used, x, _ = self._load(client)
             self._load_moments(client, used)
@@ -130,13 +130,13 @@ class FusedLearner:
 
     def _batches(self, client: int, x: Tensor, y: Tensor, chosen: Tensor) -> Batches:
         targets = y.index_select(0, chosen.view(-1)).view(*chosen.shape, *y.shape[1:])
-        # Inputs are taken batch by batch: those of a whole round would push the model out of the cache.
+        # Inputs are copied batch by batch: the inputs of a whole round would evict the model from the cache.
         room = self._model.room_for((chosen.shape[1], *x.shape[1:]))
         for rows, batch_y in zip(chosen.unbind(), targets.unbind(), strict=True):
             yield torch.index_select(x, 0, rows, out=room), batch_y
 
     def _load(self, client: int) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Global values and the client's patch into the working model; its features, training and test inputs."""
+        """Load global values and the client's patch; return its features, training inputs and test inputs."""
         model, data = self._model, self._population.of(client)
         used, train_x, test_x = self._features.of(client) if self._features else (None, data.train_x, data.test_x)
         if used is not None:
@@ -168,7 +168,7 @@ class FusedLearner:
 
     def _store(self, client: int, steps: int) -> None:
         values = self._patches.values
-        if float(torch.dot(self._model.private, self._nothing)):  # infinity times 0 is nan, which is not 0
+        if float(torch.dot(self._model.private, self._nothing)):  # not 0 if a value is infinite: inf * 0 is nan
             raise UpdateRefused(
                 "not_finite", f"the patch of client {client} became infinite; try a smaller learning rate"
             )

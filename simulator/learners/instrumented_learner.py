@@ -23,8 +23,8 @@ AtStep = Callable[[int, int, float, float], None]
 class WatchedLearner(FusedLearner):
     """Calls `at_step(client, steps done, training accuracy, test accuracy)` after aggregation and after every step.
 
-    Training accuracy is taken on the client's first `sample` training examples (all where it has no more), as spread as
-    its data are: they are shuffled once. With `at_step` None nothing is measured on the way.
+    Training accuracy is measured on `sample` of the client's training examples (or on all, if it has fewer), after one
+    shuffle of the examples. With `at_step` None nothing is measured between the steps.
     """
 
     def __init__(self, task: Task, context: LearnerContext, *, at_step: AtStep | None, sample: int) -> None:
@@ -38,13 +38,13 @@ class WatchedLearner(FusedLearner):
         self.after_training: dict[int, Moments] = {}
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
-        """As any learner does; then notes what the client's own model puts out of its batch norms."""
+        """Train as any learner; then store the batch norm outputs of the client's own model."""
         loss = super().train(client, first_batch, weight)
         self.after_training[client] = self._outputs_of_batch_norm(client)
         return loss
 
     def after_aggregation(self, client: int, values: dict[str, Tensor] | None = None) -> Moments:
-        """The same of the global model with the client's patch, or with `values` in the patch's place."""
+        """Return the batch norm outputs of the global model with the client's patch, or with `values` instead of the patch."""
         with torch.no_grad():
             self._load(client)
             for name, value in (values or {}).items():
@@ -53,7 +53,7 @@ class WatchedLearner(FusedLearner):
         return self._outputs_of_batch_norm(client)
 
     def _batches(self, client: int, x: Tensor, y: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The training loop asks for a batch when it is done with the one before: that is the moment to look."""
+        """Yield batches, and measure before each: the training loop takes a batch when its previous step is complete."""
         if self._at_step is None:
             yield from super()._batches(client, x, y, chosen)
             return

@@ -16,9 +16,9 @@ from fedpatch.simulator.spec.study import Study
 
 @dataclass(frozen=True)
 class LearnerContext:
-    """Data, patches and plan that all learners of a study read. It can be pickled: the task is held by name.
+    """Data, patches and plan that all learners of a study read. It can be pickled: the task is only named.
 
-    Without an `uplink`, updates are summed as they were trained. With a `spool`, a folder, each update is written there
+    Without an `uplink`, updates are summed exactly as trained. With a `spool`, a folder, each update is written there
     instead of being summed (simulator.learners.norm_bounded_learner).
     """
 

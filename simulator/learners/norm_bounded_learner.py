@@ -21,7 +21,7 @@ from fedpatch.simulator.learners.single_updates import SingleUpdates
 from fedpatch.simulator.spec.study import client_id
 
 _HELD_BYTES = 512 * 2**20
-"""The updates of a round are read only once if they fit into so much memory: small files take long to open."""
+"""The updates of a round are read only once if they fit into this memory: opening small files is slow."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class SpooledRound:
 
     Attributes:
         folder: The folder of the updates.
-        clients: The clients that sent one.
-        number: The round.
+        clients: The clients that sent an update.
+        number: Number of the round.
         base: The global model as clients read it.
         trained: Names of the trained tensors.
     """
@@ -62,17 +62,17 @@ class SpooledLearner(SingleUpdates):
         self._folder = folder
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is written. Returns the mean loss over the steps."""
+        """Do LocalUpdate; keep the patch, write the rest. Return the mean loss over the steps."""
         loss, arrays = self._update_of(client, first_batch)
         write_spooled(self._folder, client, arrays)
         return loss
 
     def result(self) -> Tensor:
-        """Nothing: no update is added up."""
+        """Return an empty tensor: no update is added up."""
         return torch.zeros(0, dtype=torch.float64)
 
     def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
-        """Nothing, too."""
+        """Return an empty dict."""
         return {}
 
 
@@ -87,9 +87,9 @@ def fold_spooled(
     limits: Limits,
     plan: TrainPlan,
 ) -> AggregateResult:
-    """The mean of what these clients wrote to `folder`, as the coordinator makes it; nothing of it is left there.
+    """Return the mean of the updates of these clients in `folder`, by the coordinator's code, and delete them.
 
-    `base` is the global model as clients read it, `num_examples` are those of all clients.
+    `base` is the global model as clients read it, `num_examples` has the training examples of all clients.
     """
     numbers = {client_id(client): client for client in clients}
 
@@ -105,7 +105,7 @@ def fold_spooled(
 
 
 def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> None:
-    """A client's update, in place of one that is there."""
+    """Write a client's update; an existing one is replaced."""
     with file_of_update(folder, client).open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
 

@@ -15,14 +15,14 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 BatchesFrom = Callable[[int, int], Batches]
-"""A client's batches: the number of the first, and how many."""
+"""Returns a client's batches, given the number of the first batch and their count."""
 
 
 class ClientSteps:
-    """One round's training of one client after another, on a model and moments that lie ready in `model`.
+    """One round's training of one client after another, on the model and moments that are loaded in `model`.
 
-    What is not abstract here is right for steps that take one batch each, have no moments, leave alone what has no
-    gradient, and keep nothing for the client but its patch.
+    The default methods fit steps that take one batch each, have no moments, do not change values without a gradient, and
+    keep only the patch for the client.
     """
 
     needs_grads = False
@@ -35,22 +35,22 @@ class ClientSteps:
         self._plan, self._model = context.plan, model
 
     def run(self, batches: Batches, loss: Loss) -> None:
-        """Train through all batches; `loss` keeps the sum of the steps' losses."""
+        """Train on all batches; `loss` keeps the sum of the steps' losses."""
         raise NotImplementedError
 
     def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
-        """Values (and moments) that no gradient reaches, after `count` steps that began at step count `step`."""
+        """Return values (and moments) without a gradient after `count` steps that began at step count `step`."""
         return vectors
 
     def finish(self, client: int, steps: int) -> None:
-        """End the client's round of so many steps: keep what is its own, and leave in the model what it sends."""
+        """End the client's round of `steps` steps: keep its own values, and leave in the model the values that it sends."""
 
     def personalise(self, client: int, batches: BatchesFrom, loss: Loss) -> None:
-        """Turn the global model (with the client's patch) into the one that the client would use; only to be measured."""
+        """Turn the global model (with the client's patch) into the model that the client would use, only for measuring."""
 
 
 class SgdSteps(ClientSteps):
-    """w <- w - lr * gradient, made in the same product as the gradient."""
+    """w <- w - lr * gradient, computed in the same product as the gradient."""
 
     def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps."""
@@ -60,7 +60,7 @@ class SgdSteps(ClientSteps):
 
 
 class AdamSteps(ClientSteps):
-    """Adam from the moments that travel with the model; those of private values are the client's own."""
+    """Adam from the moments that travel with the model; moments of private values are the client's own."""
 
     needs_grads = True
     moments = 2

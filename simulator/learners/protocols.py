@@ -13,7 +13,7 @@ from fedpatch.simulator.clients.minibatches import Turn
 
 @dataclass(frozen=True)
 class CohortMember:
-    """A client in a round: how many batches it took before, and its share of all the round's examples."""
+    """A client in a round: the number of batches that it took before, and its share of all examples of the round."""
 
     client: int
     first_batch: int
@@ -21,25 +21,25 @@ class CohortMember:
 
 
 class Learner(Protocol):
-    """Holds one model and lends it to one client after another."""
+    """Trains and measures one client after another on one model."""
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the global model (and moments) of the round, by name."""
 
     def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch."""
+        """Return the user accuracy of the global model with this client's patch."""
 
     def expect(self, turns: Sequence[Turn]) -> None:
         """Announce the clients that will probably be trained next, in this order, to prepare many at once."""
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
+        """Do LocalUpdate; keep the patch, add the rest to the sums. Return the mean loss over the steps."""
 
     def result(self) -> Tensor:
-        """Weighted sums of the clients trained since the last call: a float64 vector that `tensors_of` can read."""
+        """Return weighted sums over the clients trained since the last call: a float64 vector that `tensors_of` reads."""
 
     def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
-        """Tensors by name, float64, from a (sum of) `result`."""
+        """Return tensors by name, float64, from one `result` or a sum of them."""
 
 
 class Cohort(Protocol):
@@ -49,10 +49,10 @@ class Cohort(Protocol):
         """Take the global model (and moments) of the round, by name."""
 
     def measure(self, clients: Sequence[int]) -> list[float]:
-        """User accuracy of each."""
+        """Return the user accuracy of each client."""
 
     def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
-        """The weighted mean (float64) of what the members send, and their losses."""
+        """Return the weighted mean (float64) of the members' updates, and their losses."""
 
     def close(self) -> None:
-        """End what it started."""
+        """End the processes that the cohort started."""

@@ -1,4 +1,4 @@
-"""LocalUpdate of one client after another by the device's own code: slower, for any model that torch can train."""
+"""LocalUpdate of one client after another by the device's own code: slower, but for any model that torch can train."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedpatch.simulator.spec.study import client_id
 COPY = "copy:"
 """Prefix of the names of a client's personal copy among the values that it keeps."""
 OWN = "own:"
-"""Prefix of the names of its control variate, likewise."""
+"""Prefix of the names of a client's control variate among these values."""
 TAKEN = "taken:"
 """Whether a client has trained its copy."""
 
@@ -64,7 +64,7 @@ class OneByOneLearner:
 
     def __init__(self, task: Task, context: LearnerContext) -> None:
         self._task = task
-        # What a round trains; a finished model leaves no trace in it.
+        # The plan of a round; finishing happens only in `measure`, and does not change the round.
         self._plan, self._finishing = replace(context.plan, finish=UNSET), context.plan if context.plan.finish else None
         self._population, self._patches = context.population, context.patches
         self._travelling = context.travelling
@@ -77,7 +77,7 @@ class OneByOneLearner:
         self._total = self._nothing()
 
     def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch, of its copy, or of the finished model."""
+        """Return user accuracy of the global model with this client's patch, of its copy, or of the finished model."""
         trainer, data = self._trainer(client), self._population.of(client)
         patch = self._patches.of(client)
         tensors: Mapping[str, Array] = copy_in(patch) or self._round | patch
@@ -95,10 +95,10 @@ class OneByOneLearner:
         return user_accuracy(trainer.model, self._task, data.test_x, data.test_y)
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """Nothing is prepared."""
+        """Do nothing: this learner does not prepare batches."""
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
+        """Do LocalUpdate; keep the patch, add the rest to the sums. Return the mean loss over the steps."""
         patch = self._patches.of(client)
         trained = self._trainer(client).train(
             self._round | patch,
@@ -121,13 +121,13 @@ class OneByOneLearner:
         return result.train_loss
 
     def result(self) -> Tensor:
-        """Weighted sums of the clients trained since the last call: a float64 vector that `tensors_of` can read."""
+        """Return weighted sums over the clients trained since the last call: a float64 vector that `tensors_of` reads."""
         done, self._total = self._total, self._nothing()
         flat = [value.reshape(-1) for value in done.values()]
         return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.float64)
 
     def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
-        """Tensors by name, float64, from a (sum of) `result`."""
+        """Return tensors by name, float64, from one `result` or a sum of them."""
         specs = self._travelling.specs
         parts = torch.split(total, [torch.Size(spec.shape).numel() for spec in specs])
         return {spec.name: part.view(spec.shape) for spec, part in zip(specs, parts, strict=True)}
@@ -144,6 +144,6 @@ class OneByOneLearner:
                 data.train_y.numpy(),
                 data.test_x.numpy(),
                 data.test_y.numpy(),
-                counts_in_ua=False,  # accuracy is taken by `measure`, where it is wanted
+                counts_in_ua=False,  # `measure` computes the accuracy
             ),
         )

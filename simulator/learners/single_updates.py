@@ -12,7 +12,7 @@ from fedpatch.simulator.learners.protocols import Learner
 
 
 class SingleUpdates:
-    """The part of a learner that lets another one train, and takes each update by itself; see Learner."""
+    """The part of a learner that lets another learner train, and takes each update separately; see Learner."""
 
     def __init__(self, learner: Learner, travelling: Schema) -> None:
         self._learner, self._specs = learner, travelling.specs
@@ -22,7 +22,7 @@ class SingleUpdates:
         self._learner.begin(tensors)
 
     def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch."""
+        """Return the user accuracy of the global model with this client's patch."""
         return self._learner.measure(client)
 
     def expect(self, turns: Sequence[Turn]) -> None:
@@ -30,8 +30,8 @@ class SingleUpdates:
         self._learner.expect(turns)
 
     def _update_of(self, client: int, first_batch: int) -> tuple[float, dict[str, Array]]:
-        """LocalUpdate; the patch is kept. Returns the mean loss over the steps, and what was trained besides."""
+        """Do LocalUpdate; keep the patch. Return the mean loss over the steps, and the other trained tensors."""
         loss = self._learner.train(client, first_batch, 1.0)
-        # The sum of one client with a weight of one is what it trained, to the last bit.
+        # The sum over one client with weight 1 has the bits of its trained tensors.
         trained = self._learner.tensors_of(self._learner.result())
         return loss, {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._specs}

@@ -1,13 +1,13 @@
-"""A cohort's LocalUpdates many at a time, in stacked tensors: for a GPU, which one small model alone would leave idle.
+"""LocalUpdates of many clients at a time, in stacked tensors: for a GPU, which one small model alone would leave idle.
 
-The cohort is cut into groups of clients whose batches have the same size. Within a group, those with more steps come first, so
-that the clients still at work are always a front part of the stacks. The same groups give the same result, on a GPU as far as
-torch's kernels repeat themselves; groups of another size differ from it in rounding only.
+The cohort is cut into groups of clients whose batches have the same size. Within a group, clients with more steps come first:
+the clients that still train are always the first rows of the stacks. The same groups give the same result, on a GPU if torch's
+kernels are deterministic; groups of another size differ only in rounding.
 
-One model for many clients: every tensor has a client axis in front, and a step moves all clients by one batch each.
+One model for many clients: every tensor has a client axis in front, and a step trains all clients by one batch each.
 
-The forward pass is the task's own module, mapped over clients (torch.func). Clients do not meet in it, so the gradient of
-the sum of their losses is the gradient of each; autograd then works on whole stacks, and nothing of it is mapped.
+The forward pass is the task's own module, mapped over clients (torch.func). Clients are independent in it, so the gradient of
+the sum of their losses has the gradient of each; autograd then works on whole stacks without mapping.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Values = dict[str, Tensor]
 
 
 class StackedModel:
-    """`stacks[name]` has shape (room, ...): a place for each of `room` clients, of which the first `count` are used at a time.
+    """`stacks[name]` has shape (room, ...): a place for each of `room` clients; the first `count` places are used at a time.
 
-    `name` is that of a tensor in the model's state, or of a moment of a trained one (Adam only). A tensor that the model has
-    under several names has one stack; `stack` finds it by any of them.
+    `name` is a tensor in the model's state, or a moment of a trained tensor (Adam only). A tensor with several names in the
+    model has one stack; `stack` finds it by any of them.
     """
 
     def __init__(self, task: Task, plan: TrainPlan, device: torch.device) -> None:
         self._task, self._plan, self._device = task, plan, device
         with torch.random.fork_rng(devices=[]):
             self._module = use_products(new_model(task)).to(device)
-        frozen = frozen_in(self._module).names  # the clients have them in common, in the module
+        frozen = frozen_in(self._module).names  # all clients share these values, in the module
         state = {name: value for name, value in self._module.state_dict(keep_vars=True).items() if name not in frozen}
         first = {id(value): name for name, value in reversed(state.items())}
         self._first_name = {name: first[id(value)] for name, value in state.items()}
@@ -66,9 +66,9 @@ class StackedModel:
         self._reserve(0)
 
     def reserve(self, room: int) -> None:
-        """Make room for that many clients; what the stacks held is lost where it grows."""
+        """Make room for `room` clients; when the stacks grow, their content is lost."""
         if room > self._room:
-            self.stacks = {}  # the old ones go before the new ones come
+            self.stacks = {}  # frees the old stacks before the new ones are allocated
             with _task_errors(self._task):
                 self._reserve(room)
 
@@ -78,7 +78,7 @@ class StackedModel:
         self.stacks = {name: make((room, *shape), dtype=dtype) for name, (shape, dtype) in self._shapes.items()}
         if not self._adam:
             return
-        # One block: the coefficients of all tensors are then worked out at once.
+        # In one block the coefficients of all tensors are computed at once.
         self._step_counts = make((len(self.trained), room), dtype=torch.float32)
         for name, step_count in zip(self.trained, self._step_counts, strict=True):
             exp_avg, exp_avg_sq = (torch.zeros_like(self.stacks[name]) for _ in range(2))
@@ -86,12 +86,12 @@ class StackedModel:
                 self.stacks[moment_name(name, moment)] = stack
 
     def stack(self, name: str) -> Tensor:
-        """The stack of a tensor of the model, or of a moment, by any name that it has."""
+        """Return the stack of a tensor of the model, or of a moment, by any of its names."""
         base, colon, moment = name.partition(":")
         return self.stacks[f"{self._first_name[base]}{colon}{moment}"]
 
     def finite(self, count: int) -> Tensor:
-        """Return which of the first `count` clients have only finite values, moments among them, (clients,)."""
+        """Return which of the first `count` clients have only finite values and moments, (clients,)."""
         floats = [
             stack[:count].reshape(count, stack[0].numel())
             for stack in self.stacks.values()
@@ -101,13 +101,13 @@ class StackedModel:
 
     @property
     def mixes_examples(self) -> bool:
-        """True if an example's outputs depend on the others of its batch, in evaluation mode too."""
+        """True if an example's outputs depend on the other examples of its batch, in evaluation mode too."""
         return any(isinstance(part, _BatchNorm) and part.running_mean is None for part in self._module.modules())
 
     # ---- passes
 
     def outputs(self, x: Tensor) -> Tensor:
-        """In evaluation mode: (clients, examples, ...) to outputs of the same axes."""
+        """Return the outputs in evaluation mode: (clients, examples, ...) to the same axes."""
         self._module.eval()
         with torch.no_grad(), _task_errors(self._task), _exact():
             outputs: Tensor = vmap(self._forward)(self._values(len(x)), x)
@@ -121,11 +121,11 @@ class StackedModel:
         leaves = {name: values[name].detach().requires_grad_() for name in self.trained}
         with _task_errors(self._task), _exact():
             losses, after = vmap(self._loss)(values | leaves, x, y)
-            # None for what the loss does not depend on: no optimizer steps that.
+            # None for a tensor that the loss does not depend on: optimizers skip it.
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             for name, value in after.items():
-                if value.data_ptr() != values[name].data_ptr():  # a module that gives its buffer a new tensor
+                if value.data_ptr() != values[name].data_ptr():  # the module has replaced its buffer by a new tensor
                     values[name].copy_(value)
             self._optimize(values, grads, count)
         return losses.detach()
@@ -140,7 +140,7 @@ class StackedModel:
         return outputs
 
     def _loss(self, values: Values, x: Tensor, y: Tensor) -> tuple[Tensor, Values]:
-        """One client's loss, and what the forward pass left in the tensors that are not trained."""
+        """Return one client's loss, and the untrained tensors after the forward pass."""
         loss = self._task.loss(self._forward(values, x), y)
         return loss, {name: values[name] for name in self._untrained}
 
@@ -160,7 +160,7 @@ class StackedModel:
             self._adam_step(row, value, grad, _along(sizes[row], value), _along(roots[row], value))
 
     def _corrections(self, count: int) -> tuple[Tensor, Tensor]:
-        """Learning rate over (1 - beta_1^t), and the root of 1 - beta_2^t, by trained tensor and client: each has its own t."""
+        """Return learning rate / (1 - beta_1^t) and the root of 1 - beta_2^t, for the t of each trained tensor and client."""
         plan, steps = self._plan, self._step_counts[:, :count].double()
         return plan.learning_rate / (1 - plan.beta_1**steps), (1 - plan.beta_2**steps).sqrt_()
 
@@ -171,22 +171,22 @@ class StackedModel:
         second.mul_(plan.beta_2).addcmul_(grad, grad, value=1 - plan.beta_2)
         value.sub_((first * size).div_(second.sqrt().div_(root).add_(plan.epsilon)))
 
-    # ---- what it costs
+    # ---- memory
 
     def nbytes_per_client(self, x: Tensor, y: Tensor) -> int:
-        """Bytes that one client takes in `step` with one batch `x`, `y`: a bound worked out on the CPU, not a measurement."""
+        """Return the bytes of one client in `step` with one batch `x`, `y`: a bound computed on the CPU, not measured."""
         sizes: dict[str, int] = {name: shape.numel() * dtype.itemsize for name, (shape, dtype) in self._shapes.items()}
         trained = sum(sizes[name] for name in self.trained)
-        copies = 4 if self._adam else 2  # gradients, moments, and what an update needs on the way
+        copies = 4 if self._adam else 2  # gradients, moments, and temporary values of a step
         as_float64 = 2 * 8 * max(shape.numel() for shape, _ in self._shapes.values())
-        # What autograd keeps is there twice while the gradients by it are made.
+        # During the backward pass, values that autograd keeps and their gradients are both in memory.
         total: int = (
             sum(sizes.values()) + copies * trained + as_float64 + 2 * self._kept_bytes(x, y) + x.nbytes + y.nbytes
         )
         return total
 
     def _kept_bytes(self, x: Tensor, y: Tensor) -> int:
-        """Bytes that autograd keeps for the backward pass of one client."""
+        """Return the bytes that autograd keeps for the backward pass of one client."""
         kept: dict[int, int] = {}
 
         def keep(value: Tensor) -> Tensor:
@@ -200,13 +200,13 @@ class StackedModel:
 
 
 def _along(per_client: Tensor, value: Tensor) -> Tensor:
-    """(clients,) so that it multiplies (clients, ...)."""
+    """Reshape (clients,) to multiply (clients, ...)."""
     return per_client.to(value.dtype).view(-1, *[1] * (value.dim() - 1))
 
 
 @contextmanager
 def _task_errors(task: Task) -> Iterator[None]:
-    """Raise an error with the remedy where torch cannot compute a model or a batch in stacks."""
+    """Raise an error with the remedy if torch cannot compute a model or a batch in stacks."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -226,7 +226,7 @@ def _task_errors(task: Task) -> Iterator[None]:
 
 
 def _exact() -> AbstractContextManager[None]:
-    """Convolutions on a GPU with all the digits of a CPU, and the same ones each time; elsewhere without effect."""
+    """Let convolutions on a GPU have full float32 precision and be deterministic; no effect on other devices."""
     flags: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     return flags
 
@@ -234,20 +234,20 @@ def _exact() -> AbstractContextManager[None]:
 T = TypeVar("T")
 
 CPU_GROUP = 20
-"""Fastest of 1, 5, 20, 50 and 200 for the 2NN: beyond it the gradients of a group no longer fit into the cache."""
+"""Fastest of 1, 5, 20, 50 and 200 for the 2NN: the gradients of a larger group do not fit into the cache."""
 DATA_SHARE = 0.4
-"""Share of a GPU's free memory that the population's data may take; else they are copied batch by batch."""
+"""Share of a GPU's free memory that the population's data may take; larger data are copied batch by batch."""
 GROUP_SHARE = 0.5
-"""Share of the memory that is then free that a group may take."""
+"""Share of the remaining free memory that a group may take."""
 MEASURED_PER_TRAINED = 4
-"""Examples in one pass of measuring for one in training: there are no gradients then."""
+"""A pass of measuring takes so many times the examples of training: it has no gradients."""
 
 
 class StackedCohort:
     """A cohort trained in groups of `group` clients at once; see simulator.learners.protocols.Cohort.
 
-    Without `group`, it is CPU_GROUP on a CPU, and on a GPU as many as fit. Raises UsageError for a device that torch
-    does not have, and for a strategy that has a LocalUpdate of its own.
+    The default `group` is CPU_GROUP on a CPU, and on a GPU as many clients as fit. Raises UsageError for a device that torch
+    does not have, and for a strategy that has its own LocalUpdate.
     """
 
     def __init__(self, task: Task, context: LearnerContext, device: str, *, group: int | None = None) -> None:
@@ -265,10 +265,10 @@ class StackedCohort:
         self._round = {name: value.to(self._device) for name, value in tensors.items()}
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no other process."""
 
     def _fitting(self, population: Population) -> int:
-        """Default number of clients in a group."""
+        """Return the default number of clients in a group."""
         free = _free_bytes(self._device)
         if free is None:
             return CPU_GROUP
@@ -279,11 +279,11 @@ class StackedCohort:
     # ---- user accuracy
 
     def measure(self, clients: Sequence[int]) -> list[float]:
-        """User accuracy of each."""
+        """Return the user accuracy of each client."""
         counts = self._test.counts
         longest = min(EVALUATION_BATCH, max(counts[client] for client in clients))
         at_once = max(1, self.group * self._plan.batch_size * MEASURED_PER_TRAINED // longest)
-        # Shorter test sets are filled up, unless the model would see it.
+        # Shorter test sets are padded, unless that would change the outputs.
         alike = counts.__getitem__ if self._model.mixes_examples else lambda client: 0
         ordered = sorted(clients, key=lambda client: -counts[client])
         found: dict[int, float] = {}
@@ -313,7 +313,7 @@ class StackedCohort:
     # ---- LocalUpdate
 
     def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
-        """The weighted mean of what the members send, and their losses."""
+        """Return the weighted mean of the members' updates, and their losses."""
         specs, losses = self._travelling.specs, dict[int, float]()
         mean = {spec.name: torch.zeros(spec.shape, dtype=torch.float64, device=self._device) for spec in specs}
         ordered = sorted(members, key=lambda one: (-self._batch_size(one), -self._steps(one)))
@@ -334,7 +334,7 @@ class StackedCohort:
         return self._plan.steps_for(self._train.counts[member.client])
 
     def _train_group(self, group: Sequence[CohortMember]) -> list[float]:
-        """Mean losses over each one's steps, of which the first has the most."""
+        """Train a group whose first member has the most steps; return each member's mean loss over its steps."""
         steps = [self._steps(one) for one in group]
         losses = torch.zeros((steps[0], len(group)), dtype=torch.float64, device=self._device)
         for step, rows in enumerate(self._batches(group, steps)):
@@ -351,7 +351,7 @@ class StackedCohort:
         return means
 
     def _batches(self, group: Sequence[CohortMember], steps: Sequence[int]) -> Tensor:
-        """Which examples make up every batch, (steps, clients, batch); zeros where a client has no more steps."""
+        """Return the examples of every batch, (steps, clients, batch); zeros after a client's last step."""
         rows = np.zeros((steps[0], len(group), self._batch_size(group[0])), np.int64)
         for place, (one, count) in enumerate(zip(group, steps, strict=True)):
             seed = stream_seed(self._plan.seed, client_id(one.client))
@@ -359,10 +359,10 @@ class StackedCohort:
             rows[:count, place] = self._train.starts[one.client] + np.stack(list(own))
         return self._train.nearby(torch.from_numpy(rows))
 
-    # ---- between the stacks and what lies elsewhere
+    # ---- copies to and from the stacks
 
     def _load(self, clients: Sequence[int], *, moments: bool) -> None:
-        """Global values and patches; moments that neither travel nor are kept begin at zero."""
+        """Load global values and patches; moments that do not travel and are not kept begin at zero."""
         self._model.reserve(len(clients))
         numbers, patches = torch.tensor(clients), self._patches.values
         for name, stack in self._model.stacks.items():
@@ -380,7 +380,7 @@ class StackedCohort:
 
 
 class _Examples:
-    """The training or the test examples of all clients, on the device that trains or, too many for it, on the CPU."""
+    """The training or test examples of all clients: on the training device, or on the CPU if they are too many for it."""
 
     def __init__(self, x: Tensor, y: Tensor, starts: Sequence[int], device: torch.device, *, held: bool) -> None:
         self._blocks = tuple(block.to(device) if held else block for block in (x, y))
@@ -389,23 +389,23 @@ class _Examples:
         self.counts = [end - start for start, end in pairwise(starts)]
 
     def nearby(self, rows: Tensor) -> Tensor:
-        """The same, where the examples are."""
+        """Return `rows` on the device of the examples."""
         return rows.to(self._blocks[0].device)
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the examples `rows`, (clients, batch), on the device."""
+        """Return inputs and targets of the examples `rows`, (clients, batch), on the training device."""
         flat = self.nearby(rows.reshape(-1))
         chosen = (block.index_select(0, flat).to(self._device) for block in self._blocks)
         x, y = (values.view(*rows.shape, *values.shape[1:]) for values in chosen)
         return x, y
 
     def targets(self, client: int) -> Tensor:
-        """All of one client's, on the CPU."""
+        """Return all targets of one client, on the CPU."""
         return self._y[self.starts[client] : self.starts[client] + self.counts[client]]
 
 
 def _placed(population: Population, device: torch.device) -> tuple[_Examples, _Examples]:
-    """Training and test examples."""
+    """Return training and test examples."""
     one, free = population, _free_bytes(device)
     nbytes = sum(block.nbytes for block in (one.train_x, one.train_y, one.test_x, one.test_y))
     held = free is None or nbytes < DATA_SHARE * free
@@ -416,14 +416,14 @@ def _placed(population: Population, device: torch.device) -> tuple[_Examples, _E
 
 
 def _cut(ordered: Sequence[T], alike: Callable[[T], int], size: int) -> Iterator[list[T]]:
-    """Groups of at most `size`, in order; what is in one is alike."""
+    """Yield groups of at most `size` items, in order; `alike` is equal for all items of a group."""
     for _, same in groupby(ordered, alike):
         while group := list(islice(same, size)):
             yield group
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Memory that a GPU has left; None for a CPU, which holds everything already."""
+    """Return the free memory of a GPU; None for a CPU, whose memory has the data already."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
@@ -431,7 +431,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros((), dtype=torch.float64, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises depends on how it was built
+    except (RuntimeError, AssertionError, TypeError) as error:  # the type depends on the build of torch
         reason = str(error).partition("\n")[0]
         raise UsageError(f"device {name!r} cannot be used here ({reason}); use --device cpu") from error
     return device

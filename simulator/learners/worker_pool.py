@@ -1,6 +1,6 @@
-"""A cohort trained by several processes: one torch thread each, for small products run no faster on two.
+"""A cohort trained by several processes, each with one torch thread: two threads are no faster for small products.
 
-Data, patches, the round's model and the sums lie in memory that all of them share; through the queues go only numbers.
+Data, patches, the round's model and the sums are in shared memory; the queues carry only numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COME_WHOLE = {one.__name__: one for one in (DataError, SchemaMismatch, UsageErr
 
 @contextmanager
 def _script_hidden() -> Iterator[None]:
-    """Keep new processes from importing the program's own script, which would simulate again in each of them."""
+    """Prevent new processes from importing the program's script, which would start the simulation again in each of them."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -42,7 +42,7 @@ def _script_hidden() -> Iterator[None]:
 
 
 class Workers:
-    """A cohort's LocalUpdates over `count` processes, as InProcess does them over none."""
+    """A cohort trained by `count` worker processes; InProcess is the same without workers."""
 
     def __init__(self, task_ref: str, context: LearnerContext, count: int) -> None:
         self._task = find_task(task_ref)
@@ -76,12 +76,12 @@ class Workers:
         self._round += 1
 
     def measure(self, clients: Sequence[int]) -> list[float]:
-        """User accuracy of each."""
+        """Return the user accuracy of each client."""
         parts = [clients[at : at + MEASURED_AT_ONCE] for at in range(0, len(clients), MEASURED_AT_ONCE)]
         return [value for part in self._share("measure", parts) for value in part]
 
     def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
-        """The weighted mean of what the members send, and their losses."""
+        """Return the weighted mean of the members' updates, and their losses."""
         chunks = chunks_of(members)
         losses = [loss for part in self._share("train", chunks) for loss in part]
         total = self._sums[0].clone()
@@ -90,7 +90,7 @@ class Workers:
         return self.learner.tensors_of(total), losses
 
     def close(self) -> None:
-        """End the processes; what they were at is lost."""
+        """End the processes; unfinished work is lost."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -100,7 +100,7 @@ class Workers:
             one.cancel_join_thread()
 
     def _share(self, what: str, parts: Sequence[Any]) -> list[list[float]]:
-        self._check_alive()  # the others might do the work of one that died while it had none
+        self._check_alive()  # else a worker that died idle is not noticed: the others do all the work
         for number, part in enumerate(parts):
             self._todo.put((what, self._round, number, part))
         results: dict[int, list[float]] = {}
@@ -130,8 +130,8 @@ class Workers:
 def _work(
     task_ref: str, context: LearnerContext, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
 ) -> None:  # pragma: no cover - runs in another process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends us
-    done.cancel_join_thread()  # else a full pipe without a reader would block for ever
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends the workers
+    done.cancel_join_thread()  # else a full pipe without a reader would block forever
     torch.set_num_threads(1)
     learner = make_learner(find_task(task_ref), context)
     begun = 0
@@ -148,7 +148,7 @@ def _work(
 
 
 def _next_job(todo: Any) -> Any:
-    """None once the parent is gone, however it went."""
+    """Return the next job; None when the parent has ended for any reason."""
     while True:
         try:
             return todo.get(timeout=ORPHAN_CHECK_S)
@@ -167,7 +167,7 @@ def _do(learner: Learner, what: str, part: Sequence[Any], place: Tensor) -> list
 
 
 def error_fields(error: Exception) -> tuple[str, str, str]:
-    """Return an error as text for `raise_error` in another process: not every exception can be pickled."""
+    """Return an error as text for `raise_error` in another process, because some exceptions cannot be pickled."""
     if isinstance(error, UpdateRefused):
         return "UpdateRefused", error.reason, str(error)
     kind = type(error).__name__

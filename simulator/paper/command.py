@@ -1,4 +1,4 @@
-"""The command `fedpatch simulate paper`: compute a table or figure of the paper, and hold it against the paper's."""
+"""The command `fedpatch simulate paper`: compute a table or figure of the paper, and compare it with the paper's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fedpatch.simulator.spec.study import Point
 if TYPE_CHECKING:
     from fedpatch.simulator.paper.comparison import Comparison
 
-MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
+MEASURED = ("fig3", "fig4")  # measured within rounds; other figures are computed from cells
 CHECK = "check"
 ALL = ("table2", "table3", "fig3", "fig4", "fig5", *SPLITS, "tuned", *TRIALS, CHECK)
 
@@ -120,12 +120,12 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
 
 
 def _command_line() -> str:
-    """As it would be typed again, without the folder that the program lies in."""
+    """Return the command line as a user types it, without the folder of the program."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, origin: ResultOrigin) -> int:
-    """Exit code."""
+    """Compute cells; return the exit code."""
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
         with stoppable(STOPPING) as stopped, ProgressPrinter(plain=plain) as watcher:
@@ -206,7 +206,7 @@ def _how_to_go_on(store: Results) -> str:
 
 
 class ProgressPrinter(CellWatcher):
-    """Tells on stderr what is being computed, how far it is, and each result in one line."""
+    """Prints to stderr the current cell, its progress, and each result in one line."""
 
     def __init__(self, *, plain: bool) -> None:
         self._plain = plain
@@ -219,24 +219,24 @@ class ProgressPrinter(CellWatcher):
         self._end()
 
     def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
-        """Says which; from here on its progress is shown."""
+        """Begin to show the progress of a cell."""
         self._end()
         self._progress = make_progress(sys.stderr, study_of(cell, seed), plain=self._plain)
         self._progress.__enter__()
         self._progress.say(f"{place} of {count}: {cell.name}, seed {seed}")
 
     def point(self, cell: Cell, seed: int, point: Point) -> None:
-        """Shows it."""
+        """Show the point."""
         if self._progress is not None:
             self._progress.show(point)
 
     def finished(self, cell: Cell, seed: int, result: Result) -> None:
-        """Ours, the paper's, and the time it took."""
+        """Print our result, the paper's, and the computing time."""
         self._end()
         say(f"{cell.name}, seed {seed}: {_outcome(cell, result)}, {duration(result.seconds)}")
 
     def diverged(self, cell: Cell, seed: int, error: str) -> None:
-        """Says why its training ended."""
+        """Print the reason why the training ended."""
         self._end()
         say(f"{cell.name}, seed {seed}: training diverged: {error}")
 
@@ -284,7 +284,7 @@ def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
 def _draw_measured(
     which: str, folder: Path, seeds: Sequence[int], measure: Callable[[int], dict[str, Any]] | None, *, as_json: bool
 ) -> None:
-    """Measure the seeds and draw them in one set of pictures; without `measure`, draw all seeds that are there."""
+    """Measure the seeds and draw them in one set of pictures; without `measure`, draw all measured seeds."""
     from fedpatch.simulator.paper.figures import draw_fig3, draw_fig4
 
     require_matplotlib()
@@ -300,7 +300,7 @@ def _draw_measured(
 
 
 def _measure(which: str, folder: Path, rounds: int | None, origin: ResultOrigin, seed: int) -> dict[str, Any]:
-    """Measures and saves it, below `folder`."""
+    """Measure a figure with a seed, save the values below `folder` and return them."""
     from fedpatch.simulator.paper.inspection import run_fig3, run_fig4
 
     run = {"fig3": run_fig3, "fig4": run_fig4}[which]

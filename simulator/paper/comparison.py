@@ -1,4 +1,4 @@
-"""Comparison with the paper: rounds to target, cell by cell, with a verdict on each."""
+"""Comparison with the paper: rounds to target, cell by cell, with a verdict for each cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLACK = f"{RELATIVE_SLACK:.0%} or {SLACK_ROUNDS} rounds".replace("%", " %")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell, its finished results by seed, and for how many rounds the unfinished seed that is furthest has gone on."""
+    """A cell, its finished results by seed, and the most completed rounds of an unfinished seed."""
 
     cell: Cell
     results: tuple[Result, ...] = ()
@@ -30,12 +30,12 @@ class Comparison:
 
     @property
     def reached(self) -> tuple[int | None, ...]:
-        """Rounds to target of every finished seed; None where it was not reached."""
+        """Rounds to target of every finished seed; None if the target was not reached."""
         return tuple(one.rounds_to_target for one in self.results)
 
     @property
     def mean_rounds(self) -> float | None:
-        """Mean over the seeds; None where there is none, or one of them did not reach the target."""
+        """Mean over the seeds; None if there is no seed, or a seed did not reach the target."""
         rounds = [one for one in self.reached if one is not None]
         return math.fsum(rounds) / len(rounds) if rounds and len(rounds) == len(self.reached) else None
 
@@ -43,8 +43,8 @@ class Comparison:
     def within(self) -> bool | None:
         """True if ours agrees with the paper: within 20 % or 3 rounds; with its X, if fewer than half of the seeds reach it.
 
-        Training that diverges does not reach it. None where that is not decided: no result yet, or nothing to compare with.
-        A simulation that has gone on for longer than would agree has decided against it.
+        Training that diverges does not reach the target. None if undecided: no result yet, or no number to compare with. An
+        unfinished simulation with more rounds than can agree decides for False.
         """
         if not self.cell.compared:
             return None
@@ -57,17 +57,17 @@ class Comparison:
 
     @property
     def user_accuracy(self) -> float | None:
-        """User accuracy of the last round, mean over the seeds with all their rounds."""
+        """User accuracy of the last round, mean over the seeds that have all rounds."""
         return _mean([one.user_accuracy for one in self.whole])
 
     @property
     def best_user_accuracy(self) -> float | None:
-        """User accuracy of the best round, mean over the seeds with all their rounds."""
+        """User accuracy of the best round, mean over the seeds that have all rounds."""
         return _mean([max(one.curve) for one in self.whole])
 
     @property
     def whole(self) -> tuple[Result, ...]:
-        """The results whose training did not diverge, so that they have all their rounds."""
+        """The results that have all rounds, since training did not diverge."""
         return tuple(one for one in self.results if one.diverged is None)
 
     @property
@@ -78,7 +78,7 @@ class Comparison:
     def ours(self) -> str:
         """Format the rounds: `21`, `22.3 (21-24)`, `X` not reached, `X (3 of 5: 21-24)`, `>80` not finished, `-` not begun.
 
-        `div.` where the training of each seed diverged.
+        `div.` if the training of every seed diverged.
         """
         if not self.results:
             return f">{self.unfinished_rounds}" if self.unfinished_rounds else "-"
@@ -122,29 +122,29 @@ class RoundCount:
 
 
 def compare(results: Results, cells: Sequence[Cell]) -> list[Comparison]:
-    """Every cell with all its seeds that are on disk. Raises UsageError where a result is damaged or of other terms."""
+    """Return every cell with all its seeds on disk. Raises UsageError if a result is damaged or has other terms."""
     return [_compare(results, cell) for cell in cells]
 
 
 def count(comparisons: Sequence[Comparison]) -> RoundCount:
-    """Over all of them."""
+    """Count the outcomes of all comparisons."""
     verdicts = Counter(one.within for one in comparisons)
     return RoundCount(len(comparisons), sum(bool(one.results) for one in comparisons), verdicts[True], verdicts[False])
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """All of it as plain values."""
+    """Return counts and comparisons as plain values."""
     return {"count": asdict(count(comparisons)), "cells": [one.to_dict() for one in comparisons]}
 
 
 def tables(comparisons: Sequence[Comparison]) -> list[Grid]:
-    """One table per data set, laid out like the paper's: a row per algorithm, a column per W and C."""
+    """Return one table per data set, with the paper's layout: a row per algorithm, a column per W and C."""
     tasks = list(dict.fromkeys(one.cell.task for one in comparisons))
     return [_grid([one for one in comparisons if one.cell.task == task]) for task in tasks]
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    """The same as a page's part: a heading and a table per data set, then the count and what the signs mean."""
+    """Return the tables in Markdown: a heading and a table per data set, then the count and the meaning of the signs."""
     parts: list[str] = []
     for grid in tables(comparisons):
         parts += [f"### {grid.title}", "", _markdown_row(grid.headings), _markdown_row(["---"] * len(grid.headings))]
@@ -154,7 +154,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
 
 
 def rich_table(grid: Grid) -> Table:
-    """For a terminal: green agrees with the paper, red does not."""
+    """Return a table for a terminal: green entries agree with the paper, red entries do not."""
     table = Table(box=None, pad_edge=False, header_style="bold", title=grid.title, title_justify="left")
     for heading in grid.headings:
         table.add_column(heading, justify="right" if "=" in heading else "left", no_wrap=True)
@@ -164,7 +164,7 @@ def rich_table(grid: Grid) -> Table:
 
 
 def legend(comparisons: Sequence[Comparison]) -> str:
-    """The count, and how the tables are to be read."""
+    """Return the count, and how to read the tables."""
     if any(one.cell.where not in TABLES for one in comparisons):
         return f"{count(comparisons)}.\nAn entry is user accuracy after the last round, in brackets of the best round."
     return (
@@ -177,7 +177,7 @@ def legend(comparisons: Sequence[Comparison]) -> str:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """Strategy and what is private, and an entry per scenario: None where no such cell was asked for."""
+    """Strategy and policy, and an entry per scenario: None if the cell was not requested."""
 
     names: tuple[str, ...]
     entries: tuple[Comparison | None, ...]
@@ -185,7 +185,7 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: `headings` are those of the names and of the entries."""
+    """A table; `headings` has those of names and entries."""
 
     title: str
     headings: tuple[str, ...]
@@ -213,13 +213,13 @@ def _grid(comparisons: Sequence[Comparison]) -> Grid:
 
 
 def datasets(comparisons: Sequence[Comparison]) -> str:
-    """Return the name of the data; both names where a copy was used for some results only."""
+    """Return the name of the data; both names if only some results used a copy."""
     named = dict.fromkeys(result.dataset for one in comparisons for result in one.results)
     return " and ".join(named) or DATASETS.get(comparisons[0].cell.task, comparisons[0].cell.task)
 
 
 def format_seeds(rounds: Sequence[int | None]) -> str:
-    """Format rounds to target by seed: their mean and range, or by how many of the seeds it is reached.
+    """Format rounds to target by seed: their mean and range, or the number of seeds that reach the target.
 
     Example:
         >>> format_seeds([21, 24, 22]), format_seeds([21, None, 24]), format_seeds([None])
@@ -236,7 +236,7 @@ def format_seeds(rounds: Sequence[int | None]) -> str:
 
 
 def format_entry(one: Comparison | None) -> str:
-    """Format ours / the paper's rounds, with a star where they differ; of a figure, user accuracy and the best one."""
+    """Format ours / the paper's rounds, with a star if they differ; for a figure, the last and the best user accuracy."""
     if one is None:
         return ""
     if one.cell.where not in TABLES:
@@ -261,7 +261,7 @@ def format_rounds(rounds: int | None) -> str:
 
 
 def slack(paper: int) -> float:
-    """Return by how many rounds a cell may differ from the paper's and still agree."""
+    """Return the greatest difference in rounds with which a cell agrees with the paper."""
     return max(RELATIVE_SLACK * paper, SLACK_ROUNDS)
 
 

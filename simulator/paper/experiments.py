@@ -1,12 +1,12 @@
 """The experiments of the paper as cells: one per setting of Table 2, Table 3 and Fig. 5, each with a name and its terms.
 
-A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: the table, the task, the strategy, the private values, W clients, and
-the share C of them that trains in a round.
+A cell has a name such as `table2/mnist/fedavg/affine/W200/C1.0`: table, task, strategy, private values, W clients, and the
+share C of the clients that trains in a round.
 
-More tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
-`even` cuts the test examples where the training examples are cut. `tuned` takes the learning rates of a grid that reach the
-target first, as the paper did (section 5.2); `tuning` has the single trials of that grid, `tuning-even` those of
-the cells with private `all`, on the split of `even`.
+Further tables test why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
+`even` splits the test examples in the same way as the training examples. `tuned` takes the learning rates of a grid that reach
+the target first, as the paper did (section 5.2); `tuning` has the single trials of that grid, `tuning-even` the trials of the
+cells with private `all`, on the split of `even`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ RECORDED = ("table2", "table3", *SPLITS)
 """Tables whose cells `check` computes again."""
 
 TUNING_SEED = 1000
-"""Chooses the learning rates; no result is reported with it."""
+"""The seed that chooses the learning rates; no result is reported with it."""
 TUNED_STRATEGIES = ("fedadam", "fedavg-adam")
 RATE_GRID: Mapping[str, tuple[Rates, ...]] = {
     "fedavg-adam": tuple((rate, None) for rate in (0.001, 0.003, 0.01, 0.03)),
     "fedadam": tuple((rate, server) for rate in (0.03, 0.1, 0.3) for server in (0.003, 0.01, 0.03, 0.1)),
 }
-"""Learning rates of client and server, tried in this order; of equal ones the first is taken."""
-_TUNING_MARGIN = 1.25  # times the paper's rounds: a rate that needs more is not the best one
+"""Learning rates of client and server, tried in this order; if results are equal, the first rate is taken."""
+_TUNING_MARGIN = 1.25  # times the paper's rounds: a rate that needs more rounds is not the best
 
 _SPLIT = "{index}/{count},seed={seed}"
 _GLOB_CHARACTERS = set("*?[")
@@ -69,8 +69,8 @@ class Cell:
     """One setting.
 
     `clients` is the paper's W, `participation` its C, `max_rounds` the rounds after which a simulation ends. `paper` is the
-    number of rounds that the paper needed, None where it did not reach the target. Where `compared` is False, the paper has
-    no number to compare with. `rates` are the learning rates of client and server, None for the published ones.
+    number of rounds that the paper needed, None if it did not reach the target. If `compared` is False, the paper has no
+    number to compare with. `rates` are the learning rates of client and server, None for the published ones.
     """
 
     where: str
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def short_name(self) -> str:
-        """Its setting: its name within the table or figure."""
+        """The setting: the cell's name within the table or figure."""
         name = f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
         return f"{name}/{self.rates_name}" if self.is_trial else name
 
@@ -102,7 +102,7 @@ class Cell:
 
     @property
     def rates_name(self) -> str:
-        """Its learning rates, `rate0.3-server0.01`; empty for the published ones."""
+        """The learning rates, such as `rate0.3-server0.01`; empty for the published ones."""
         if self.rates is None:
             return ""
         client, server = self.rates
@@ -110,12 +110,12 @@ class Cell:
 
     @property
     def target_ua(self) -> float | None:
-        """User accuracy at which the cell is done; None in Fig. 5, where every round is played."""
+        """User accuracy at which the simulation ends; None in Fig. 5, where every round is run."""
         return None if self.where == "fig5" else TARGET_UA[self.task]
 
 
 def cells_of(which: str) -> tuple[Cell, ...]:
-    """All cells of one of WITH_CELLS, in the order of the paper. Raises UsageError for another name."""
+    """Return all cells of one of WITH_CELLS, in the order of the paper. Raises UsageError for another name."""
     if which not in WITH_CELLS:
         raise unknown_name("table or figure with cells", which, WITH_CELLS)
     if which == "fig5":
@@ -132,7 +132,7 @@ def cells_of(which: str) -> tuple[Cell, ...]:
 
 
 def rate_cells(cell: Cell) -> tuple[Cell, ...]:
-    """Return a cell for each of the learning rates that `cell` of table `tuned` is tried with, in the order of RATE_GRID."""
+    """Return a trial for each learning rate of `cell`, a cell of table `tuned`, in the order of RATE_GRID."""
     rounds = cell.max_rounds if cell.paper is None else math.ceil(_TUNING_MARGIN * cell.paper)
     return tuple(replace(cell, where=TUNING, rates=rates, max_rounds=rounds) for rates in RATE_GRID[cell.strategy])
 
@@ -154,11 +154,10 @@ def _fig5_cells() -> Iterator[Cell]:
 
 
 def select_cells(which: str, patterns: str | None) -> tuple[Cell, ...]:
-    """The cells of `which` that `patterns` asks for: shell globs with commas between them; None means all.
+    """Return the cells of `which` that match `patterns`: shell globs separated by commas; None means all.
 
-    A glob stands for a name, with or without `which/` before it, or for the beginning of one up to a `/`; its `*` also
-    matches `/`. So `mnist/*/affine`, `*/W200/*` and `cifar10/fedavg` are all good. Raises UsageError for one that finds
-    nothing.
+    A glob matches a name, with or without `which/` before it, or the beginning of a name up to a `/`; its `*` also matches
+    `/`. So `mnist/*/affine`, `*/W200/*` and `cifar10/fedavg` are all valid. Raises UsageError for a glob without a match.
     """
     cells = cells_of(which)
     if patterns is None:
@@ -171,10 +170,10 @@ def select_cells(which: str, patterns: str | None) -> tuple[Cell, ...]:
 
 
 def select_named_cells(patterns: str) -> tuple[Cell, ...]:
-    """Return the cells of all tables that `patterns` names; each pattern begins with its table, e.g. `table2/mnist/*`.
+    """Return the cells of all tables that match `patterns`; each pattern begins with its table, as `table2/mnist/*`.
 
     Raises:
-        UsageError: There is no pattern, or one names no table whose cells have a target and published rates, or no cell of it.
+        UsageError: There is no pattern, or one names no cell, or no table whose cells have a target and published rates.
     """
     chosen: list[Cell] = []
     for pattern in _globs(patterns, "table2/mnist/*/affine/W200/*"):
@@ -195,7 +194,7 @@ def _globs(patterns: str, example: str) -> list[str]:
 def study_of(cell: Cell, seed: int) -> Study:
     """Return the study of a cell with this seed and the published learning rates.
 
-    The seed draws the split too, as a trial of the paper's does. Table 3 gives noise to a fifth of the clients.
+    The seed also draws the split, as in a trial of the paper. In Table 3 a fifth of the clients have noise.
     """
     kind = SPLIT_OF.get(cell.where, "shard")
     noise = f",noisy-fraction={NOISY_FRACTION}"
@@ -219,15 +218,15 @@ def study_of(cell: Cell, seed: int) -> Study:
 
 
 def in_order(cells: Iterable[Cell], seeds: Sequence[int]) -> list[tuple[Cell, int]]:
-    """Every cell with every seed: the first seed of all cells before the second of any, and quick cells before slow ones."""
+    """Return every cell with every seed, seed by seed, and for each seed quick cells before slow ones."""
     by_cost = sorted(cells, key=_cost)
     return [(cell, seed) for seed in seeds for cell in by_cost]
 
 
 def _cost(cell: Cell) -> float:
-    """Roughly how long it takes, in rounds of MNIST with every client and FedAvg.
+    """Return the approximate computing time of a cell, in rounds of MNIST with every client and FedAvg.
 
-    A round trains every selected example once, for any W; one of CIFAR-10 takes some twenty times as long.
+    A round trains every selected example once, for any W; a round of CIFAR-10 takes about twenty times as long.
     """
     rounds = cell.paper if cell.compared and cell.paper is not None else cell.max_rounds
     passes = {"per-fedavg": 2.0, "fedavg-adam": 1.5, "pfedme": 1.5}.get(cell.strategy, 1.0)
@@ -235,7 +234,7 @@ def _cost(cell: Cell) -> float:
 
 
 def _rates(cell: Cell) -> tuple[float, float | None, float | None, float | None]:
-    """(learning rate, server learning rate, alpha, lambda), as Study wants them."""
+    """Return (learning rate, server learning rate, alpha, lambda) as Study has them."""
     if cell.rates is not None:
         return *cell.rates, None, None
     scenario = SCENARIOS.index((cell.clients, cell.participation))
@@ -265,7 +264,7 @@ def _no_such_cell(which: str, pattern: str, cells: Sequence[Cell]) -> UsageError
 
 
 def _near(pattern: str, cells: Sequence[Cell]) -> str | None:
-    """The pattern with the nearest of the known words in the place of unknown ones, if that finds something."""
+    """Return the pattern with unknown words replaced by the nearest known ones; None if that finds no cell either."""
     known = sorted({part for cell in cells for part in cell.short_name.split("/")})
     corrected = "/".join(
         part

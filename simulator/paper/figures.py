@@ -46,7 +46,7 @@ def draw_fig3(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
 def draw_fig3a(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
     """Draw user accuracy at every step of a few rounds, aggregations as vertical lines.
 
-    An entry of `seeds` is {"ind": [...], "fl": [...], "mtfl": [...], "steps_per_round": n}; a list holds, per round, user
+    An entry of `seeds` is {"ind": [...], "fl": [...], "mtfl": [...], "steps_per_round": n}; a list has, per round, user
     accuracy after aggregation and then after each of n steps. Returns the paths of the PNG and the SVG.
     """
     steps = int(seeds[0]["steps_per_round"])
@@ -65,12 +65,12 @@ def draw_fig3a(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
 
 
 def draw_fig3b(seeds: Sequence[Sequence[Mapping[str, Any]]], stem: Path) -> list[Path]:
-    """Draw how far aggregation moves the outputs of a batch norm layer, with the layer private and with it federated.
+    """Draw how far aggregation moves the outputs of a batch norm layer, for a private and for a federated layer.
 
     Each seed has one entry per layer and round: {"layer", "round", "mean_shift_private", "mean_shift_federated",
     "var_shift_private", "var_shift_federated", "share_holding_mean", "share_holding_var"}: the two sides of Eq. (10),
-    averaged over neurons and clients, and the share of them for which it holds. A row of panels per layer. Returns the
-    paths of the PNG and the SVG.
+    averaged over neurons and clients, and the share of these for which Eq. (10) holds. A row of panels per layer. Returns
+    the paths of the PNG and the SVG.
     """
     names = list(dict.fromkeys(one["layer"] for one in seeds[0]))
     with drawing(len(names), 3, width_in=10.0, height_in=0.6 + 2.5 * len(names), sharex="row") as (figure, panels):
@@ -94,7 +94,7 @@ def _layer(layers: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, 
 
 
 def _draw_band(panel: Any, places: Sequence[int] | np.ndarray, curves: Sequence[Any], **looks: Any) -> Any:
-    """Draw the mean of curves, one for each seed, and the 95 % confidence interval where there are several.
+    """Draw the mean of curves, one for each seed, and the 95 % confidence interval if there are several.
 
     Args:
         panel: Axes of matplotlib.
@@ -114,7 +114,7 @@ def _draw_band(panel: Any, places: Sequence[int] | np.ndarray, curves: Sequence[
 
 
 def _draw_shift(panel: Any, seeds: Sequence[Sequence[Mapping[str, Any]]], moment: str) -> dict[str, Any]:
-    """Draw on a logarithmic axis: a shift is large at first, and small at the end."""
+    """Draw shifts on a logarithmic axis: they are large at first, and small at the end."""
     lines = {}
     for side, label, colour in (
         ("private", "private (Eq. 10, left)", BLUE),
@@ -154,7 +154,7 @@ def draw_fig4(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
 
     An entry of `seeds` is {"policies": {policy: {"train": [...], "test": [...]}}, "steps_per_round": n}, policies none,
     stats, affine and all; a list holds, per round, user accuracy after aggregation and then after each of n steps. All is
-    smoothed but the inset of panel (b), which shows the drops at aggregation. Returns the paths of the PNG and the SVG.
+    smoothed except the inset of panel (b), which shows the drops at aggregation. Returns the paths of the PNG and the SVG.
     """
     steps = int(seeds[0]["steps_per_round"])
     policies = {name: [one["policies"][name] for one in seeds] for name in seeds[0]["policies"]}
@@ -198,7 +198,7 @@ def _draw_inset(panel: Any, none: _Curves, patched: _Curves, steps: int) -> None
 
 
 def _limits(policies: Mapping[str, _Curves], steps: int) -> tuple[float, float]:
-    """Return limits from the slowest curve after a twentieth of the run: the steep beginning would flatten the rest."""
+    """Return limits from the slowest curve after a twentieth of the run: with the steep beginning the rest would look flat."""
     series = [_smoothed(values, steps) for seeds in policies.values() for one in seeds for values in one.values()]
     low = min(float(one[len(one) // 20 :].min()) for one in series)
     high = max(float(one.max()) for one in series)
@@ -215,11 +215,11 @@ _LINES = {
     ("pfedme", "none"): ("pFedMe", GREEN, "--"),
     ("per-fedavg", "none"): ("Per-FedAvg", PINK, "-."),
 }
-_LOWEST_PERCENT = {"mnist": 80.0, "cifar10": 30.0}  # what lies below is over within a few rounds
+_LOWEST_PERCENT = {"mnist": 80.0, "cifar10": 30.0}  # lower values occur only in the first few rounds
 
 
 def draw_fig5(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
-    """Draw what there is of Fig. 5: the mean over the seeds, and its 95 % confidence interval where there are several.
+    """Draw the computed parts of Fig. 5: the mean over the seeds, and its 95 % confidence interval if there are several.
 
     Returns the paths of the PNG and the SVG.
     """
@@ -240,7 +240,7 @@ def draw_fig5(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
 
 
 def _draw_row(row: Sequence[Any], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Returns the lines by label."""
+    """Draw a row of panels; return the lines by label."""
     lines: dict[str, Any] = {}
     for panel, (clients, participation) in zip(row, SCENARIOS, strict=True):
         setting = (clients, participation)
@@ -261,6 +261,6 @@ def _draw_curve(panel: Any, one: Comparison) -> dict[str, Any]:
 
 
 def _highest_percent(comparisons: Sequence[Comparison]) -> float:
-    """At least so much that the axis has some length."""
+    """Return the upper limit of the axis, which gives the axis a minimum length."""
     highest = max(max(result.curve) for one in comparisons for result in one.results)
     return max(100 * highest, _LOWEST_PERCENT[comparisons[0].cell.task] + 10.0)

@@ -1,6 +1,6 @@
 """Measurements inside a round: figures 3 and 4 of the paper, and the check of its Eq. (10).
 
-Both use MNIST, W = 200, C = 1.0 and FedAvg, as the paper does; Eq. (10) is checked for the CNN's two layers too.
+Both figures use MNIST, W = 200, C = 1.0 and FedAvg, as the paper does; Eq. (10) is also checked for the CNN's two layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIG3_CNN_ROUNDS = 6
 FIG4_ROUNDS = 600
 FIG4_STEPS = 10  # section 4.3
 SAMPLE = 50
-"""Training examples of each client on which training accuracy is taken: as many as it has test examples."""
+"""Number of training examples of each client for training accuracy: as many as it has test examples."""
 
 Say = Callable[[str], None]
 Curves = dict[str, list[float]]
@@ -45,16 +45,16 @@ Curves = dict[str, list[float]]
 def run_fig4(
     results_dir: Path, seed: int, rounds: int | None, on_progress: Say, origin: Mapping[str, str | None] | None = None
 ) -> dict[str, Any]:
-    """User accuracy on training and test data at every local step, for FL and each kind of patch (Fig. 4).
+    """Measure user accuracy on training and test data at every local step, for FL and each kind of patch (Fig. 4).
 
-    A policy that is finished is not measured again. All is measured by one process.
+    A finished policy is not measured again. One process measures all.
 
     Args:
         results_dir: Folder of results; the file is fig4/seed<seed>.json below it.
         seed: Seed of the split and of the training.
         rounds: Rounds to measure; None for the paper's.
-        on_progress: Receives a line now and then.
-        origin: Command, commit and processor, kept in the file; those of the last command that measured a part.
+        on_progress: Called with a line at intervals.
+        origin: Command, commit and processor, written to the file; of the last command that measured a part.
 
     Returns:
         The content of the file, which simulator.paper.figures draws.
@@ -77,14 +77,14 @@ def run_fig4(
 def run_fig3(
     results_dir: Path, seed: int, rounds: int | None, on_progress: Say, origin: Mapping[str, str | None] | None = None
 ) -> dict[str, Any]:
-    """User accuracy at every step of the first rounds, and both sides of Eq. (10), measured (Fig. 3).
+    """Measure user accuracy at every step of the first rounds, and both sides of Eq. (10) (Fig. 3).
 
     Args:
         results_dir: Folder of results; the file is fig3/seed<seed>.json below it.
         seed: Seed of the split and of the training.
         rounds: Rounds to measure; None for 20.
-        on_progress: Receives a line now and then.
-        origin: Command, commit and processor, kept in the file; those of the last command that measured a part.
+        on_progress: Called with a line at intervals.
+        origin: Command, commit and processor, written to the file; of the last command that measured a part.
 
     Returns:
         The content of the file, which simulator.paper.figures draws.
@@ -109,7 +109,7 @@ def run_fig3(
 
 
 def _curves(study: Study, rounds: int, say: Say) -> tuple[Curves, float]:
-    """Mean over the clients, per round: after aggregation, then after each step; and the seconds it took."""
+    """Return the mean over the clients, per round after aggregation and after each step, and the computing time."""
     steps = study.steps
     seen = np.zeros((2, rounds * (steps + 1)))
     number = 0
@@ -132,10 +132,10 @@ def _curves(study: Study, rounds: int, say: Say) -> tuple[Curves, float]:
 
 
 def _shifts(study: Study, label: str, say: Say) -> list[dict[str, Any]]:
-    """One entry per batch norm layer and round, of a run whose batch norms are private.
+    """Return one entry per batch norm layer and round, of a run whose batch norms are private.
 
     Left of Eq. (10): how far the mean (variance) of a neuron's output moves when the client's model becomes the global
-    one with its own batch norm. Right: how far it would move if the batch norm were replaced by the clients' average too.
+    model with its own batch norm. Right: how far it would move if the clients' average also replaced the batch norm.
     Measured on the client's test examples, without the equation's assumption that running statistics are exact.
     """
     simulation, learner = _watched(study, None)
@@ -154,7 +154,7 @@ def _shifts(study: Study, label: str, say: Say) -> list[dict[str, Any]]:
 
 
 def _average(simulation: Simulation, learner: WatchedLearner) -> dict[str, Tensor]:
-    """The batch norm values that federation would have given, weighted by examples."""
+    """Return the batch norm values that federation would give: the mean over clients, weighted by examples."""
     clients = list(learner.after_training)
     examples = torch.tensor([simulation.population.num_examples[one] for one in clients], dtype=torch.float64)
     weights = examples / examples.sum()
@@ -176,7 +176,7 @@ def _entry(label: str, layer: str, number: int, sides: Sequence[tuple[Moments, M
     return entry
 
 
-# ---- what both need
+# ---- common parts
 
 
 def _study(task: str, private: str, seed: int, rounds: int, steps: int = 0) -> Study:
@@ -207,9 +207,9 @@ def _watched(
 
 
 def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the earlier measurements, or the terms alone where there is no file.
+    """Return the earlier measurements, or only the terms if there is no file.
 
-    Raises UsageError, with the remedy, where the file is damaged or was measured on other terms: it may have taken hours.
+    Raises UsageError with the remedy, and keeps the file, if it is damaged or has other terms: it may have taken hours.
     """
     measured = read_json(path, remedy="measure it again")
     if measured is None:

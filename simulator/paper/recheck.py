@@ -1,7 +1,7 @@
-"""Compute recorded cells of the paper again, and decide whether the difference is that of another processor.
+"""Compute recorded cells of the paper again, and decide whether another processor can explain the difference.
 
 A simulation gives the same bits on the same processor with the same versions. Another processor adds in another order; the
-curves then differ about as much as those of two seeds do. The new results are below `rechecks/`, by processor.
+curves then differ about as much as the curves of two seeds. The new results are below `rechecks/`, by processor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Recheck:
     def within(self) -> bool:
         """True if the rounds to target differ by no more than a processor's spread, or neither reaches the target.
 
-        A training that diverges has no like but one that diverges too.
+        A training that diverges equals only another one that diverges.
         """
         if (self.recorded.diverged is None) != (self.again.diverged is None):
             return False
@@ -79,7 +79,7 @@ def folder_of(results: Path, processor: str) -> Path:
 
 
 def require_recorded(cells: Sequence[Cell], seeds: Sequence[int], recorded: Results) -> None:
-    """Raise UsageError where a cell has no recorded result to compare with."""
+    """Raise UsageError if a cell has no recorded result to compare with."""
     for cell in cells:
         for seed in seeds:
             if recorded.read(cell, seed) is None:
@@ -90,7 +90,7 @@ def require_recorded(cells: Sequence[Cell], seeds: Sequence[int], recorded: Resu
 
 
 def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, origin: ResultOrigin) -> None:
-    """Delete new results of another commit, and those whose commit is unknown: they say nothing about this code."""
+    """Delete new results of another or unknown commit: they do not test this code."""
     for cell in cells:
         for seed in seeds:
             found = again.read(cell, seed)
@@ -99,6 +99,6 @@ def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, o
 
 
 def rechecks(cells: Sequence[Cell], seeds: Sequence[int], recorded: Results, again: Results) -> list[Recheck]:
-    """Return the pairs of results that are there, in the order of `cells`."""
+    """Return the pairs of which both results exist, in the order of `cells`."""
     pairs = ((recorded.read(cell, seed), again.read(cell, seed)) for cell in cells for seed in seeds)
     return [Recheck(before, now) for before, now in pairs if before is not None and now is not None]

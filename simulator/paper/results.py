@@ -1,8 +1,8 @@
-"""Results on disk: one small JSON file per cell of the paper and seed, written whole or not at all.
+"""Results on disk: one small JSON file per cell of the paper and seed, written completely or not at all.
 
 results/table2/mnist/fedavg/affine/W200/C1.0-seed0.json      finished
-results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0/   what a simulation goes on from
-results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.json   how far it is
+results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0/   state to resume from
+results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.json   completed rounds
 results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.lock   held by the process that computes it
 """
 
@@ -29,11 +29,11 @@ from fedpatch.simulator.spec.study import Outcome, Study
 
 UNFINISHED = ".unfinished"
 FORMAT = 1
-DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}  # what people call a task's data
+DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}  # names of the tasks' data
 
 _CURVE_DIGITS = 5
 _OTHER_DIGITS = 4
-_READABLE = 0o644  # a result is there to be shared
+_READABLE = 0o644  # results are shared
 _SEED = re.compile(r"-seed([0-9]+)\.json")
 
 
@@ -42,10 +42,10 @@ class Result:
     """The result of a cell with one seed, and its origin.
 
     `curve[t]` is the user accuracy after t completed rounds, `p10[t]` its 10th percentile over the clients. `train_loss[t]` is
-    the mean over the steps of round t + 1, None where it was not finite. These three are rounded; `rounds_to_target` is not
-    affected. `dataset` names the data that were used, `started_at` is in UTC, `seconds` is computing time. `commit` and
-    `processor` are None in results of earlier versions; `commit` also where the code is not in a checkout. `diverged` is the
-    error of a training with non-finite or too large values, which ended the simulation.
+    the mean over the steps of round t + 1, None if it was not finite. These three are rounded; `rounds_to_target` is not
+    affected. `dataset` names the data, `started_at` is in UTC, `seconds` is computing time. `commit` and `processor` are None
+    in results of earlier versions; `commit` also if the code is not in a checkout. `diverged` is the error of a training with
+    non-finite or too large values, which ended the simulation.
     """
 
     cell: str
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ResultOrigin:
-    """Number of processes, device (as torch names it), command, commit and processor that results are computed with."""
+    """Number of processes, device (as torch names it), command, commit and processor of results."""
 
     workers: int = 1
     device: str = "cpu"
@@ -87,7 +87,7 @@ class ResultOrigin:
 def result_of(
     cell: Cell, outcome: Outcome, origin: ResultOrigin, started_at: str, *, diverged: str | None = None
 ) -> Result:
-    """Return the stored values of a simulation of `cell` that is complete, or that ended with the error `diverged`."""
+    """Return the result of a simulation of `cell` that is complete, or that ended with the error `diverged`."""
     points = outcome.points
     return Result(
         cell=cell.name,
@@ -122,7 +122,7 @@ def dataset_name(task: str, root: Path) -> str:
 
 
 class Results:
-    """The results below a folder, which need not exist before the first is written."""
+    """The results below a folder, which is made for the first result."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,25 +132,24 @@ class Results:
         return self.folder / f"{cell.name}-seed{seed}.json"
 
     def saved(self, cell: Cell, seed: int) -> Path:
-        """Folder for the state of a simulation that is not complete."""
+        """Return the folder for the state of an unfinished simulation."""
         return self.folder / UNFINISHED / f"{cell.name}-seed{seed}"
 
     def seeds(self, cell: Cell) -> list[int]:
-        """Seeds that are finished, in order."""
+        """Return the finished seeds, in order."""
         here, prefix = self.path(cell, 0).parent, cell.name.rpartition("/")[2]
         found = (_SEED.fullmatch(one.name.removeprefix(prefix)) for one in here.glob(f"{prefix}-seed*.json"))
         return sorted(int(match[1]) for match in found if match)
 
     def unfinished_seeds(self, cell: Cell) -> list[int]:
-        """Seeds that were begun and are not finished, in order."""
+        """Return the seeds that have begun but are not finished, in order."""
         begun = Results(self.folder / UNFINISHED).seeds(cell)
         return [seed for seed in begun if not self.path(cell, seed).exists()]
 
     def read(self, cell: Cell, seed: int) -> Result | None:
-        """The finished result; None where there is none.
+        """Return the finished result; None if there is none.
 
-        Raises UsageError, with the remedy, where the file is damaged or was computed on other terms: no such result may
-        count among the others.
+        Raises UsageError with the remedy if the file is damaged or has other terms: such a result must not count.
         """
         path = self.path(cell, seed)
         values = read_json(path)
@@ -164,26 +163,26 @@ class Results:
         return result
 
     def rounds_done(self, cell: Cell, seed: int) -> int:
-        """Return the rounds that an unfinished simulation had completed at its last checkpoint; 0 where none has begun."""
+        """Return the rounds that an unfinished simulation had completed at its last note; 0 if none has begun."""
         values = read_json(self._progress(cell, seed)) or {}
         done = values.get("rounds")
         return done if isinstance(done, int) else 0
 
     def note_progress(self, cell: Cell, seed: int, rounds: int) -> None:
-        """For `rounds_done`; of no use to anything else, so it need not be the latest."""
+        """Write the completed rounds for `rounds_done`; only progress uses them, so they may be old."""
         _write_json(self._progress(cell, seed), {"rounds": rounds})
 
     def write(self, cell: Cell, seed: int, result: Result) -> None:
-        """Keep a finished result, and forget what was saved before it was."""
+        """Write a finished result, and delete its state and progress."""
         _write_json(self.path(cell, seed), _plain(result))
         self._progress(cell, seed).unlink(missing_ok=True)
         shutil.rmtree(self.saved(cell, seed), ignore_errors=True)
 
     @contextmanager
     def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
-        """Return whether the cell is ours to compute: False where it is finished, or another process is at it.
+        """Yield whether this process may compute the cell: False if it is finished, or another process computes it.
 
-        Held to the end of the block.
+        The claim ends with the block.
         """
         path = self.saved(cell, seed).with_name(f"{self.saved(cell, seed).name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +192,7 @@ class Results:
             yield False
             return
         with lock:
-            # The previous holder may have finished the cell; only then is the file deleted.
+            # The previous holder may have finished the cell. The file is deleted only if the cell is finished.
             yield not self.path(cell, seed).exists()
             if self.path(cell, seed).exists():
                 path.unlink(missing_ok=True)
@@ -220,7 +219,7 @@ def _parse(values: Mapping[str, Any]) -> Result:
 
 
 def _check_end(result: Result) -> None:
-    """Check that target and curve agree; the curve is rounded, hence the slack."""
+    """Check that target and curve agree, with a tolerance since the curve is rounded."""
     reached, study = result.rounds_to_target, result.study
     slack = 10.0**-_CURVE_DIGITS
     if result.diverged is not None:
@@ -256,7 +255,7 @@ def measured_seeds(folder: Path) -> list[int]:
 
 
 def read_json(path: Path, *, remedy: str = "compute it again") -> dict[str, Any] | None:
-    """The object in a file; None where there is none. Raises UsageError where it is damaged: it is deleted to `remedy`."""
+    """Return the object in a file; None if there is none. Raises UsageError with `remedy` if the file is damaged."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -269,7 +268,7 @@ def read_json(path: Path, *, remedy: str = "compute it again") -> dict[str, Any]
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """One line per value, so that a change is seen where two results are compared line by line."""
+    """Write one line per value, so that a line-by-line comparison of two results shows a change."""
     lines = (
         f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
         for key, value in values.items()

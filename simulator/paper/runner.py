@@ -1,7 +1,7 @@
 """Computes the missing cells of the paper one after the other, quick ones first, and none twice.
 
-A simulation that is interrupted is saved and goes on from there the next time. Several processes may work on the same
-results at once: each cell and seed is claimed by a lock on a file.
+An interrupted simulation is saved and resumed the next time. Several processes may compute the same results: a lock on
+a file claims each cell and seed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Simulate(Protocol):
 
 
 class CellWatcher:
-    """Receives the progress of a computation; this one ignores it."""
+    """Receives the progress of a computation; this base class ignores it."""
 
     def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
         """A simulation begins or is resumed, the `place`-th of `count` cells and seeds."""
@@ -48,7 +48,7 @@ class CellWatcher:
         """A round is completed; a resumed simulation reports its earlier rounds first."""
 
     def finished(self, cell: Cell, seed: int, result: Result) -> None:
-        """Its result is on disk."""
+        """A simulation is complete, and its result is on disk."""
 
     def diverged(self, cell: Cell, seed: int, error: str) -> None:
         """The simulation ended with non-finite or too large values; its result, with the rounds before, is on disk."""
@@ -58,8 +58,8 @@ class CellWatcher:
 class Sum:
     """Outcome of the requested cells and seeds.
 
-    `present` were finished before, `computed` now. `elsewhere` are being computed by another process. In `diverged` the
-    training diverged. `left` were not finished, because the run was interrupted.
+    `present` were finished before, `computed` now. Another process is computing `elsewhere`. In `diverged` the training
+    diverged. `left` were not finished, because the run was interrupted.
     """
 
     present: int
@@ -74,7 +74,7 @@ class Sum:
 
     @property
     def interrupted(self) -> bool:
-        """True if there is more to do for this process."""
+        """True if this process has not computed all cells."""
         return self.left > 0
 
 
@@ -88,7 +88,7 @@ def run_paper(
     stopped: Callable[[], bool] = lambda: False,
     simulate: Simulate | None = None,
 ) -> Sum:
-    """Compute the cells with the seeds that have no result yet, and write each result as soon as it is there.
+    """Compute the cells with the seeds that have no result yet, and write each result at once.
 
     After training that diverges, which is a result too, the other cells are computed.
 
@@ -96,7 +96,7 @@ def run_paper(
         cells: Cells of the paper.
         seeds: Seeds of each.
         results: Folder of the results.
-        origin: Processes and device to compute with, and command, commit and processor, which each result names.
+        origin: Processes and device to compute with, and command, commit and processor; each result has them.
         watcher: Receives the progress; None: it is not reported.
         stopped: Called between rounds; True ends the run, and the state of the current simulation is saved.
         simulate: Runs a study; None: simulator.experiment.simulation.simulate.
@@ -105,7 +105,7 @@ def run_paper(
         Numbers of the results by their state.
 
     Raises:
-        UsageError: A result on disk is damaged or of other terms.
+        UsageError: A result on disk is damaged or has other terms.
         UpdateRefused: A model cannot be used before its first round.
     """
     play = simulate or _own_simulate()
@@ -139,7 +139,7 @@ class _Attempt:
         self._points: list[Point] = []
 
     def play(self, simulate: Simulate, origin: ResultOrigin, stopped: Callable[[], bool]) -> Result | None:
-        """Return the result, which is written; None where the simulation was interrupted."""
+        """Compute, write and return the result; None if the simulation was interrupted."""
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         study, saved, diverged = study_of(self.cell, self.seed), self.results.saved(self.cell, self.seed), None
         saved.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ class _Attempt:
         except UpdateRefused as error:
             if not self._points:
                 raise
-            from fedpatch.simulator.experiment.simulation import versions  # with torch, which is loaded by now
+            from fedpatch.simulator.experiment.simulation import versions  # needs torch, which is loaded here already
 
             diverged = str(error)
             outcome = Outcome(study, tuple(self._points), False, versions())
@@ -173,13 +173,13 @@ class _Attempt:
     def _on_point(self, point: Point) -> None:
         self._points.append(point)
         now = time.monotonic()
-        if now - self._noted_at >= _NOTE_EVERY_S:  # so that a summary elsewhere knows, and after a power cut too
+        if now - self._noted_at >= _NOTE_EVERY_S:  # for summaries of other processes, also after a power cut
             self.results.note_progress(self.cell, self.seed, point.round)
             self._noted_at = now
         self.watcher.point(self.cell, self.seed, point)
 
 
 def _own_simulate() -> Simulate:
-    from fedpatch.simulator.experiment.simulation import simulate  # brings torch along
+    from fedpatch.simulator.experiment.simulation import simulate  # imports torch
 
     return simulate

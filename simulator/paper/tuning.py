@@ -1,7 +1,7 @@
 """Learning rates of the table `tuned`: each rate of a grid is tried with one seed, and the cell takes the best.
 
 The paper tunes the rates of every cell "such that the target was reached in the fewest rounds" (section 5.2) and does not
-publish them. The results of the trials are files like those of the cells, with TUNING_SEED, below `tuning/`.
+publish them. The results of the trials are files as of the cells, with TUNING_SEED, below `tuning/`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedpatch.simulator.paper.runner import Sum, run_paper
 def choose_rates(cell: Cell, results: Results) -> Cell:
     """Return the cell with the best learning rates among the finished trials.
 
-    The best rates reach the target in the fewest rounds. Where none reaches it, the best have the highest user accuracy.
+    The best rates reach the target in the fewest rounds. If no rates reach it, the best have the highest user accuracy.
     Rates with which training diverges are not chosen.
 
     Args:
@@ -26,7 +26,7 @@ def choose_rates(cell: Cell, results: Results) -> Cell:
         results: The folder with the trials.
 
     Returns:
-        `cell` with `rates`; `cell` itself where no trial is finished without diverging.
+        `cell` with `rates`; `cell` itself if no trial finished without diverging.
     """
     trials = [(one, results.read(one, TUNING_SEED)) for one in rate_cells(cell)]
     finished = [(one, result) for one, result in trials if result is not None and result.diverged is None]
@@ -62,7 +62,7 @@ def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, ori
     for cell, _ in in_order(cells, (TUNING_SEED,)):
         done = play(rate_cells(cell), (TUNING_SEED,))
         chosen = choose_rates(cell, results)
-        # Another process that tries rates computes the rest of the cell.
+        # If another process computes trials, that process also computes the cell.
         if chosen.rates is not None and not (done.interrupted or done.elsewhere):
             done += play((chosen,), seeds)
         total += done

@@ -36,10 +36,10 @@ Device = Annotated[str, typer.Option(metavar="DEVICE", help="Device to compute o
 def worker_count(wanted: int | None) -> int:
     """Return the number of processes to compute with.
 
-    Without a wish it is the number of usable processor cores. A rank of `torchrun` is one process.
+    If `wanted` is None, it is the number of usable processor cores. A rank of `torchrun` is one process.
 
     Raises:
-        UsageError: The wish is below 1, or above 1 for a rank.
+        UsageError: `wanted` is below 1, or above 1 for a rank.
     """
     if wanted is not None and wanted < 1:
         raise UsageError(f"--workers: {wanted} is too few; at least 1")
@@ -51,12 +51,12 @@ def worker_count(wanted: int | None) -> int:
 
 
 def rank_count() -> int:
-    """Return the number of ranks that the launcher started (WORLD_SIZE); 1 without a launcher. Raises UsageError."""
+    """Return the number of ranks of the launcher (WORLD_SIZE); 1 without one. Raises UsageError for an invalid value."""
     return _number_in("WORLD_SIZE", 1)
 
 
 def rank_number() -> int:
-    """Return the number of this rank, from 0 (RANK); 0 without a launcher. Raises UsageError."""
+    """Return the number of this rank, from 0 (RANK); 0 without a launcher. Raises UsageError for an invalid value."""
     return _number_in("RANK", 0) if rank_count() > 1 else 0
 
 
@@ -68,14 +68,14 @@ def _number_in(variable: str, default: int) -> int:
 
 
 def device_name(name: str) -> str:
-    """The name, if a device can be called so. Raises UsageError."""
+    """Return the name if it is one of DEVICES; else raise UsageError."""
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES)
     return name
 
 
 def name_processor(device: str) -> str:
-    """Return the model name of the processor that computes on `device`: for cuda the GPU's. Raises UsageError without one."""
+    """Return the model name of the processor that computes on `device`: for cuda the GPU's. Raises UsageError without a GPU."""
     if device != "cuda":
         return processor_name()
     import torch

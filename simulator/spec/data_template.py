@@ -10,13 +10,13 @@ FIELDS = ("index", "count", "seed")
 
 
 def data_specs(template: str, clients: int, seed: int, most: int | None = None) -> list[str]:
-    """Fill in the template of each client.
+    """Fill in the template for each client.
 
     Args:
         template: The template; it has the field {index}.
-        clients: Number of clients, which {count} stands for.
-        seed: The seed, which {seed} stands for.
-        most: Return the specs of the first clients only; None: of all.
+        clients: Number of clients, the value of {count}.
+        seed: The seed, the value of {seed}.
+        most: Return the specs of so many first clients; None: of all.
 
     Returns:
         The specs, by the numbers of the clients.

@@ -19,13 +19,13 @@ def from_plain(kind: type[T], values: Mapping[str, Any], what: str) -> T:
     Args:
         kind: The dataclass.
         values: The values by the names of the fields.
-        what: Name of the whole, for messages.
+        what: Name of the dataclass in messages.
 
     Returns:
-        The dataclass, with lists as tuples and whole numbers as floats where the fields are so.
+        The dataclass; lists become tuples, and whole numbers floats, if the field has this type.
 
     Raises:
-        UsageError: A field is unknown, missing or of another type; the message names it.
+        UsageError: A field is unknown, missing or has another type; the message names the field.
 
     Example:
         >>> from dataclasses import dataclass

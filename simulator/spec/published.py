@@ -1,7 +1,7 @@
 """The numbers of the paper: Tables 2 and 3 as printed, and the published learning rates of every experiment.
 
 A row of a table is four groups of four: what is private, as in PRIVATE, and within it the scenarios, as in SCENARIOS.
-X stands where the target was not reached within MAX_ROUNDS rounds.
+X: the target was not reached within MAX_ROUNDS rounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 X = None
 
 PRIVATE = ("none", "all", "stats", "affine")
-SCENARIOS = ((200, 0.5), (200, 1.0), (400, 0.5), (400, 1.0))  # W clients, of whom the share C takes part in a round
+SCENARIOS = ((200, 0.5), (200, 1.0), (400, 0.5), (400, 1.0))  # W clients; the share C of them takes part in a round
 
 TARGET_UA = {"mnist": 0.97, "cifar10": 0.65}  # section 4.2
 MAX_ROUNDS = 500
@@ -49,16 +49,16 @@ TABLE_3: Mapping[str, Mapping[str, Row]] = {
 }
 # fmt: on
 
-# Of Table 3's MNIST half, "statistics private" repeats "all private" of Table 2's, but for one cell: an error in copying.
-# Nothing can be compared with it.
+# In Table 3, MNIST, "statistics private" repeats "all private" of Table 2 except for one cell: a copying error. These cells
+# cannot be compared.
 MISPRINTED = ("table3", "mnist", "stats")
 
 # Fig. 5: user accuracy of personalised algorithms, round by round (section 4.4); what is private, by algorithm.
 FIG_5 = (("fedavg", "none"), ("fedavg", "affine"), ("per-fedavg", "none"), ("pfedme", "none"))
 FIG_5_ROUNDS = 200
 
-# The client optimizer's rate, by data set. FedAdam's published rate, an example for MNIST, is FedAvg's for MNIST. With it,
-# training on CIFAR-10 diverges; so there FedAdam has FedAvg's rate too.
+# The client optimizer's rate, by data set. FedAdam's published rate, an example for MNIST, is FedAvg's rate for MNIST. With
+# this rate, training on CIFAR-10 diverges; so FedAdam has FedAvg's rate there too.
 CLIENT_RATES = {
     ("mnist", "fedavg"): 0.3,
     ("cifar10", "fedavg"): 0.1,

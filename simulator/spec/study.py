@@ -21,7 +21,7 @@ BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
 MEAN = "mean"
 EVERYTHING = "names:*"
-"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.comparison)."""
+"""Policy in which nothing is federated: each client learns alone, by the strategy's own plan (simulator.comparison)."""
 MAX_GROUP_OF_U8 = 42
 """Larger groups have 16 bits for a masked value."""
 LEAST_GROUP = 8
@@ -62,18 +62,18 @@ class Study:
     """The terms of one simulation.
 
     `strategy` names a strategy (coordinator.strategies) or one of BASELINES. `data` is the data spec of client {index} of
-    {count}; {seed} is put in too where it stands there. `participation` is the paper's C. `learning_rate` is the client
-    optimizer's (Per-FedAvg: beta, pFedMe: eta), `server_learning_rate` that of the server's optimizer, `adaptation_rate` only
-    Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
-    `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
-    `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
-    no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.
-    `prox`, `phases`, `personal` and `finish` are a run's settings.
+    {count}; it may also contain {seed}. `participation` is the paper's C. `learning_rate` is the rate of the client's
+    optimizer (Per-FedAvg: beta, pFedMe: eta), `server_learning_rate` that of the server's optimizer; `adaptation_rate` is for
+    Per-FedAvg only (alpha), `proximity` for pFedMe only (lambda).
+    `encoding` is the encoding of models and updates (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples`,
+    `aggregate`, `dp`, `noise_multiplier`, `dp_clip` and `delta` are a run's settings of these names; the paper has no bounds
+    and no noise, and aggregates by the mean. User accuracies of a study are exact, also with differential privacy.
+    `prox`, `phases`, `personal` and `finish` are a run's settings too.
     With `secure` "groups" updates are masked in groups of at most `group_size`, one of `keep` values travels in a round, and
-    `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then of the way down alone.
+    `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then only for downloads.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
-    are the task's, in whose terms every user accuracy is. `attack` is what the share `bad` of the clients does
-    (simulator.attacks), "" if none is bad.
+    are the task's; every user accuracy is in this metric. `attack` is the attack of the share `bad` of the clients
+    (simulator.attacks), "" for none.
     """
 
     task: str
@@ -121,35 +121,35 @@ class Study:
 
     @property
     def metric_terms(self) -> MetricTerms:
-        """Name and goal of the metric; its range is the task's."""
+        """Name and goal of the metric; only the task has its range."""
         return MetricTerms(self.metric, self.metric_goal)
 
     @property
     def label(self) -> str:
-        """Name of its user accuracies in a heading or a line."""
+        """Name of the study's user accuracies in a heading or a line."""
         return self.metric_terms.label
 
     @property
     def measure_words(self) -> str:
-        """The same in full."""
+        """The full name of these user accuracies."""
         return self.metric_terms.words
 
     @property
     def participants(self) -> int:
-        """Clients that each round selects, as coordinator.cohort.selection does."""
+        """Number of clients that each round selects, as in coordinator.cohort.selection."""
         return max(1, int(self.participation * self.clients + ROUNDING))
 
     def reached(self, user_accuracy: float) -> bool:
-        """Return whether there is a target, and this is as good or better."""
+        """Return whether there is a target, and `user_accuracy` reaches it."""
         return self.target_ua is not None and self.metric_terms.reached(user_accuracy, self.target_ua)
 
     def differences(self, other: Study) -> str:
-        """Return the differences of `other`, in words."""
+        """Return the differences from `other`, in words."""
         pairs = [(one.name, getattr(self, one.name), getattr(other, one.name)) for one in fields(Study)]
         return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a group of _OPTIONAL_TERMS only where its first term is not the default."""
+        """Return plain values for JSON; a group of _OPTIONAL_TERMS only if its first term is not the default."""
         plain = asdict(self)
         for first, *others in _OPTIONAL_TERMS:
             if plain[first] == getattr(Study, first):
@@ -159,7 +159,7 @@ class Study:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Study:
-        """Undo `to_dict`. Raises UsageError where a term is missing, unknown or of another type."""
+        """Undo `to_dict`. Raises UsageError if a term is missing, unknown or has another type."""
         return from_plain(cls, values, "the simulation")
 
 
@@ -167,12 +167,12 @@ class Study:
 class Point:
     """User accuracy after `round` completed rounds, before the next one's training (paper, section 4.2).
 
-    Taken over the `counted` clients that are selected for the next round and count in UA (the noisy ones do not), each
-    weighted alike: the mean, what the worst tenth of them does not surpass (`p10`), and the worst (`lowest`; where the
-    metric's goal is "min", the greatest). `train_loss` is the mean over the clients of round `round` of the mean over their
-    steps; None at 0. `seconds` is the time since the point before. `bytes_up` are those of all updates of round `round`,
-    `bytes_down` those that it took the clients selected for the next round to come to the model that is measured here; None
-    where they were not counted.
+    It is the unweighted mean over the `counted` clients that are selected for the next round and count in UA (noisy clients
+    do not), with the bound of their worst tenth (`p10`) and the worst client (`lowest`; the greatest value if the metric's
+    goal is "min"). `train_loss` is the mean over the clients of round `round` of the mean over their steps; None at 0.
+    `seconds` is the time since the previous point. `bytes_up` are the bytes of all updates of round `round`, `bytes_down` the
+    bytes that the clients selected for the next round download to get the model that is measured here; None if they were
+    not counted.
     """
 
     round: int
@@ -193,9 +193,9 @@ class AttackOutcome:
     Attributes:
         bad: Numbers of the bad clients.
         found: Their share among as many clients whose updates the rule and the bounds reduced most, over all rounds since the
-            simulation was last taken up; None if no update was reduced.
-        backdoor_success: Of a backdoor: the share of the honest clients' test examples of other classes that get the target
-            when they have the trigger, as a mean over clients.
+            simulation was last resumed; None if no update was reduced.
+        backdoor_success: Only for a backdoor: the share of the honest clients' test examples of other classes that the model
+            classifies as the target when they have the trigger, as a mean over clients.
     """
 
     bad: tuple[int, ...]
@@ -208,11 +208,11 @@ class Outcome:
     """The result of a simulation.
 
     Args:
-        study: Its terms.
+        study: The terms of the simulation.
         points: The curve; `points[t]` belongs to t completed rounds.
-        complete: False where it was interrupted before the target or the last round.
+        complete: False if it was interrupted before the target or the last round.
         versions: Versions of the programs that computed it.
-        attack: Of a complete study with an attack: the attack's result.
+        attack: The attack's result, for a complete study with an attack.
 
     Example:
         >>> import fedpatch
@@ -230,7 +230,7 @@ class Outcome:
     attack: AttackOutcome | None = None
 
     def __repr__(self) -> str:
-        """Return the terms and the result in a line: a curve of hundreds of points would fill a notebook."""
+        """Return the terms and the result in a line, since a curve of hundreds of points would fill a notebook."""
         study, reached = self.study, self.rounds_to_target
         accuracy = "nothing measured" if self.user_accuracy is None else f"user accuracy {self.user_accuracy:.3f}"
         end = "" if reached is None else f", target reached after {reached}"
@@ -239,7 +239,7 @@ class Outcome:
 
     @property
     def rounds_to_target(self) -> int | None:
-        """Completed rounds when UA first was at the target; None if it never was, or there is no target."""
+        """Completed rounds when UA first reached the target; None if it never did, or there is no target."""
         return next((one.round for one in self.points if self.study.reached(one.user_accuracy)), None)
 
     @property
@@ -249,19 +249,19 @@ class Outcome:
 
     @property
     def bytes_up_per_update(self) -> float | None:
-        """Mean size of an update; None where none was sent or counted."""
+        """Mean size of an update in bytes; None if no update was sent or counted."""
         return _mean([one.bytes_up for one in self.points[1:]], self.study.participants)
 
     @property
     def bytes_down_per_download(self) -> float | None:
-        """Mean over all clients and rounds of what it took to come to the round's model."""
+        """Mean bytes of a download of the round's model, over all clients and rounds."""
         return _mean([one.bytes_down for one in self.points], self.study.participants)
 
     @property
     def bytes_to_target(self) -> int | None:
-        """Bytes of all clients, up and down, until user accuracy was at the target; None if it never was, or without counts.
+        """Bytes of all clients, up and down, until user accuracy reached the target; None if it never did, or without counts.
 
-        The models that it was measured on are among them, the one that reached the target too.
+        They include the downloads of the measured models, also of the model that reached the target.
         """
         reached = self.rounds_to_target
         way = [(one.bytes_up, one.bytes_down) for one in self.points if reached is not None and one.round <= reached]
@@ -271,7 +271,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Computing time of all points, in seconds, those before an interruption included."""
+        """Computing time of all points, in seconds, including points before an interruption."""
         return math.fsum(one.seconds for one in self.points)
 
     def to_frame(self) -> DataFrame:
@@ -317,5 +317,5 @@ def _mean(totals: Sequence[int | None], count: int) -> float | None:
 
 
 def client_id(client: int) -> str:
-    """Return the device name of a simulated client; its batches depend on it."""
+    """Return the device name of a simulated client; the client's batches depend on this name."""
     return f"client-{client}"

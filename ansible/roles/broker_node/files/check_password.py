@@ -1,7 +1,7 @@
-"""Answers ejabberd's questions about passwords from the password file of a fleet, whose lines `fedpatch device add` writes.
+"""Answers ejabberd's questions about passwords from a fleet's password file, which `fedpatch device add` writes.
 
 ejabberd starts it as `check_password.py FILE`. A question is two bytes of length and `auth:USER:HOST:PASSWORD` or
-`isuser:USER:HOST`; the answer is 1 or 0. A line of the file is `user:$7$ITERATIONS$SALT$HASH`, as mosquitto has it: PBKDF2 with
+`isuser:USER:HOST`; the answer is 1 or 0. A line of the file is `user:$7$ITERATIONS$SALT$HASH`, as for mosquitto: PBKDF2 with
 HMAC-SHA-512, salt and hash in base64. The file is read for each question, so that a revoked password is refused at once.
 """
 
@@ -19,15 +19,15 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 def answer(question: str, lines: list[str]) -> bool:
-    """Return whether a question is answered with yes.
+    """Return whether the answer to a question is yes.
 
     Args:
-        question: The question without its length; bytes that are not UTF-8 as `surrogateescape` decodes them.
+        question: The question without its length; bytes other than UTF-8 are decoded with `surrogateescape`.
         lines: Lines of the password file.
 
     Returns:
-        For `isuser` whether the user has a password, for `auth` whether it is this one; False for other questions, and for
-        `auth` where the user's line is damaged.
+        For `isuser` whether the user has a password, for `auth` whether the password is correct; False for other questions,
+        and for `auth` if the user's line is damaged.
 
     Example:
         >>> answer("isuser:pi-1:kitchen", ["pi-1:$7$101$AAAA$AAAA"])

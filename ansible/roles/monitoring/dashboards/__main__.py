@@ -13,7 +13,7 @@ DASHBOARDS = {"rounds.json": rounds.dashboard, "fleet.json": fleet.dashboard, "d
 
 
 def write(folder: Path) -> None:
-    """One file per dashboard."""
+    """Write one file per dashboard."""
     for name, dashboard in DASHBOARDS.items():
         (folder / name).write_text(to_text(dashboard()), encoding="utf-8")
 

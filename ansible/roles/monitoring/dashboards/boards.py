@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from dashboards.panels import PROMETHEUS
 
 TAG = "fedpatch"
-# A coordinator is known by its address, as Prometheus has it.
+# Selects a coordinator by its address in Prometheus.
 OF_COORDINATOR = 'instance="$coordinator"'
 
 
@@ -34,7 +34,7 @@ class Section:
 
 
 def board(uid: str, title: str, about: str) -> Dashboard:
-    """An empty dashboard of one coordinator; `uid` stays the same for ever, as links and bookmarks hold it."""
+    """Return an empty dashboard of one coordinator; `uid` must never change, because links and bookmarks contain it."""
     source = DatasourceVariable("datasource").label("Prometheus").type("prometheus")
     return (
         Dashboard(title)
@@ -53,7 +53,7 @@ def board(uid: str, title: str, about: str) -> Dashboard:
 
 
 def filled(built: Dashboard, sections: Sequence[Section]) -> Dashboard:
-    """The dashboard with these sections, one below the other."""
+    """Return the dashboard with these sections, one below the other."""
     for section in sections:
         built = built.with_row(Row(section.heading))
         for panel in section.panels:
@@ -62,7 +62,7 @@ def filled(built: Dashboard, sections: Sequence[Section]) -> Dashboard:
 
 
 def choice(name: str, label: str, query: str) -> QueryVariable:
-    """A variable with the values that Prometheus has for `query` now, e.g. label_values(METRIC, LABEL)."""
+    """Return a variable with the present values of `query` in Prometheus, such as label_values(METRIC, LABEL)."""
     return (
         QueryVariable(name)
         .label(label)
@@ -74,11 +74,11 @@ def choice(name: str, label: str, query: str) -> QueryVariable:
 
 
 def to_text(built: Dashboard) -> str:
-    """The JSON that Grafana reads, the same for the same dashboard, with every panel under a number of its own."""
+    """Return the JSON for Grafana, with a different number for every panel; the same dashboard gives the same JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(built.build(), cls=JSONEncoder))
     for number, panel in enumerate(plain["panels"], start=1):
         panel["id"] = number
-        # The SDK gives every table an empty footer, which newer Grafanas no longer know.
+        # The SDK gives every table an empty footer, which newer Grafana versions no longer have.
         if panel["type"] == "table":
             panel["options"].pop("footer", None)
     for variable in plain["templating"]["list"]:

@@ -15,7 +15,7 @@ _THIS = f'{OF}, device="$device"'
 
 
 def dashboard() -> Dashboard:
-    """All of it."""
+    """Return the dashboard."""
     known = f"label_values(fedpatch_device_online{{{OF}}}, device)"
     built = board(UID, "fedpatch: Device", "One device: what it is doing, how long it takes, how good its model is.")
     built = built.with_variable(choice("device", "Device", known))

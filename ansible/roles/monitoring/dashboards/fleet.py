@@ -1,4 +1,4 @@
-"""The dashboard *Fleet*: what every device is doing, which are slow, which make trouble, and how the coordinator is."""
+"""The dashboard *Fleet*: states of the devices, slow devices, offenders, and the state of the coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dashboards.panels import lines, listing, number, ranking, stack, timeline
 from dashboards.states import WORDS, state_number
 
 UID = "fedpatch-fleet"
-# A click on a device leads to its own dashboard; Grafana fills in what is in braces.
+# A click on a device opens its dashboard; Grafana fills in the parts in braces.
 _LINK = (
     "/d/fedpatch-device?var-datasource=${datasource}&var-coordinator=${coordinator}&var-device=${__field.labels.device}"
 )
@@ -20,7 +20,7 @@ _THIRD = Look(unit="s", width=8, height=10, least=0, link=_LINK)
 
 
 def dashboard() -> Dashboard:
-    """All of it."""
+    """Return the dashboard."""
     built = board(UID, "fedpatch: Fleet", "The devices of one coordinator: states, conditions, the slowest, offenders.")
     return filled(built, [_now(), _states(), _rankings(), _health(), _coordinator(), _leaders(), _limits()])
 
@@ -156,7 +156,7 @@ def _coordinator() -> Section:
 
 
 def _leaders() -> Section:
-    # A coordinator that is down has no series any more; its last one names the fleet.
+    # A coordinator that is down has no series any more; its last series has the fleet.
     of_fleet = f"and on (fleet) last_over_time(fedpatch_leader{{{OF}}}[$__range])"
     leads = f"(fedpatch_leader {of_fleet})"
     changes = " - ".join(f"{of}({of}_over_time(fedpatch_leader_epoch[$__range]) {of_fleet})" for of in ("max", "min"))

@@ -10,7 +10,7 @@ OK, WARNING, BAD, IDLE = "green", "orange", "red", "#808080"
 
 @dataclass(frozen=True)
 class Query:
-    """A query of Prometheus and the name of a series of its answer, e.g. `{{phase}}`."""
+    """A query of Prometheus and the name of a series in its answer, such as `{{phase}}`."""
 
     expr: str
     legend: str = "__auto"
@@ -21,8 +21,8 @@ class Look:
     """How a panel shows its numbers.
 
     `unit` is one of Grafana's ids (s, bytes, percentunit, ...). `width` is in columns, of which a dashboard has 24;
-    `height` is in rows. `steps` are colours from a value on; below the first of them it is green. `words` say what a
-    number means, and its colour. `link` is where a click on a series leads.
+    `height` is in rows. `steps` are colours from a value on; values below the first step are green. `words` has the meaning
+    of a number, and its colour. `link` is the target of a click on a series.
     """
 
     unit: str = "short"

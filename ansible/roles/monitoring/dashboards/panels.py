@@ -1,4 +1,4 @@
-"""The kinds of panels that the dashboards are made of, with what all panels of a kind have in common."""
+"""The kinds of panels of the dashboards, with the common options of each kind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ P = TypeVar("P", bound=_Panel)
 
 
 def lines(title: str, about: str, queries: Sequence[Query], look: Look = _PLAIN) -> timeseries.Panel:
-    """Values over time."""
+    """Return a panel of values over time."""
     panel = (
         timeseries.Panel()
         .draw_style(options.GraphDrawStyle.LINE)
@@ -57,7 +57,7 @@ def lines(title: str, about: str, queries: Sequence[Query], look: Look = _PLAIN)
 
 
 def stack(title: str, about: str, queries: Sequence[Query], look: Look = _PLAIN) -> timeseries.Panel:
-    """Values over time on top of each other, so that their sum can be read, too."""
+    """Return a panel of stacked values over time, which also shows their sum."""
     return (
         lines(title, about, queries, look)
         .line_width(1)
@@ -68,13 +68,13 @@ def stack(title: str, about: str, queries: Sequence[Query], look: Look = _PLAIN)
 
 
 def number(title: str, about: str, query: Query, look: Look = SMALL) -> stat.Panel:
-    """The newest value, large."""
+    """Return a panel with the newest value in large type."""
     panel = stat.Panel().graph_mode(options.BigValueGraphMode.NONE).reduce_options(_newest())
     return _of_now(_dressed(panel, title, about, look), [query])
 
 
 def ranking(title: str, about: str, queries: Sequence[Query], look: Look = _PLAIN) -> bargauge.Panel:
-    """The newest value of each series as a bar, one below the other, in the order of the queries."""
+    """Return a panel with the newest value of each series as a bar, one below the other, in the order of the queries."""
     panel = (
         bargauge.Panel()
         .display_mode(options.BarGaugeDisplayMode.GRADIENT)
@@ -85,7 +85,7 @@ def ranking(title: str, about: str, queries: Sequence[Query], look: Look = _PLAI
 
 
 def timeline(title: str, about: str, queries: Sequence[Query], look: Look) -> statetimeline.Panel:
-    """A strip per series, coloured by what `look` makes of its value."""
+    """Return a panel with a strip per series; `look` gives the colour of each value."""
     panel = (
         statetimeline.Panel()
         .show_value(options.VisibilityMode.NEVER)
@@ -100,7 +100,7 @@ def timeline(title: str, about: str, queries: Sequence[Query], look: Look) -> st
 def listing(
     title: str, about: str, query: Query, look: Look, columns: Sequence[tuple[str, str]], value: str
 ) -> table.Panel:
-    """A row per series: its labels, `columns` of (label, heading), and its value under the heading `value`."""
+    """Return a table with a row per series: its labels, `columns` of (label, heading), and its value under `value`."""
     headings = {**dict(columns), "Value": value}
     order = {name: place for place, name in enumerate(headings)}
     organize = {"excludeByName": {}, "indexByName": order, "renameByName": headings}

@@ -1,4 +1,4 @@
-"""The dashboard *Rounds*: where the time of a round goes, how good the model is, who took part and what travelled."""
+"""The dashboard *Rounds*: time of each phase, user accuracy, participation and traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PHASE = "fedpatch_round_phase_seconds"
 
 
 def dashboard() -> Dashboard:
-    """All of it."""
+    """Return the dashboard."""
     built = board(UID, "fedpatch: Rounds", "Rounds of one coordinator: phases, user accuracy, quorum, declines, bytes.")
     return filled(built, [_now(), _time(), _quality(), _participation(), _traffic()])
 

@@ -22,7 +22,7 @@ WORDS = tuple((number, words, colour) for number, words, colour, _ in _GROUPS)
 
 
 def state_number(selector: str) -> str:
-    """PromQL: one series per device, with the number of its state; `selector` is of labels, e.g. `device="ann"`."""
+    """Return PromQL with one series per device, the number of its state; `selector` has labels, such as `device="ann"`."""
     return " or ".join(
         f'max by (device) ({number} * fedpatch_device_state{{{selector}, state=~"{"|".join(states)}"}})'
         for number, _, _, states in _GROUPS
