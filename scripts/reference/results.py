@@ -29,6 +29,13 @@ _LOW_RATES = "rate0.03-server0.003"
 _PUBLISHED_RATES = "rate0.3-server0.01"
 _POLICIES = ("none", "stats", "affine", "all")
 _STRATEGIES = {"fedavg": "FedAvg", "fedadam": "FedAdam", "fedavg-adam": "FedAvg-Adam"}
+# Classes of docs/examples/adam_constants.py.
+_CONSTANTS = {
+    "ShortVariance": "beta_2 = 0.99",
+    "ShorterVariance": "beta_2 = 0.9",
+    "ShortMean": "beta_1 = 0.5",
+    "LargeEpsilon": "epsilon = 1e-3",
+}
 
 
 def page() -> str:
@@ -81,6 +88,7 @@ def page() -> str:
         **overtaking(store),
         equation_10=equation_10(),
         demo_task=demo_task(),
+        adam_constants=adam_constants(),
         affine_share=share_of_rounds(store, "mnist/fedavg/affine/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
         **fig3(),
         **fig4(),
@@ -399,6 +407,16 @@ def demo_task() -> str:
         outcomes = [json.loads((RESULTS / "demo-task" / f"{strategy}-{one}.json").read_bytes()) for one in _POLICIES]
         rows.append((name, *(_demo_entry(one) for one in outcomes)))
     return table(("completed rounds when UA is first 0.97 (of 60)", *(f"`{one}`" for one in _POLICIES)), rows)
+
+
+def adam_constants() -> str:
+    """Return the rounds of an open cell with other constants of Adam, seed by seed, as `beta_2 = 0.9: 28, 24`."""
+    folder = RESULTS / "adam-constants"
+    texts = []
+    for name, words in _CONSTANTS.items():
+        outcomes = [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"{name}-seed*.json"))]
+        texts.append(f"{words}: {', '.join(format_rounds(one['rounds_to_target']) for one in outcomes)}")
+    return "; ".join(texts)
 
 
 def _demo_entry(outcome: dict[str, Any]) -> str:

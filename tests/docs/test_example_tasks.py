@@ -1,4 +1,4 @@
-"""The example tasks of docs/examples: generated data that follow number and seed, and methods that fit the models."""
+"""The examples of docs/examples: tasks with generated data that follow number and seed, and strategies."""
 
 from __future__ import annotations
 
@@ -58,3 +58,15 @@ def test_published_methods_fit_the_example_and_affine_only_where_there_is_batch_
     names = [row["policy"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]]
     assert {"fedavg", "fedprox", "fedbn", "fedper", "fedrep", "fedbabu", "ditto", "pfedme", "independent"} <= set(names)
     assert ("mtfl" in names) == (task == "sensor_fleet_task")
+
+
+@pytest.mark.parametrize("name", ["ShortVariance", "ShorterVariance", "ShortMean", "LargeEpsilon"])
+def test_each_strategy_with_another_constant_of_adam_trains_another_model(monkeypatch, name):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    losses = []
+    for strategy in ("fedavg-adam", f"adam_constants:{name}"):
+        terms = ["--strategy", strategy, "--clients", "2", "--rounds", "2", "--workers", "1", "--json"]
+        done = CliRunner().invoke(app, terms)
+        assert done.exit_code == 0, done.output
+        losses.append(json.loads(done.stdout)["points"][2]["train_loss"])
+    assert losses[0] != losses[1]
