@@ -1,4 +1,4 @@
-"""The stage of the attacks: a broker without access rules, an honest fleet, and a coordinator whose memory is measured."""
+"""Environment of the attacks: a broker without access rules, an honest fleet, and a coordinator with measured memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRAVELLING = parse_policy("affine").public(SCHEMA).with_moments(MOMENTS)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a run. `devices` are those of `fedpatch devices`, `metrics` the last that were served."""
+    """Result of a run. `devices` comes from `fedpatch devices`; `metrics` is the text served last."""
 
     summary: dict[str, Any]
     stderr: str
@@ -48,7 +48,7 @@ class Outcome:
     state_dir: Path
 
     def metric(self, series: str) -> float:
-        """The value of one series, 0 where there is none."""
+        """The value of one series, 0 if it is absent."""
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.metrics, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -69,7 +69,7 @@ class Spy:
         self._link.start()
 
     def wait(self, fits: Callable[[Received], object]) -> Received:
-        """The first message that fits, also one of the past."""
+        """The first message, received before or after the call, for which `fits` is true."""
         found: list[Received] = []
         looked = 0
 
@@ -85,7 +85,7 @@ class Spy:
         return found[0]
 
     def message(self, kind: str, fits: Callable[[Envelope, topics.ParsedTopic], object]) -> Envelope:
-        """The first message on topics of that kind that fits."""
+        """The first message on a topic of `kind` for which `fits` is true."""
 
         def looks_right(event: Received) -> object:
             topic = topics.parse_topic(self._fleet, event.topic)
@@ -96,7 +96,7 @@ class Spy:
         return decode(self.wait(looks_right).payload)
 
     def answer(self, device: str, fits: Callable[[Body], object]) -> Body:
-        """The first message of the coordinator to a device that fits."""
+        """The coordinator's first message to `device` for which `fits` is true."""
         return self.message("down", lambda envelope, topic: topic.device == device and fits(envelope.body)).body
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ class Spy:
 
 @dataclass
 class Arena:
-    """One fleet at one broker. Attackers are threads that use it side by side."""
+    """One fleet at one broker. Each attacker is a thread; all use it at the same time."""
 
     broker: Mosquitto
     fleet: str
@@ -122,7 +122,7 @@ class Arena:
         self.spy = Spy(self.broker.url, self.fleet)
 
     def asked(self, since: int = 1) -> Envelope:
-        """The first request of the run's round `since`, or a later one."""
+        """The first work request of round `since` or a later round."""
         return self.spy.message(
             "down", lambda envelope, _: isinstance(envelope.body, WorkRequest) and envelope.round >= since
         )
@@ -135,7 +135,7 @@ class Arena:
 
     @contextlib.contextmanager
     def rogue(self, device: str) -> Iterator[tuple[Rogue, Client]]:
-        """A present device that can be invited, and leaves at the end."""
+        """A device that is online and can be invited; it goes offline at the end."""
         with self.client(device) as voice:
             one = Rogue(voice, self.fleet, device, TASK.name, SCHEMA, TRAVELLING)
             one.appear()
@@ -145,10 +145,10 @@ class Arena:
                 voice.link.publish(topics.device_state(self.fleet, device), state(online=False), retain=True)
 
     def run(self, devices: int, quorum: float, *, rounds: int = ROUNDS) -> Outcome:
-        """Run to the end, after `devices` are present.
+        """Run to the end. The first round begins when `devices` devices are online.
 
         The bounds (`norm_bound`, `max_num_examples`, `aggregate`, quarantine, rate limits) are the defaults. Deadlines are
-        longer, for a busy machine that plays all the attackers too, and `max_devices` is a table that a test can fill.
+        longer, since the same machine runs all attackers; `max_devices` is low, so that a test can fill the fleet's table.
         """
         port, state_dir = free_port(), self.directory / self.fleet
         terms = ["--task", REFERENCE, "--strategy", "fedavg-adam", "--private", "affine", "--seed", 5]
@@ -162,7 +162,7 @@ class Arena:
             until = time.monotonic() + 2 * PATIENCE_S
             while coordinator.running and time.monotonic() < until:
                 peak_kib = max(peak_kib, _peak_kib(coordinator.pid))
-                with contextlib.suppress(OSError, HTTPException):  # it may be ending
+                with contextlib.suppress(OSError, HTTPException):  # the coordinator may be ending
                     metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
                 time.sleep(0.1)
             done = coordinator.done()
@@ -173,7 +173,7 @@ class Arena:
 
 
 def honest_fleet(arena: Arena) -> Fleet:
-    """The honest agents, started."""
+    """Start the honest agents."""
     fleet = Fleet(arena.broker.url, arena.directory / f"agents-{arena.fleet}", name=arena.fleet)
     for device, data in HONEST.items():
         fleet.start(device, REFERENCE, data)
@@ -181,7 +181,7 @@ def honest_fleet(arena: Arena) -> Fleet:
 
 
 def state(*, online: bool = True, tasks: bool = False, boot: str = "1", version: str = "") -> bytes:
-    """A presence, of a device that has a task only with `tasks`."""
+    """A presence message; the device has a task only with `tasks`."""
     can = (TaskCapability(TASK.name, SCHEMA.digest, 10),) if tasks else ()
     return encode(Envelope(DeviceState(online=online, boot=boot, version=version, tasks=can)))
 

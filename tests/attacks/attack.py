@@ -1,4 +1,4 @@
-"""What an attack is: a name, what it does, what stops it, and how it is played."""
+"""An attack: its name, its action, its defence, and the function that carries it out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from tests.attacks.arena import Arena, Outcome
 
 Proof = Callable[[Outcome], object]
-"""Asked when the run is over: something true of the attack that could not be so had it not happened."""
+"""Called after the run; true only if the attack has happened."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack; docs/explanation/threat-model.md counts them by kind.
+    """An attack. docs/explanation/threat-model.md counts the attacks by kind.
 
-    `play` does it, and raises where that did not work; it returns a Proof, or None where it has seen for itself that the
-    attack happened. One that takes `part` is a device that is there when the run begins.
+    `play` carries the attack out, and raises an error if that fails. It returns a Proof, or None if it has already checked
+    that the attack happened. With `part`, the attacker is a device that is online when the run begins.
     """
 
     name: str
@@ -32,5 +32,5 @@ def part(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Pro
 
 
 def devices_of(attacks: tuple[Attack, ...]) -> dict[str, Attack]:
-    """The name under which each attack is played."""
+    """The attacks by the name of the attacking device."""
     return {f"foe-{number:02}": attack for number, attack in enumerate(attacks)}

@@ -1,4 +1,4 @@
-"""Attacks by sheer number: messages, presences, chunks, names."""
+"""Attacks by large numbers of messages, presences, chunks and device names."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _invented(arena: Arena, device: str) -> Proof:
         name = f"ghost-{number}"
         state_topic = topics.device_state(arena.fleet, name).encode()
         packets.append(raw.publish(state_topic, state()))
-        if number % 2:  # who is gone makes way for the next one
+        if number % 2:  # an offline device makes room for the next one
             packets.append(raw.publish(topics.up(arena.fleet, name).encode(), vitals))
             packets.append(raw.publish(state_topic, state(online=False)))
     raw.flood(arena.broker.port, f"{arena.fleet}-{device}", packets)

@@ -1,4 +1,4 @@
-"""The attackers of the simulator as devices of a real run: they train, and send another update, which passes every check."""
+"""The simulator's attackers as devices of a real run: they train, then send a false update that passes every check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.system.rogue import Misdeed, Update, Upload, Verdict
 
 LIAR = "liar"
 LONG = ("sign", "noise", "backdoor")
-"""Attacks by a step much longer than those of the others, which the shipped settings shorten."""
+"""Attacks with a step much longer than those of other devices; the default settings shorten it."""
 
 LIES = ("sign", "labels", "noise", "alie", "backdoor", "ipm", "copy")
 _EXAMPLES = 30 + len(HONEST)  # as many as the honest devices have
@@ -32,7 +32,7 @@ _TRAINED = [spec.name for spec in TRAVELLING.specs if spec.trainable]
 
 @dataclass
 class Liar:
-    """One device with three data sets of its own, from which it estimates the steps of the others."""
+    """A device with three data sets of its own; from these it estimates the steps of other devices."""
 
     patches: dict[int, dict[str, Array]] = field(default_factory=dict)
     rounds: int = 0
@@ -86,7 +86,7 @@ def _put_trigger(data: DeviceData) -> DeviceData:
 
 
 def lie(arena: Arena) -> list[Verdict]:
-    """One of LIES in each round."""
+    """Send one of LIES in each round."""
     liar = Liar()
     with arena.rogue(LIAR) as (rogue, _):
         return rogue.play([liar.misdeed(attack) for attack in LIES])

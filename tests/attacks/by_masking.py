@@ -1,4 +1,4 @@
-"""Attacks by a member of a masked group, as tests/coordinator/runtime/test_masked_rounds.py plays them."""
+"""Attacks by a member of a masked group; tests/coordinator/runtime/test_masked_rounds.py runs them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BY_OTHERS, _LOST = "counted: `not_ours`; the shares of others open the sum", "i
 
 @dataclass(frozen=True)
 class MaskedAttack:
-    """An attack by one of sixteen devices, which are two groups.
+    """An attack by one of sixteen devices in two groups.
 
     Attributes:
-        change: Changes its answers.
+        change: Changes the device's answers.
         of_device: Changes attributes of the device.
-        reported: Devices that the round counts: 16, 15 without the bad one, 8 without its group.
+        reported: Devices that the round counts: 16, 15 without the bad device, 8 without its group.
         failures: Failures in the round's record.
         refused: Refusals in the round's record.
-        is_offence: Whether it counts against the device.
+        is_offence: Whether the attack counts against the device.
     """
 
     name: str

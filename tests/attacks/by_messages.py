@@ -1,4 +1,4 @@
-"""Attacks by messages: nonsense, forgeries, words that could become commands elsewhere."""
+"""Attacks by messages: nonsense, forgeries, and text that other programs could take as commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NASTY = (
 
 
 def _publishes(payloads: list[bytes], proof: Proof) -> Callable[[Arena, str], Proof]:
-    """A few messages on its own topic, each seen to be delivered."""
+    """Publish messages on the device's own topic, and wait until the last is delivered."""
 
     def play(arena: Arena, device: str) -> Proof:
         arena.asked()
@@ -54,7 +54,7 @@ def _not_ours(outcome: Outcome) -> object:
 def _answered(
     bodies: Callable[[Envelope], list[Envelope]], fits: Callable[[object], bool]
 ) -> Callable[[Arena, str], None]:
-    """What the coordinator answers is the evidence."""
+    """The coordinator's answer is the evidence."""
 
     def play(arena: Arena, device: str) -> None:
         asked = arena.asked()
@@ -83,7 +83,7 @@ def _unknown(_arena: Arena, device: str) -> Proof:
 
 
 def _last_will(arena: Arena, device: str) -> None:
-    """Of an honest device, with the nonce of a start that never was."""
+    """The last will of an honest device, with a boot nonce that the device never used."""
     arena.asked()
     topic = topics.device_state(arena.fleet, "pi-0")
     with arena.client(device) as voice:
@@ -122,7 +122,7 @@ def _poses(arena: Arena, device: str) -> None:
 
 
 def _retained(arena: Arena, device: str) -> None:
-    """Kept on every kind of topic, but for those of honest devices, which the access rules guard."""
+    """Retained on every kind of topic, except topics that only honest devices publish on; access rules protect these."""
     fleet, digest = arena.fleet, "cd" * 32
     kept = [
         topics.coordinator_state(fleet),
@@ -166,7 +166,7 @@ def _poison_topics(arena: Arena, device: str) -> None:
 
 
 def _injection(arena: Arena, device: str) -> Proof:
-    """Declines in words that are commands to terminals, logs, SQL, HTML and Prometheus."""
+    """Declines with text that terminals, logs, SQL, HTML and Prometheus could take as commands."""
     with arena.rogue(device) as (rogue, _):
         for after in range(2):
             asked, _work = rogue._wait_request(after)
@@ -184,7 +184,7 @@ def _injection(arena: Arena, device: str) -> Proof:
 
 
 def _version(arena: Arena, device: str) -> Proof:
-    """A device that is asked, so that it is not forgotten, and does not want to work."""
+    """A device that is asked for work, so that the coordinator remembers it, and declines."""
     version = f"{SCRIPT}'); DROP TABLE--"
     with arena.rogue(device) as (rogue, voice):
         voice.link.publish(topics.device_state(arena.fleet, device), state(tasks=True, version=version), retain=True)

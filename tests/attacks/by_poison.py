@@ -1,4 +1,4 @@
-"""Attacks by updates that every check lets through: finite, of the right shapes, and made to ruin the mean."""
+"""Attacks by updates that pass every check: finite values of the right shapes, chosen to ruin the mean."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Poison:
     part: str
     change: Change
     measured_as: str
-    """Its name in benchmarks.training.norm_bounds, which measures its effect on user accuracy."""
+    """The attack's name in benchmarks.training.norm_bounds, which measures the effect on user accuracy."""
 
     def upload(self, update: Update) -> Upload:
-        """The global model as it came, changed; from as many examples as others have."""
+        """The received global model with changed values, and as many examples as an honest device has."""
         tensors = {name: self.change(name, array) for name, array in update.tensors.items()}
         report = replace(update.report, num_examples=_EXAMPLES)
         return replace(update, tensors=tensors, report=report).upload()
@@ -72,6 +72,6 @@ POISONS = (
 
 
 def poison(arena: Arena) -> list[Verdict]:
-    """One of POISONS in each round."""
+    """Send one of POISONS in each round."""
     with arena.rogue(POISONER) as (rogue, _):
         return rogue.play([one.upload for one in POISONS])

@@ -1,4 +1,4 @@
-"""Attacks on the broker's port, below what an MQTT library lets one do; they are the broker's to stop."""
+"""Attacks on the broker's port with bytes that no MQTT library sends; the broker must stop them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.attacks.attack import Attack
 
 
 def _violation(*parts: bytes, welcomed: bool = True) -> Callable[[Arena, str], None]:
-    """Bytes that break the protocol; the broker ends the connection, and that is the evidence."""
+    """Send bytes that break the protocol. The evidence is that the broker ends the connection."""
 
     def play(arena: Arena, device: str) -> None:
         with ExitStack() as stack:
@@ -48,7 +48,7 @@ def _slow_reader(arena: Arena, device: str) -> None:
 
 
 def _cut_off(arena: Arena, device: str) -> None:
-    """A packet that states more than ever comes, and then nothing, while the run goes on."""
+    """Announce a longer packet than is sent, then send nothing; the run continues."""
     with raw.welcomed(arena.broker.port, f"{arena.fleet}-{device}") as connection:
         connection.sendall(b"\x30" + raw.length(100_000) + raw.text(b"fedpatch/x") + bytes(10))
         arena.spy.message("down", lambda envelope, _: envelope.round >= 2)

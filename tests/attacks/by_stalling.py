@@ -1,4 +1,4 @@
-"""Attacks by devices that take part, and never come to an end."""
+"""Attacks by devices that take part but never finish."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload
 
 
 def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[object], None]]:
-    """A participant with an update that is fit to be accepted, in many chunks; its messages go to the round."""
+    """Accept a work request; return a valid update in many chunks, and a function that sends messages of the round."""
     asked, request = rogue._wait_request(0)
     rogue._reply(asked, Accept(NUM_EXAMPLES))
     update = rogue._update(request)
@@ -32,7 +32,7 @@ def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[o
 
 
 def _outlasts(arena: Arena, send: Callable[[object], None]) -> None:
-    """Stalls until every honest update of the round is committed, and gives up then, so that the test need not wait longer."""
+    """Stall until every honest update of the round is committed; then send a failure, so that the test waits no longer."""
     for honest in HONEST:
         arena.spy.message(
             "down",
@@ -49,7 +49,7 @@ def _wait_grant(rogue: Rogue, manifest: Manifest) -> Grant:
 
 
 def _all_but_one(arena: Arena, device: str) -> Proof:
-    """Never-ending upload: the last chunk does not come, the first one comes again and again."""
+    """Never-ending upload: the last chunk is never sent, the first one is sent again and again."""
     with arena.rogue(device) as (rogue, voice):
         upload, send = _joined(rogue)
         send(Offer(upload.manifest))
@@ -96,7 +96,7 @@ def _endless_offers(arena: Arena, device: str) -> Proof:
 
 
 def _wrong_chunks(arena: Arena, device: str) -> Proof:
-    """Overlapping, misplaced, of another count, another digest, another length, damaged: none counts as received."""
+    """Chunks that overlap, are misplaced, are damaged, or have another count, digest or length: none counts as received."""
     with arena.rogue(device) as (rogue, voice):
         upload, send = _joined(rogue)
         manifest = upload.manifest

@@ -1,4 +1,4 @@
-"""Attacks with steps from the global model in the bytes of delta encodings (docs/reference/protocol.md)."""
+"""Attacks that change the steps from the global model in the bytes of delta encodings (docs/reference/protocol.md)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.system.rogue import Misdeed, Update, Upload
 
 WEIGHT, FIRST, SECOND = "fc1.weight", "fc1.weight:exp_avg", "fc1.weight:exp_avg_sq"
 Form = tuple[str, bytes]
-"""The word of a rule, and the values as it writes them."""
+"""The name of a rule, and the values in the bytes of this rule."""
 
 
 def _step(name: str, change: Callable[[Form], Form]) -> Misdeed:
-    """An update of steps, of which one is changed by hand."""
+    """An update in steps; the step of tensor `name` is changed."""
 
     def misdeed(update: Update) -> Upload:
         encoding = update.request.encoding
@@ -49,7 +49,7 @@ def _scaled(scale: float) -> Callable[[Form], Form]:
 
 
 def _topped(top: int) -> Callable[[Form], Form]:
-    """All levels some twenty octaves below the highest one, and far above the base's, whose codes are then 0 and 1."""
+    """Every byte is 100. With such a high `top` the base's codes are 0 or 1, so all levels are about twenty octaves lower."""
     return lambda form: (form[0], struct.pack("<h", top) + b"\x64" * (len(form[1]) - 2))
 
 

@@ -1,4 +1,4 @@
-"""Attacks with another's name, which the broker's access rules stop: they are played with such rules, and without."""
+"""Attacks in another client's name, which the broker's access rules stop. They run with these rules and without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGEST = "0123456789abcdef" * 4
 
 @dataclass(frozen=True)
 class Theft:
-    """A message under another's name: `topic` is where it goes."""
+    """A message in another client's name, published on `topic`."""
 
     name: str
     does: str

@@ -1,4 +1,4 @@
-"""Attacks by devices that take part, and then upload what they should not, or never do."""
+"""Attacks by devices that take part, then upload a forbidden update or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _filled(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _packed(change: Callable[[dict[str, object], list[list[object]]], None]) -> Misdeed:
-    """The update's own container, changed by hand where `pack` would not."""
+    """The update's container, with a change that `pack` would not make."""
 
     def misdeed(update: Update) -> Upload:
         meta: dict[str, object] = asdict(update.report)
@@ -133,7 +133,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 
 
 def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
-    """In the first round, and once more where it is no offence; the device gets the reason, an offender is not asked again."""
+    """Misbehave in round 1, and once more if that is no offence. The device gets the reason; an offender is not asked again."""
     offends = ("refused", reason) not in NOT_OFFENCES
     times = 1 if offends else 2
 
@@ -158,7 +158,7 @@ def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str]
 
 
 def _replays_another(arena: Arena, device: str) -> Proof:
-    """An honest device's update of the first round, overheard, and uploaded as one's own in a later one."""
+    """Overhear an honest device's update of the first round, and upload it as the device's own in a later round."""
     downloaded: list[Chunk] = []
 
     def stolen(update: Update) -> Upload:
@@ -203,7 +203,7 @@ def _replays_itself(arena: Arena, device: str) -> Proof:
 
 
 def _quarantined_goes_on(arena: Arena, device: str) -> Proof:
-    """After its quarantine it offers, accepts and sends on, and is turned away."""
+    """A quarantined device continues to send messages; the coordinator turns them away."""
     with arena.rogue(device) as (rogue, _):
         asked = arena.asked()
         rogue._reply(asked, Accept(NUM_EXAMPLES))

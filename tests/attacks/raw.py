@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 by hand, for clients that do what no library lets them do."""
+"""MQTT 3.1.1 without a library, for client actions that no library allows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 60.0
 
 
 def packet(kind: int, body: bytes, flags: int = 0) -> bytes:
-    """A whole packet of that kind (its upper four bits) with its remaining length."""
+    """A whole packet with its remaining length; `kind` is the upper four bits of the first byte."""
     return bytes([kind << 4 | flags]) + length(len(body)) + body
 
 
@@ -26,7 +26,7 @@ def length(size: int) -> bytes:
 
 
 def text(value: bytes) -> bytes:
-    """Two bytes of length, and the bytes, whatever they are."""
+    """Two bytes of length, then the bytes, unchecked."""
     return struct.pack(">H", len(value)) + value
 
 
@@ -35,7 +35,7 @@ def hello(client_id: bytes, *, protocol: bytes = b"MQTT", level: int = 4, flags:
 
 
 def publish(topic: bytes, payload: bytes, *, flags: int = 0, mid: int = 0) -> bytes:
-    """PUBLISH; `flags` are DUP, QoS and RETAIN as they stand in the first byte."""
+    """PUBLISH; `flags` are the bits of DUP, QoS and RETAIN in the first byte."""
     return packet(3, text(topic) + (struct.pack(">H", mid) if flags & 6 else b"") + payload, flags)
 
 
@@ -45,7 +45,7 @@ def subscribe(topic: bytes, *, qos: int = 1, flags: int = 2) -> bytes:
 
 @contextlib.contextmanager
 def opened(port: int) -> Iterator[socket.socket]:
-    """A connection to the broker, without a message so far."""
+    """A connection to the broker, before its first packet."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         yield connection
 
@@ -75,11 +75,11 @@ def is_shown_the_door(connection: socket.socket) -> bool:
 
 
 def flood(port: int, client_id: str, packets: list[bytes]) -> None:
-    """All of these, as fast as the broker takes them; returns when it has taken the last."""
+    """Send all `packets` as fast as the broker reads them; return when it has read the last."""
     with welcomed(port, client_id) as connection:
         for start in range(0, len(packets), 500):
             connection.sendall(b"".join(packets[start : start + 500]))
-        connection.sendall(b"\xc0\x00")  # the answer to a ping comes after all that was sent before it
+        connection.sendall(b"\xc0\x00")  # the broker answers a ping after it has read all earlier packets
         connection.settimeout(PATIENCE_S)
         answer = connection.recv(2)
         assert answer == b"\xd0\x00", f"no answer to a ping: {answer!r}"

@@ -1,4 +1,4 @@
-"""Under every attack the honest devices come to the same model, in as many rounds and little more memory."""
+"""Under every attack the honest devices get the same model, in as many rounds and with little more memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.m
 
 PLAYED = devices_of(ATTACKS)
 MORE_MIB = 160.0
-"""Memory that the coordinator may take more under attack: queued messages, and the heap of its libraries."""
+"""Additional memory that the coordinator may use under attack, for queued messages and the heap of its libraries."""
 
 
 @dataclass(frozen=True)
 class Siege:
-    """The run without attackers, the one with all of them, and the fate of each attacker."""
+    """The run without attackers, the run with all attackers, and the result of each attacker."""
 
     calm: Outcome
     attacked: Outcome
@@ -39,10 +39,10 @@ class Siege:
 
 @pytest.fixture(scope="module")
 def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    """Two runs that serve all tests, one after the other."""
+    """Two runs, one after the other, that all tests share."""
     directory = tmp_path_factory.mktemp("siege")
     parts = sum(one.part for one in ATTACKS)
-    # With mosquitto's usual queues a flood costs messages of clients that do not repeat them, such as the attackers.
+    # With mosquitto's default queues a flood loses messages of clients that do not repeat them, such as the attackers.
     with Mosquitto("max_queued_messages 0") as broker:
         calm, attacked = (Arena(broker, name, directory) for name in ("calm", "siege"))
         with honest_fleet(calm) as fleet, honest_fleet(attacked) as besieged:
@@ -51,7 +51,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
             besieged.wait_ready()
             with ThreadPoolExecutor(len(ATTACKS)) as pool:
                 fates = {device: pool.submit(one.play, attacked, device) for device, one in PLAYED.items()}
-                # All three honest devices make the quorum: after them a round waits for the stalling ones alone.
+                # The three honest devices are the quorum: after their updates a round waits only for stalling devices.
                 under_attack = attacked.run(len(HONEST) + parts, 2.6 / (len(HONEST) + parts))
         for arena in (calm, attacked):
             arena.spy.stop()
@@ -65,7 +65,7 @@ def test_attack_has_happened_and_was_stopped(siege, device):
 
 
 def test_the_model_is_the_same_to_the_last_bit(siege):
-    """No attacker's update is in it, and no honest one is missing."""
+    """The model contains every honest update and no attacker's."""
     calm, attacked = (
         load_checkpoint(run_directory(one.state_dir, one.summary["run"]))[0] for one in (siege.calm, siege.attacked)
     )
@@ -76,7 +76,7 @@ def test_the_model_is_the_same_to_the_last_bit(siege):
 
 
 def test_every_round_counts_the_honest_devices_alone(siege):
-    """As many rounds as without attackers, none failed, and in each of them all honest updates and no others."""
+    """There are as many rounds as without attackers; none failed, and each has all honest updates and no others."""
     assert siege.attacked.summary["stopped_because"] == siege.calm.summary["stopped_because"] == "max_rounds"
     examples = {record["num_examples"] for record in siege.calm.summary["rounds"]}
     for record in siege.attacked.summary["rounds"]:
@@ -85,18 +85,18 @@ def test_every_round_counts_the_honest_devices_alone(siege):
 
 
 def test_no_round_lasts_until_its_deadline(siege):
-    """A stalling device costs the round no more than its answering time and its grace."""
+    """A stalling device prolongs a round by the time to answer and the grace period at most."""
     for record in siege.attacked.summary["rounds"]:
         assert sum(record["phase_seconds"].values()) < 200
 
 
 def test_memory_of_the_coordinator_is_bounded(siege):
-    """Its peak under attack, against that of the run without."""
+    """The peak under attack is compared with the peak without attackers."""
     assert siege.attacked.peak_mib < siege.calm.peak_mib + MORE_MIB
 
 
 def test_no_honest_device_is_quarantined_or_dropped(siege):
-    """None is in quarantine, and nothing of theirs was dropped."""
+    """No honest device is in quarantine, and none of their messages was dropped."""
     for device in HONEST:
         known = siege.attacked.devices[device]
         assert (known["quarantined"], known["offences"], known["ignored"], known["refused"]) == (None, 0, 0, 0)
@@ -105,7 +105,7 @@ def test_no_honest_device_is_quarantined_or_dropped(siege):
 
 
 def test_number_of_known_devices_is_bounded(siege):
-    """Invented names neither fill the fleet's table nor the registry."""
+    """Invented names fill neither the fleet's table nor the registry."""
     assert len(siege.attacked.devices) <= MAX_DEVICES
 
 
@@ -119,7 +119,7 @@ def test_report_shows_scripts_as_text(siege, tmp_path: Path):
 
 
 def test_tables_hold_no_control_characters(siege):
-    """Neither the list nor the run's own page has a control character."""
+    """The tables of `devices`, `show` and `runs` have no control characters."""
     for command in (["devices"], ["show", "last"], ["runs"]):
         done = run("fedpatch", *command, "--state-dir", siege.attacked.state_dir)
         assert done.code == 0, done.err
@@ -128,7 +128,7 @@ def test_tables_hold_no_control_characters(siege):
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[dict[str, bool]]:
-    """Which thefts were delivered to anybody, at a broker with access rules; it acknowledges them all the same."""
+    """Whether a broker with access rules delivered each theft. The broker acknowledges all of them."""
     words = {"coordinator": "c", VICTIM: "v", THIEF: "t", "auditor": "a"}
     rules = mosquitto_acl(FLEET, "coordinator", [VICTIM, THIEF]) + "\nuser auditor\ntopic readwrite #\n"
     rules += f"\nuser {THIEF}\ntopic readwrite barrier/#\n"
@@ -155,7 +155,7 @@ def test_theft_is_not_delivered_with_access_rules(guarded, name):
 
 
 def test_theft_is_delivered_without_access_rules():
-    """The access rules stop it, and not the test."""
+    """This proves that the access rules stop the thefts, not an error of the test."""
     with Mosquitto() as broker, client(broker.url, "all", "fedpatch/#") as auditor, client(broker.url, "t") as thief:
         auditor.settle()
         for theft in THEFTS:

@@ -1,4 +1,4 @@
-"""Devices that train and send another update: with default settings a run ends as it should, and names pulled devices."""
+"""Devices that train and send a false update: with default settings the run succeeds, and names pulled devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.m
 
 @pytest.fixture(scope="module")
 def deceived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    """A run over a broker, with three honest agents and one that lies in each round."""
+    """A run over a broker, with three honest agents and one device that sends a false update in each round."""
     with Mosquitto() as broker:
         arena = Arena(broker, "deceived", tmp_path_factory.mktemp("deceived"))
         with honest_fleet(arena) as fleet, ThreadPoolExecutor(1) as pool:

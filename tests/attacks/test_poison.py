@@ -1,4 +1,4 @@
-"""Updates that pass every check do an honest fleet no harm with the bounds as shipped, and their device is named."""
+"""With the default bounds, poisoned updates that pass every check do not harm the fleet, and their device is named."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DEFAULT = RunSettings().norm_bound
 
 @pytest.fixture(scope="module")
 def unattacked() -> float:
-    """User accuracy of five devices, with a sixth that is honest."""
+    """User accuracy of five devices when the sixth is honest."""
     return float(play(FLEETS[0], DEFAULT, 0, "none")["user_accuracy"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [one.measured_as for one in POISONS if one.measured_as] + ["step counts of 1e9"])
 def test_user_accuracy_of_the_honest_stays_with_the_default(attack, unattacked):
-    """In every round one device of six sends it, past all checks; the coordinator's own fold makes the mean."""
+    """One of six devices attacks in every round, after all checks; the coordinator's own code computes the mean."""
     attacked = play(FLEETS[0], DEFAULT, 0, attack)
     assert not attacked["broken"]
     assert attacked["user_accuracy"] >= unattacked - LOSS
@@ -42,7 +42,7 @@ def test_user_accuracy_of_the_honest_stays_with_the_default(attack, unattacked):
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["noise x 1e6", "running_var of 1e30"])
 def test_without_a_bound_the_same_attack_ruins_the_model(attack, unattacked):
-    """The bound protects, and not the task."""
+    """This proves that the bound protects the model, not the task."""
     assert play(FLEETS[0], "off", 0, attack)["user_accuracy"] < unattacked - 5 * LOSS
 
 
@@ -66,7 +66,7 @@ system = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.
 @pytest.mark.parametrize("at", range(len(POISONS)), ids=[one.name for one in POISONS])
 @pytest.mark.usefixtures("poisoned")
 class TestPoisonedRun:
-    """Round by round."""
+    """Records of the rounds."""
 
     pytestmark = system
 
@@ -79,7 +79,7 @@ class TestPoisonedRun:
 
 @pytest.mark.usefixtures("poisoned")
 class TestAfterIt:
-    """The traces of a poisoned run."""
+    """Log, output and model of a poisoned run."""
 
     pytestmark = system
 

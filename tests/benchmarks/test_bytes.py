@@ -14,7 +14,7 @@ from tests.support.programs import Program
 @pytest.mark.benchmarks
 @pytest.mark.slow
 def test_encodings_are_counted_beside_the_reference(monkeypatch, capsys, tmp_path):
-    """A run for each, fewer bytes with a delta encoding, and the curves as pictures; what is kept is not played again."""
+    """Each encoding has a run, a delta encoding sends fewer bytes, curves are drawn, and kept runs are not repeated."""
     program, out = Program(lambda: run_app(byte_count.app, "bytes"), monkeypatch, capsys), tmp_path / "bytes"
     terms = (
         "--toy",

@@ -1,4 +1,4 @@
-"""The benchmark of an agent's footprint, where its run fails."""
+"""The benchmark of an agent's footprint when its run fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every benchmark has a help page with its usage, and refuses options that it cannot measure with."""
+"""Every benchmark has a help page with its usage, and refuses options that leave nothing to measure."""
 
 from __future__ import annotations
 

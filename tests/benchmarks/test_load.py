@@ -1,4 +1,4 @@
-"""network.load and network.load_virtual at toy size: real sessions and simulated ones, and nobody is lost."""
+"""network.load and network.load_virtual at toy size: real and simulated sessions, and no device is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS, DEVICES = 2, 20
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_nobody_is_lost(monkeypatch, capsys, tmp_path):
-    """All devices report in all rounds, with whole values and with differences; the cost is reported for each."""
+    """With whole values and with differences, all devices report in all rounds; the cost of both is reported."""
     if shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
         pytest.skip("mosquitto is not installed (apt install mosquitto)")
     out = tmp_path / "new" / "load.json"
@@ -41,7 +41,7 @@ def test_nobody_is_lost(monkeypatch, capsys, tmp_path):
 
 
 def test_the_broker_has_the_limits_that_we_ship():
-    """Those that bound what waits for a client, and what all of it may take."""
+    """The limits bound the messages that wait for a client, and the memory of the broker."""
     limits = shipped_limits()
     assert limits["max_queued_messages"] == "1000"
     assert {"memory_limit", "max_queued_bytes", "max_packet_size", "set_tcp_nodelay"} <= limits.keys()
@@ -56,7 +56,7 @@ def test_a_variant_that_cannot_be_read_is_an_error(monkeypatch, capsys):
 
 @pytest.mark.benchmarks
 def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
-    """Each size of a fleet, with models of each size, in a process of its own."""
+    """Each fleet size with each model size is measured in a process of its own."""
     out = tmp_path / "virtual.json"
     ended = Program(lambda: run_app(load_virtual.app, "load_virtual"), monkeypatch, capsys)(
         "--toy", "--json", "--out", out

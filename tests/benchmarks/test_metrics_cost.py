@@ -1,4 +1,4 @@
-"""benchmarks.network.metrics_cost: it plays the same rounds with metrics and without."""
+"""benchmarks.network.metrics_cost runs the same rounds with metrics and without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedpatch.simulator.fleet.settings import FleetTerms
 
 
 def test_metrics_change_nothing_of_what_they_measure(tmp_path):
-    """The same events and the same rounds with an observer and without."""
+    """Events and rounds are the same with and without an observer."""
     terms = FleetTerms(devices=12, rounds=3)
     bare, metered = MeteredFleet(terms, None, tmp_path), MeteredFleet(terms, Metrics(), tmp_path)
     assert bare.run() == metered.run()

@@ -1,4 +1,4 @@
-"""The benchmark of the authors' published code, with a program of the same form in its place."""
+"""The benchmark of the authors' published code, with a stand-in program of the same form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every benchmark at toy size: every measurement runs and reports its result.
 
-A command is any module below benchmarks/ that ends in `run_app`. One without `--toy` fails here.
+A command is any module below benchmarks/ that ends in `run_app`. A command without `--toy` fails here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OWN_TESTS = {
     "network.load_virtual": "test_load.py",
     "testbed.run": "test_testbed.py",
 }
-"""Benchmarks that are played at toy size in files of their own: some need more than a broker."""
+"""Benchmarks whose toy size has a test file of its own: some need more than a broker."""
 NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules", "peers.pfllib_methods", "peers.published_code"}
-"""Benchmarks that run in an environment with these peers only."""
+"""Benchmarks that run only in an environment with these peers."""
 MB = 1e6
 
 Toy = Callable[[str], dict[str, Any]]
@@ -48,7 +48,7 @@ pytestmark = [
 ]
 
 _documents: dict[str, dict[str, Any]] = {}
-"""Output of each benchmark, which runs once."""
+"""Output of each benchmark; each runs once."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def toy(monkeypatch, capsys, tmp_path) -> Toy:
             module = import_module(f"benchmarks.{name}")
             options = options_of(module.app, name)
             assert {"--toy", "--json", "--out"} <= options, f"benchmarks.{name} has no toy size, or prints no result"
-            # Other people's environments take minutes, and may be there.
+            # The peers' environments take minutes, and may be installed.
             peers = ["--peers-python", tmp_path / "none"] if "--peers-python" in options else []
             words = ["run"] if module.app.registered_callback else []
             program = Program(lambda: run_app(module.app, name), monkeypatch, capsys)
@@ -77,7 +77,7 @@ def toy(monkeypatch, capsys, tmp_path) -> Toy:
 
 
 def options_of(app: typer.Typer, name: str) -> set[str]:
-    """Those of the benchmark's command."""
+    """Options of the benchmark's command."""
     found = typer.main.get_command(app)
     commands = getattr(found, "commands", {"": found})
     chosen = commands.get("run") or commands.get(name.rpartition(".")[2]) or next(iter(commands.values()))
@@ -98,7 +98,7 @@ def test_benchmark_with_its_own_test_is_run_at_toy_size_there(name):
 
 
 def test_all_benchmarks_are_found():
-    """The search for commands finds those that are known."""
+    """The search finds these known commands."""
     device = {"device.device", "device.footprint"}
     network = {"network.coordination", "network.metrics_cost"}
     training = {"training.prediction", "training.simulation"}
@@ -106,7 +106,7 @@ def test_all_benchmarks_are_found():
 
 
 def test_simulators_train_the_same_model(toy):
-    """The losses of fedpatch, over one process and two, and of the plain loop agree round by round."""
+    """Round by round, the losses of the plain loop and of fedpatch with one process and two agree."""
     document = toy("training.simulation")
     (work,) = document["works"]
     contests = {one["name"]: one for one in work["contests"]}
@@ -119,14 +119,14 @@ def test_simulators_train_the_same_model(toy):
 
 
 def test_the_agent_trains_as_a_bare_loop_does(toy):
-    """The losses of its trainer and of the loop beside which it is timed agree."""
+    """The losses of the agent's trainer and of the bare loop agree."""
     for one in toy("device.device")["training"]:
         own, bare = (contest["train_losses"] for contest in one["contests"])
         assert own == pytest.approx(bare, abs=2e-3), one["strategy"]
 
 
 def test_rounds_without_training_are_whole(toy):
-    """Our coordinator got an update of each device, as many bytes as the bare exchange and a little more."""
+    """The coordinator got an update of each device, with slightly more bytes than the bare exchange."""
     (one,) = toy("network.coordination")["measured"]
     contests = {contest["name"]: contest for contest in one["contests"]}
     assert {"fedpatch-fp32", "bare"} <= contests.keys()
@@ -134,11 +134,11 @@ def test_rounds_without_training_are_whole(toy):
 
 
 def test_an_agent_is_small_and_quiet(toy):
-    """Idle below 60 MB; after the rounds only the agent is left, and it writes nothing. Digits come with scikit-learn."""
+    """Idle: below 60 MB. After the rounds only the agent remains, and writes nothing. Digits come with scikit-learn."""
     document = toy("device.footprint")
     states = document["states"]
     there = [("training" in one) for one in states]
-    # A machine that is slow to notice the end of the run finds the training process gone already.
+    # On a slow machine the training process may have ended before the end of the run is noticed.
     assert (there[0], there[1], there[-1]) == (True, True, False)
     assert all(20 * MB < one["agent"]["rss_bytes"] < 60 * MB for one in states)
     assert all(100 * MB < one["training"]["rss_bytes"] < 500 * MB for one in states if "training" in one)
@@ -152,7 +152,7 @@ def test_a_round_with_lora_takes_a_fiftieth_of_the_model_and_half_of_that_with_p
 
 
 def test_metrics_have_series_for_devices(toy):
-    """Of what is measured, something is there."""
+    """There is a ratio, and there are more series than devices."""
     document = toy("network.metrics_cost")
     assert document["ratio"] > 0
     assert document["series"] > document["devices"] == 5

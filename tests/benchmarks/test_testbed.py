@@ -26,7 +26,7 @@ ROUND |= {"user_accuracy": 0.5, "bytes_down": 2_000_000, "bytes_up": 1_000_000}
 
 @pytest.fixture
 def lab() -> None:
-    """Skips where there can be no hosts."""
+    """Skip the test if this machine allows no hosts."""
     if reason := why_not():
         pytest.skip(reason)
 
@@ -51,7 +51,7 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     for name in ("digits-fl-off", "digits-fl-on"):
         assert all(one["reported"] == 10 and one["outcome"] == "aggregated" for one in found[name]["rounds"])
     off, on = (found[f"digits-fl-{one}"]["rounds"][-1]["bytes_up"] for one in ("off", "on"))
-    assert on < off / 2  # a model of few values, and a report beside them
+    assert on < off / 2  # no less: the model has few values, and the report adds bytes
     assert _left_behind() == []
     again = program("--toy", "--cells", cells, "--out", tmp_path, "--markdown")
     assert again.code == 0, again.err
@@ -63,7 +63,7 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_hosts_exchange_packets_and_share_a_processor(lab):
-    """A process is where it was put, in a namespace without a way out and with a quota; afterwards it is gone."""
+    """A process runs on its host, in a namespace without a route to others and with a quota; afterwards it has ended."""
     with Hosts(["server", "pi"], rate_bit_s=1e6) as hosts:
         with hosts.inside("pi"):
             sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
@@ -88,7 +88,7 @@ def test_hosts_exchange_packets_and_share_a_processor(lab):
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):
-    """Its hosts, and what runs there, are taken down by a process that sees it end."""
+    """A process that notices the end of the testbed removes its hosts and their processes."""
     text = (
         "import time, subprocess, sys\n"
         "from benchmarks.testbed.hosts import Hosts\n"
@@ -117,7 +117,7 @@ def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):
 
 
 def test_names_choose_cells():
-    """A whole name, or what several begin with; an unknown one is an error that names those there are."""
+    """A cell is chosen by its whole name, several by a common prefix; the error of an unknown name lists the known names."""
     datasets = ("mnist", "cifar10")
     assert len(cells_of(datasets)) == 10
     assert [cell.name for cell in find_cells("mnist-fl", datasets)] == ["mnist-fl-off", "mnist-fl-on"]
@@ -128,7 +128,7 @@ def test_names_choose_cells():
 
 
 def test_devices_are_five_of_each_kind():
-    """And the older generation is the slower one."""
+    """The older generation is slower."""
     names = device_names()
     assert len(names) == len(set(names)) == 10
     assert [cpus_of(name) for name in names] == [cpus_of("pi-2b-1")] * 5 + [cpus_of("pi-3b-1")] * 5
@@ -136,12 +136,12 @@ def test_devices_are_five_of_each_kind():
 
 
 def test_the_paper_s_rows_add_up():
-    """Table 4, but for its rounding."""
+    """The shares of Table 4 add up to 100, apart from rounding."""
     assert all(99 <= row.down + row.client + row.up + row.server <= 101 for row in PAPER.values())
 
 
 def test_the_table_stands_beside_the_paper_s():
-    """Seconds, shares, bytes, the paper's row, and user accuracy by round."""
+    """It has seconds, shares, bytes, the paper's row, and user accuracy by round."""
     found = {Cell("mnist", "mtfl", "off"): {"rounds": [ROUND, ROUND]}}
     lines = list(markdown(found))
     row = next(line for line in lines if line.startswith("| MTFL"))
@@ -153,5 +153,5 @@ def test_the_table_stands_beside_the_paper_s():
 def _left_behind(pid: int | None = None) -> list[str]:
     prefix = f"fedpatch-bed-{pid or os.getpid()}-"
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    groups = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names]  # some vanish meanwhile
+    groups = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names]  # groups may vanish meanwhile
     return [name for name in [*listed.split(), *groups] if name.startswith(prefix)]

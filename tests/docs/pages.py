@@ -1,4 +1,4 @@
-"""The blocks of the pages: what a reader would type, and what else stands there in the form of code."""
+"""The code blocks of the pages: blocks that a reader types, and all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = (
     "benchmarks/README.md",
     "docs/*/*.md",
 )
-# Commands of ours, and of others that pages show.
+# Our commands, and other programs that the pages show.
 OURS = ("fedpatch", "fedpatch-agent", "fedpatch-relay")
 OTHERS = {
     *("make", "python", "python3", "pip", "git", "cp", "cd", "export", "install", "for", "sudo", "ssh", "curl"),
@@ -27,7 +27,7 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page; `language` is empty where it is indented or its fence names none."""
+    """A block of a page; `language` is empty if the block is indented or its fence names none."""
 
     page: str
     line: int
@@ -36,7 +36,7 @@ class Block:
 
     @property
     def typed(self) -> bool:
-        """Whether it is what a reader types into a shell."""
+        """Whether a reader types the block into a shell."""
         return self.language in ("sh", "bash") or (not self.language and _is_command(self.text.splitlines()[0]))
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ def _is_command(line: str) -> bool:
 
 
 def _blocks(page: str, text: str) -> Iterator[Block]:
-    """Fenced ones, also in lists; and those that are indented by four columns, where that makes no paragraph of a list."""
+    """Fenced blocks, also in lists, and blocks that are indented by four columns outside of lists."""
     lines = text.splitlines()
     number, in_list = 0, False
     while number < len(lines):
@@ -84,7 +84,7 @@ OTHER = [block for block in BLOCKS if not block.typed]
 
 
 def commands(text: str) -> list[str]:
-    """What a shell takes at a time: continued lines as one, and what spans several, such as a loop, whole."""
+    """The commands of a block; continued lines are one command, and so are all lines of a loop."""
     found: list[str] = []
     for line in text.replace("\\\n", " ").splitlines():
         if found and re.match(r"for\b(?!.*\bdone\b)", found[-1].partition("\n")[0]) and "\ndone" not in found[-1]:

@@ -1,11 +1,11 @@
-"""What a reader of each page has when he begins it, or does between its commands; all of it is what the page speaks of."""
+"""Commands that prepare the files each page assumes, and actions of the reader between the page's commands."""
 
 from __future__ import annotations
 
 # Pages that another test follows word for word.
 FOLLOWED_ALONE = {"docs/tutorials/own-task.md": "tests/docs/test_tutorial.py"}
-# Pages whose commands serve until they are stopped, or need a package that the tools of development leave out. These tests play
-# what they start; that their options exist is checked as on every page.
+# Pages whose commands run until they are stopped, or need a package that the development tools leave out. These tests run the
+# same programs; the options on these pages are checked as on every page.
 PLAYED_ELSEWHERE = {
     "docs/how-to/console.md": "tests/coordinator/console/test_terms.py",
     "docs/how-to/home-assistant.md": "tests/device_agent/bus",
@@ -14,7 +14,7 @@ PLAYED_ELSEWHERE = {
     "docs/how-to/trackers.md": "tests/shared/trackers",
 }
 
-# What stands on the pages for something of the reader's, and what it is here.
+# Placeholders on the pages for the reader's own values, and the values here.
 LEFT_TO_THE_READER = (
     (r"\bFEDPATCH_DATA=\.\.\.", 'FEDPATCH_DATA="$READER_DATA"'),
     (r"\b(fedpatch-agent run) \.\.\.", r"\1 --broker mqtts://broker.local --data shard:0/10"),
@@ -28,7 +28,7 @@ LEFT_TO_THE_READER = (
     (r"\bAPPLICATION_USER\b", "nobody"),
 )
 
-# A broker with TLS, called broker.local, whose certificate everybody trusts.
+# A broker with TLS, called broker.local, whose certificate all programs here trust.
 HOUSE = """
 cat > /etc/mosquitto/mosquitto.conf <<END
 allow_anonymous true
@@ -40,7 +40,7 @@ END
 systemctl restart mosquitto
 """
 
-# A device has played two runs, of one round and of two; whole values, so that each round leaves a personal model.
+# A device has taken part in two runs, of one round and of two. With whole values each round leaves a personal model.
 FLEET = f"""
 python3 -c 'import numpy as np
 image = np.zeros((1, 64), np.float32)
@@ -59,7 +59,7 @@ READER_ROUNDS=2 fedpatch run --broker mqtts://broker.local --state-dir fedpatch-
 fedpatch runs --json --state-dir fedpatch-state | grep -o '2[0-9]*-[0-9]*-[0-9a-f]*' | sort -u > runs
 """
 
-# A folder for the page, with a copy of all that.
+# A folder for the page, with a copy of these files.
 EVERYWHERE = """
 set -o pipefail
 rm -rf page tasks && mkdir page
@@ -91,7 +91,7 @@ cp fedpatch-state/ca/{ca.crt,ca.crl,broker/broker.crt,broker/broker.key} fedpatc
 systemctl restart mosquitto
 """
 
-# What a person would do in an editor.
+# The text that a person would type in an editor.
 VAULT = """
 export EDITOR="sh -c 'echo vault_sensor_token: word > \"\\$0\"'"
 """

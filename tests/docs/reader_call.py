@@ -12,7 +12,7 @@ from typing import Any
 
 
 def ask(where: str, request: Mapping[str, Any], files: Sequence[int]) -> int:
-    """Have a program called with these files as its first three; signals that come meanwhile are passed on to it."""
+    """Request the call of a program with `files` as its first three file descriptors; pass signals on to it."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(where)
         words = json.dumps(request).encode()

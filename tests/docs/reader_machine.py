@@ -1,11 +1,11 @@
-"""A machine for a reader of the pages: what he types changes nothing outside of it, as root too.
+"""A machine for a reader of the pages: typed commands change nothing outside of it, even as root.
 
     with ReaderMachine(tmp_path) as machine:
         machine.call(["bash", "page.sh"], folder, environment, stdin, output)
 
-It has a network of its own, with nothing but loopback, processes of its own, and folders of the system (`LAID_OVER`)
-whose changes vanish with it. In it serves tests/docs/reader_server.py, so that a hundred commands take seconds; it ends
-with its standard input, and so with the tests however they end.
+The machine has a network of its own (loopback only), processes of its own, and system folders (`LAID_OVER`) whose changes
+vanish with it. tests/docs/reader_server.py runs in it, so that a hundred commands take seconds. The server ends when its
+standard input closes, so it always ends with the tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _laid() -> str:
 
 
 class ReaderMachine:
-    """Begins and ends with its `with`; skips the test where nobody may have such a machine."""
+    """Use it with `with`; it skips the test if this computer allows no such machine."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "machine"
@@ -59,7 +59,7 @@ class ReaderMachine:
     def call(
         self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: BinaryIO, output: BinaryIO
     ) -> int:
-        """Call a program there, wait for its end, and end all that it has left behind; its exit code."""
+        """Call a program in the machine, wait for its end, and end processes that it left behind; return its exit code."""
         request = {"program": "exec", "argv": list(argv), "folder": str(folder), "environment": dict(environment)}
         code = ask(str(self.socket), request, (stdin.fileno(), output.fileno(), output.fileno()))
         ask(

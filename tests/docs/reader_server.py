@@ -1,4 +1,4 @@
-"""What serves in a reader's machine: it has imported what commands of ours need, and each call of one is a fork of it."""
+"""The server in a reader's machine: it imports the modules of our commands once, and runs each call in a fork."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PREPARED = (
 
 
 def _serve(where: str) -> None:
-    """Accept calls, each in a process of its own, for as long as the machine is there."""
+    """Accept calls, each in a process of its own, while the machine exists."""
     if os.getpid() != 1:
         raise SystemExit("this is not the first process of a machine of its own, and would end processes of others")
     for name in PREPARED:
@@ -44,7 +44,7 @@ def _serve(where: str) -> None:
         door.listen(64)
         os.rename(where + ".new", where)
         watched: list[Any] = [door, 0]
-        while door in select.select(watched, [], [])[0]:  # else the tests have ended, and the machine with them
+        while door in select.select(watched, [], [])[0]:  # else standard input is closed: the tests have ended
             line, _ = door.accept()
             if os.fork() == 0:
                 door.close()
@@ -56,7 +56,7 @@ def _serve(where: str) -> None:
 
 
 def _attend(line: socket.socket) -> int:
-    """Have the program of one call run; 128 and its number where a signal ended it."""
+    """Run the program of one call; return its exit code, or 128 plus the number of the signal that ended it."""
     size, files, _, _ = socket.recv_fds(line, 4, 3)
     words = b""
     while len(words) < int.from_bytes(size, "big"):
@@ -64,7 +64,7 @@ def _attend(line: socket.socket) -> int:
     request = json.loads(words)
     if request["program"] == "end the others":
         with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)  # but for this process, and the one that the others are children of
+            os.kill(-1, signal.SIGKILL)  # all except this process and process 1, its parent
         return 0
     worker = os.fork()
     if worker == 0:
@@ -84,7 +84,7 @@ def _attend(line: socket.socket) -> int:
 
 
 def _become(request: dict[str, Any], files: Sequence[int]) -> None:
-    """The program of a call, in this process; does not return."""
+    """Run the program of a call in this process; never return."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.closerange(3, 1024)
@@ -115,7 +115,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
 
 
 def _parse(argv: Sequence[str]) -> None:
-    """`python -m MODULE WORDS...`, up to where its words have been understood."""
+    """Run `python -m MODULE WORDS...` until its arguments are parsed."""
 
     def understood(*_: object, **__: object) -> None:
         raise SystemExit(0)

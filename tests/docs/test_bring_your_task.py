@@ -1,4 +1,4 @@
-"""What docs/how-to/bring-your-task.md shows works as it stands there."""
+"""The code, commands and settings on docs/how-to/bring-your-task.md work as shown."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_shown_entry_point_makes_the_task_known(task, tmp_path, monkeypatch)
 
 
 def test_every_shown_data_spec_is_read():
-    """The page's specs mean something to the tasks that ship."""
+    """A bundled task loads each data spec of the page."""
     for spec in _shown(r"`((?:shard|even|aligned):[^`]+)`"):
         data = digits.TASK.load_data(spec.replace("3/200", "3/10"), Path("/nonexistent"))
         if "noisy-fraction" not in spec:
@@ -99,7 +99,7 @@ def test_every_shown_data_spec_is_read():
 
 
 def test_the_data_spec_is_the_tasks_own_business(task):
-    """Devices of the demo see different points, always the same ones, and a wrong spec is reported with a right one."""
+    """Each demo device has its own points, the same at each load; the error of a wrong spec shows a right one."""
     first, second = (task.demo_data.format(index=index, count=2) for index in range(2))
     assert np.array_equal(_data(task, first).train_x, _data(task, first).train_x)
     assert not np.array_equal(_data(task, first).train_x, _data(task, second).train_x)
@@ -108,7 +108,7 @@ def test_the_data_spec_is_the_tasks_own_business(task):
 
 
 def test_every_shown_patch_policy_fits_the_model(task):
-    """The model can be federated, and each policy that the page names keeps something of it private."""
+    """The model can be federated, and each policy on the page keeps at least one tensor private."""
     schema = schema_of(task.build_model())
     shown = {*_shown(r"--private (\S+)"), *_shown(r"`(stats|affine|all|names:[^`]+)`")}
     assert shown == {"stats", "affine", "all", "names:fc2.*"}
@@ -117,7 +117,7 @@ def test_every_shown_patch_policy_fits_the_model(task):
 
 
 def test_the_model_learns_one_device_and_not_another(task):
-    """Trained on one sensor's points it classifies those; through another sensor's eyes it does worse."""
+    """A model trained on one sensor's points classifies that sensor's test points, and another sensor's less well."""
     near, far = (_data(task, task.demo_data.format(index=index, count=10)) for index in (0, 2))
     x, y = torch.from_numpy(near.train_x), torch.from_numpy(near.train_y)
     with torch.random.fork_rng(devices=[]):
@@ -137,7 +137,7 @@ def test_shown_reader_of_csv_files_makes_windows_for_training_and_testing(tmp_pa
     (tmp_path / "monday.csv").write_text("\n".join(["x,y,z,state", *lines]))
     [shown] = [one for one in _blocks("text") if one.startswith("def load_data")]
     place: dict[str, Any] = {"examples": fedpatch.examples, "splits": fedpatch.splits}
-    exec(shown, place)  # it is ours
+    exec(shown, place)  # our own code
     data = place["load_data"]("monday.csv", tmp_path)
     assert data.train_x.shape[1:] == (3, 50)
     assert {0, 1} == set(data.train_y) == set(data.test_y)

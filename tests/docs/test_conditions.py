@@ -1,4 +1,4 @@
-"""docs/reference/conditions.md: its UPS settings can be written so, and its program works."""
+"""docs/reference/conditions.md: its UPS settings are valid, and its program works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_way_to_name_a_ups_can_be_written():
 
 @pytest.mark.parametrize(("level", "external"), [("hi", True), ("lo", False), ("--", None)])
 def test_the_program_of_the_page_works(tmp_path, monkeypatch, level, external):
-    """Run as it is printed there, with a pinctrl that prints the level of the pin."""
+    """The program runs as printed on the page, with a pinctrl that prints the level of the pin."""
     script = PAGE.split("mains fail:\n\n")[1].split("\n\nand in agent.toml")[0]
     program, pinctrl = tmp_path / "my-hat", tmp_path / "pinctrl"
     program.write_text(textwrap.dedent(script) + "\n")

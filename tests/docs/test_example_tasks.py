@@ -1,4 +1,4 @@
-"""The examples of docs/examples: tasks with generated data that follow number and seed, and strategies."""
+"""The examples of docs/examples: tasks whose generated data depend on number and seed, and strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: its table and what a real endpoint serves are the same."""
+"""docs/reference/metrics.md: its table has exactly the metrics that a real endpoint serves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.documented_metrics import PAGE, documented, served
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> str:
-    """Served over HTTP after a few rounds in which devices decline, fail and vanish."""
+    """Metrics served over HTTP after a few rounds in which devices decline, fail and vanish."""
     metrics = Metrics()
     metrics.traffic.expiry.labels("ca").set(1.0)
     metrics.traffic.leader.labels("demo").set(1)
@@ -66,7 +66,7 @@ def test_every_metric_in_an_example_exists():
 
 
 def test_page_has_the_traffic_of_vitals():
-    """Messages and bytes an hour, by the pace that is kept and the size that a full message has."""
+    """Messages and bytes per hour follow from the interval between messages and the size of a full message."""
     full = replace(VITALS, last_round=LastRound("20260504-101500-3fa9c1", 100, 21.123456, 2.5123456, 2**31, 2**31))
     size_bytes = len(encode(Envelope(full)))
     assert f"A message has {size_bytes} bytes" in PAGE

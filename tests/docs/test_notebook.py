@@ -23,7 +23,7 @@ def _texts(cell: Any) -> str:
 
 @pytest.mark.timeout(600)
 def test_notebook_gives_frames_plots_and_a_progress_bar(tmp_path, monkeypatch):
-    """With the kernel of this very Python, whatever kernels the user has."""
+    """The kernel is that of this Python, regardless of the user's other kernels."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     for module in ("amqtt", "ipykernel", "ipywidgets", "pandas"):
         pytest.importorskip(module)

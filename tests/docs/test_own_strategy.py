@@ -1,4 +1,4 @@
-"""The class and the entry point that docs/how-to/own-strategy.md shows work as they stand there."""
+"""The class and the entry point on docs/how-to/own-strategy.md work as shown."""
 
 from __future__ import annotations
 

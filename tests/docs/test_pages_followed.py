@@ -1,4 +1,4 @@
-"""Every command that a page shows, typed as it stands there, page by page, on a machine that nobody misses."""
+"""Every command of the pages, typed as shown, page by page, on a disposable machine."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Reader:
     outputs: dict[str, str] = field(default_factory=dict)
 
     def follows(self, page: str) -> str:
-        """Type all that the page shows, once; return the output."""
+        """Type all commands of the page, once; return the output."""
         if page not in self.outputs:
             self.outputs[page] = "\n" + self.types(_script(page))
         return self.outputs[page]
 
     def types(self, script: str) -> str:
-        """Have a shell read it, from the home; return the output."""
+        """Run the script in a shell, in the home folder; return the output."""
         shown = self.home / "output"
         with (self.home / "typed").open("rb") as typed, shown.open("wb") as output:
             self.machine.call(["bash", "-c", script], self.home, self.environment, typed, output)
@@ -74,7 +74,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """With a fleet of two devices that has played two runs, its certificates, and a copy of the project."""
+    """A reader with a fleet that has finished two runs, its certificates, and a copy of the project."""
     folder = tmp_path_factory.mktemp("reader")
     home, programs = folder / "home", folder / "bin"
     home.mkdir()
@@ -110,7 +110,7 @@ def _environment(home: Path, programs: Path, machine: ReaderMachine) -> dict[str
 
 
 def _as_here(command: str) -> str:
-    """With what the page leaves to the reader, and the runs that there are."""
+    """The command with values for the reader's placeholders, and with the ids of the existing runs."""
     for pattern, words in LEFT_TO_THE_READER:
         command = re.sub(pattern, words, command)
     runs = iter(("$(sed -n 1p $READER_HOME/runs)", "$(sed -n 2p $READER_HOME/runs)"))
@@ -127,7 +127,7 @@ def _script(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_command_of_a_page_ends_with_0(page, reader):
-    """Each command in its order, in one shell; all end with 0."""
+    """All commands run in order, in one shell, and end with 0."""
     output = reader.follows(page)
     typed = output.split("\n$ ")[1:]
     assert len(typed) == sum(len(commands(block.text)) for block in TYPED if block.page == page), output
@@ -137,14 +137,14 @@ def test_each_command_of_a_page_ends_with_0(page, reader):
 
 @pytest.mark.parametrize("command", [one for one in SHOWN if re.search(r"\bmake .*=", one)])
 def test_every_variable_that_a_page_gives_make_exists(command):
-    """A target that is none would end make; a variable that is none would not."""
+    """An unknown target ends make with an error; an unknown variable does not."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for name in re.findall(r"\b([A-Z_]+)=", command):
         assert re.search(rf"^{name} \??:?=|\$\(or \$\({name}\)|\$\({name}\)", makefile, re.MULTILINE), name
 
 
 def test_every_page_is_followed():
-    """Those that have a test of their own, too; and nothing is prepared for what no page shows."""
+    """This includes pages with a test of their own; and no preparation is left for a command that no page shows."""
     assert len(TYPED) > 120 and len(PAGES) > 20
     for page, test in (FOLLOWED_ALONE | PLAYED_ELSEWHERE).items():
         assert any(block.page == page for block in TYPED) and (ROOT / test).exists()
@@ -161,7 +161,7 @@ def _shown(page: str, start: str) -> list[str]:
 
 
 def _shape(line: str) -> str:
-    """Without what differs from run to run: names of runs, paths, numbers, and how it ended."""
+    """The line without parts that differ from run to run: names of runs, paths, numbers, and the outcome."""
     line = re.sub(r"\b20\d{6}-\d{6}-[0-9a-f]+|'[\w-]+'", "NAME", line)
     line = re.sub(r"\S*[a-z]\S*/\S*", "PATH", line)
     line = re.sub(r"all rounds done|target reached", "END", line)
@@ -179,7 +179,7 @@ def test_run_output_on_a_page_matches_a_real_run(page, start, reader):
 
 
 def test_doctor_output_on_its_page_matches_a_real_check(reader):
-    """What is good in the same words; and there are such checks."""
+    """Passed checks have the same text, and every check on the page exists."""
     output = reader.follows("docs/how-to/brokers.md")
     good = {_shape(line) for line in output.splitlines() if line.startswith("ok ")}
     shown = _shown("docs/how-to/doctor.md", "ok ")
@@ -211,7 +211,7 @@ fedpatch simulate --json 2> /dev/null
 
 
 def test_the_picture_of_a_watched_run_has_the_columns_of_its_table(reader):
-    """As `fedpatch show` has them too."""
+    """The table of `fedpatch show` has the same columns."""
     output = reader.types("fedpatch show last --state-dir fedpatch-state")
     (header,) = [line.split() for line in _shown("docs/how-to/watch.md", "20") if line.lstrip().startswith("round ")]
     assert header in [line.split() for line in output.splitlines()]
@@ -228,7 +228,7 @@ def test_personal_model_is_in_the_documented_folder(reader):
     [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)],
 )
 def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
-    """Without output; for an invalid block there would be some."""
+    """The output is empty; for an invalid block systemd prints a warning."""
     added = [block.text for block in OTHER if block.page == page and block.text.startswith("[Service]")][number]
     assert set(re.findall(r"FEDPATCH_AGENT_(\w+)=", added)) <= {"PASSWORD_FILE"}
     folder = "/etc/systemd/system/fedpatch-agent.service.d"

@@ -1,4 +1,4 @@
-"""docs/reference/preferences.md against the settings, the rules and the words of the wire; its agent.toml loads."""
+"""docs/reference/preferences.md agrees with the settings, the rules and the wire's conditions; its agent.toml loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of guarantees names tests that exist, so that no guarantee stands there without one."""
+"""The page of guarantees names an existing test for each guarantee."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ITEMS = re.findall(
 
 
 def has_test(test: str) -> bool:
-    """Whether pytest would find a test of this id; of a file or a class, any test in it."""
+    """Whether pytest would find a test of this id; for a file or a class, any test in it."""
     file, *names = test.split("::")
     found: list[ast.stmt] = ast.parse((ROOT / file).read_text("utf-8")).body
     for name in names:
@@ -31,11 +31,11 @@ def has_test(test: str) -> bool:
 
 @pytest.mark.parametrize(("guarantee", "test"), ITEMS, ids=[test for _, test in ITEMS])
 def test_guarantee_has_its_test(guarantee: str, test: str):
-    """By its id, which pytest takes."""
+    """The page names the test by its pytest id."""
     assert has_test(test), f"no test {test} for: {guarantee}"
 
 
 def test_each_item_of_the_page_is_read():
-    """An item of another shape would not be checked."""
+    """The test above would not check an item in another form."""
     lines = (ROOT / "docs" / "reference" / "promises.md").read_text("utf-8").splitlines()
     assert sum(line.startswith("- ") for line in lines) == len(ITEMS) > 40

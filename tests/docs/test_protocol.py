@@ -1,4 +1,4 @@
-"""The protocol document holds every message, field and word of the wire, and nothing that is not there."""
+"""The protocol document has every message, field and word of the wire, and no others."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_word_is_documented(name):
 
 
 def meaning(name: str, field: str) -> str:
-    """The text of the list behind the type of a field."""
+    """The text after the type of a field in its list item."""
     line = next(line for line in section(name).splitlines() if line.startswith("- ") and field in fields_in(line))
     return line.partition("): ")[2]
 
@@ -112,7 +112,7 @@ def test_the_envelope_is_documented():
 
 
 def test_each_feature_is_documented_with_the_side_that_lists_it():
-    """In the table of what version 1 has grown by."""
+    """The table of additions to version 1 has each feature."""
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*`) \| (device|coordinator) \|", versions, re.MULTILINE)
     documented = {(word, side) for words, side in rows for word in re.findall(r"`([^`]+)`", words)}
@@ -173,5 +173,5 @@ def test_refusals_of_an_update_that_has_come_are_documented():
 
 
 def checks() -> str:
-    """The rows on what the bytes of an update are checked for."""
+    """The rows of the table of checks of an update's bytes."""
     return TEXT.partition("| check | `refused` |\n|---|---|\n")[2].partition("\n\n")[0]

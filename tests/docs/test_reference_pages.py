@@ -1,4 +1,4 @@
-"""Pages of docs that are made from the code and the results: they are those that `python -m scripts.reference` writes."""
+"""Pages of docs that are generated from code and results: they equal the output of `python -m scripts.reference`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_committed_page_is_the_generated_one(name):
 
 
 def test_every_setting_has_an_item_and_sections_name_those_of_other_commands():
-    """A setting that two commands have alike is described once; a group that is alike as a whole is named by its title."""
+    """A setting that two commands share is described once; a group that they share as a whole is named by its title."""
     page = PAGES["reference/configuration.md"]()
     for cls in configuration.COMMANDS:
         section = configuration.reference(cls)

@@ -37,7 +37,7 @@ def test_every_runbook_section_has_see_and_do(rule):
 
 
 def test_the_links_of_both_pages_lead_somewhere():
-    """To a file of the project, and to a section where they name one of this page."""
+    """A link leads to a file of the project; a section in a link is a section of the runbooks."""
     links = re.findall(r"\]\(([^)]+)\)", RUNBOOKS + MONITORING)
     assert len(links) > 5
     for link in links:

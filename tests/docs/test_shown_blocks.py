@@ -1,4 +1,4 @@
-"""Every block of the pages that is not typed into a shell: read by whatever it is written for, or printed by it."""
+"""Every block of the pages that is not typed into a shell: the program it belongs to reads it or prints it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support import frozen_tasks
 from tests.support.paths import ROOT
 from tests.system.commands import run
 
-# Where blocks are held against what they show by the tests of their page.
+# Blocks that are checked by the tests of their page.
 BY_OTHERS = {
     ("docs/how-to/bring-your-task.md", "TASK ="): "tests/docs/test_bring_your_task.py",
     ("docs/how-to/bring-your-task.md", "def load_data"): "tests/docs/test_bring_your_task.py",
@@ -76,7 +76,7 @@ BY_OTHERS = {
     ("docs/how-to/watch.md", "20"): "tests/docs/test_pages_followed.py",
     ("docs/how-to/watch.md", '{"fleet"'): "tests/docs/test_pages_followed.py",
 }
-FORMULAS = "docs/explanation/concepts.md"  # of the paper, and one picture: nothing that a program reads or prints
+FORMULAS = "docs/explanation/concepts.md"  # of the paper, and one picture: no program reads or prints them
 HERE = {
     "measures": ("docs/how-to/bring-your-task.md", "Task("),
     "origin": ("docs/how-to/bring-your-task.md", "train_x of device 7"),

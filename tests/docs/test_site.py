@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, leads nowhere that is not there, and asks nobody else."""
+"""The documentation as a site: it builds without a warning, has no broken links, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make docs` does, which is strict: a broken link, a broken section or a page that is in no menu fails it."""
+    """Built like `make docs`, in strict mode: a broken link, a broken section or a page that is in no menu is an error."""
     pytest.importorskip("material", reason="mkdocs-material is not installed (pip install 'fedpatch[docs]')")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -33,14 +33,14 @@ def _pages(site: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _text(page: str) -> str:
-    """What the page's author wrote, but for code."""
+    """The article of a page, without blocks of code."""
     article = page.partition("<article")[2].partition("</article>")[0]
     return re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
 
 
 @pytest.mark.slow
 def test_every_page_is_there(site):
-    """Those of docs/, the project's README in front, and what else they link to."""
+    """The site has the pages of docs/, the README as its first page, and other files that these link to."""
     pages = {path.parent.relative_to(site).as_posix() for path, _ in _pages(site) if path.name == "index.html"}
     assert {
         ".",
@@ -51,10 +51,10 @@ def test_every_page_is_there(site):
 
 
 def test_every_link_leads_to_a_file_of_the_site(site):
-    """Also those to what lies outside of docs/, and those of the menus."""
+    """This includes links to files outside of docs/ and links of the menus."""
     count = 0
     for path, page in _pages(site):
-        if path.name == "404.html":  # which may be shown anywhere, and so has absolute links
+        if path.name == "404.html":  # it is shown at any address, so its links are absolute
             continue
         for link in re.findall(r"\b(?:href|src)=\"?([^\" >]+)", page):
             address = unquote(link.partition("#")[0].partition("?")[0])
@@ -66,7 +66,7 @@ def test_every_link_leads_to_a_file_of_the_site(site):
 
 
 def test_a_reader_asks_nobody_else_for_anything(site):
-    """No script, font, style or picture of another host: what one reads stays between reader and site."""
+    """No script, font, style or picture is loaded from another host, so no other host learns what a person reads."""
     for path, page in _pages(site):
         for tag in re.findall(r"<(?!a\b)\w+[^>]*https?://[^>]*>", page):
             assert not re.search(r"\b(?:src|href|srcset|data|content)=\"?https?://", tag), f"{path}: {tag}"
@@ -76,7 +76,7 @@ def test_a_reader_asks_nobody_else_for_anything(site):
 
 
 def test_pages_read_the_same_on_a_code_host_and_on_the_site(site):
-    """Where the two kinds of Markdown differ: no list, table or block of code has become part of a paragraph."""
+    """Although the two kinds of Markdown differ, no list, table or block of code has become part of a paragraph."""
     for path, page in _pages(site):
         for paragraph in re.findall(r"<p>(.*?)</p>", _text(page), flags=re.DOTALL):
             assert not re.search(r"^\s*(?:[-*] |\d+\. |\|)|```", paragraph, flags=re.MULTILINE), f"{path}: {paragraph}"

@@ -1,4 +1,4 @@
-"""docs/explanation/threat-model.md has the number of attacks that are played, and the table of what counts against a device."""
+"""docs/explanation/threat-model.md has the number of tested attacks, and the table of offences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_page_has_the_number_of_attacks_of_each_kind(kind, attacks):
 
 @pytest.mark.slow
 def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
-    """Policy by policy, tensor by tensor; `python -m tests.docs.what_stays` prints the table. Moments go with their tensors."""
+    """For each policy and tensor; `python -m tests.docs.what_stays` prints the table. Moments stay where their tensors stay."""
     assert what_stays.markdown() in PAGE
     for policy in what_stays.POLICIES:
         stays, travels = what_stays.split(policy)
@@ -47,7 +47,7 @@ def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
 
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "docs/reference/preferences.md"])
 def test_other_pages_point_to_the_one_table(page):
-    """And name no other default of private tensors."""
+    """The pages name no other default of private tensors."""
     text = " ".join((ROOT / page).read_text("utf-8").split())
     assert "threat-model.md#what-stays-on-a-device" in text
     assert not re.search(r"batch-norm layers(,| by default)", text)

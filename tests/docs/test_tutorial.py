@@ -32,7 +32,7 @@ def _blocks() -> list[str]:
 
 @dataclass(frozen=True)
 class Followed:
-    """What a reader has seen and has now."""
+    """Folder, printed output and duration of a followed page."""
 
     folder: Path
     printed: list[str]
@@ -40,7 +40,7 @@ class Followed:
 
 
 def _programs(folder: Path) -> Path:
-    """The commands that an installation would have put on the PATH."""
+    """The commands that an installation puts on the PATH."""
     folder.mkdir()
     lines = {"python": "", "fedpatch": "-m fedpatch", "fedpatch-agent": "-m fedpatch.device_agent"}
     for name, arguments in lines.items():
@@ -61,7 +61,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         "PATH": f"{_programs(programs / 'bin')}:{os.environ['PATH']}:{sbin}",
         "PORT": str(free_port()),
         "PYTHONPATH": str(ROOT),
-        "FEDPATCH_METRICS": "none",  # whose port somebody else on this machine may want
+        "FEDPATCH_METRICS": "none",  # another program on this machine may use the port
     }
     script = "set -e\n" + "\n".join(f"echo '{MARK}'\n{block}" for block in _blocks())
     began = time.monotonic()
@@ -74,7 +74,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            with suppress(ProcessLookupError):  # what the page started ends with its test, wherever that ends
+            with suppress(ProcessLookupError):  # end the page's processes, wherever the test ends
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
         seconds = time.monotonic() - began
@@ -92,7 +92,7 @@ def _user_accuracy(printed: str) -> float:
 
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Callable[[str, object], None]):
-    """Each block was run; how long that took is the figure on the page (in the report of --junit-xml)."""
+    """Each block was run. The report of --junit-xml has the duration, which is the figure on the page."""
     assert len(followed.printed) == len(_blocks()) == 9
     record_property("tutorial_s", round(followed.seconds))
 

@@ -1,4 +1,4 @@
-"""The table of docs/explanation/threat-model.md of what stays on a device under which policy, made from a bundled schema.
+"""The table of docs/explanation/threat-model.md of the tensors that stay on a device, by policy, from a bundled schema.
 
 python -m tests.docs.what_stays
 """
@@ -24,7 +24,7 @@ def schema() -> Schema:
 
 
 def split(policy: str) -> tuple[set[str], set[str]]:
-    """Names of the model's tensors and of their moments: (those that stay, those that travel)."""
+    """Names of the model's tensors and of their moments: (names that stay, names that travel)."""
     whole = schema().with_moments(MOMENTS)
     stays = parse_policy(policy).private_names(whole)
     return set(stays), set(whole.names) - stays

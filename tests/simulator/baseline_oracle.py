@@ -1,6 +1,6 @@
-"""The baselines written down from their papers a second time: a module for every client, autograd for every gradient.
+"""A second implementation of the baselines from their papers: a module for every client, autograd for every gradient.
 
-Of fedpatch's own code it takes what the baselines do not differ in: the data, who is selected, and which batch is next.
+It uses fedpatch's code only for parts that all baselines share: the data, the selection of clients, and the next batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class NaiveClient:
-    """Its data, how many batches it took, and a model of its own where the algorithm gives it one."""
+    """A client's data, the number of batches it took, and its own model if the algorithm has one."""
 
     def __init__(self, study: Study, task: Task, number: int) -> None:
         spec = study.data.format(index=number, count=study.clients, seed=study.seed)
@@ -58,7 +58,7 @@ class NaiveClient:
 
 
 class Algorithm(Protocol):
-    """What a client does with the global model; both get a copy of it that is theirs."""
+    """A client's operations on the global model; each method gets its own copy of the model."""
 
     def train(self, model: nn.Module, client: NaiveClient) -> nn.Module:
         """The model that the client sends."""
@@ -113,7 +113,7 @@ class PFedMe:
 
 
 class Independent:
-    """SGD, and nobody else's model."""
+    """SGD on the client's own model alone."""
 
     def __init__(self, study: Study) -> None:
         self._rate = study.learning_rate
@@ -143,7 +143,7 @@ class Naive:
         self._round = 0
 
     def user_accuracies(self) -> list[float]:
-        """Of each client that is selected for the next round."""
+        """User accuracy of each client that is selected for the next round."""
         return [self._user_accuracy(self.clients[one]) for one in self._selected()]
 
     def train(self) -> None:
@@ -165,7 +165,7 @@ class Naive:
 
 
 def gradients(model: nn.Module, batch: Batch) -> Sequence[Tensor]:
-    """Of the mean cross-entropy, by parameter; the pass moves the running statistics."""
+    """Gradients of the mean cross-entropy, by parameter; the pass updates the running statistics."""
     x, y = batch
     return torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
 
@@ -185,7 +185,7 @@ def copy_buffers(source: nn.Module, target: nn.Module) -> None:
 
 @torch.no_grad()
 def average(model: nn.Module, sent: Sequence[nn.Module], examples: Sequence[int]) -> None:
-    """Into `model`, the mean of what was sent, weighted by examples."""
+    """Set `model` to the mean of the sent models, weighted by examples."""
     states = [one.state_dict() for one in sent]
     for name, value in model.state_dict().items():
         mean = sum(count / sum(examples) * state[name].double() for state, count in zip(states, examples, strict=True))

@@ -1,4 +1,4 @@
-"""A simulation that only pretends: its user accuracy rises by rule, and it keeps its state as the real one does."""
+"""A fake simulation: its user accuracy rises by a rule, and it saves its state like the real one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STARTED_AT = "2026-01-01T00:00:00+00:00"
 
 
 def points_of(study: Study, needed: int | None) -> tuple[Point, ...]:
-    """Those of a simulation that reaches its target after `needed` rounds, or never."""
+    """Points of a simulation that reaches its target after `needed` rounds, or never."""
     target = 0.97 if study.target_ua is None else study.target_ua
     last = study.rounds if needed is None or study.target_ua is None else needed
     rising = [target - 0.5 / (1 + t) if needed is None or t < needed else target for t in range(last + 1)]
@@ -22,7 +22,7 @@ def points_of(study: Study, needed: int | None) -> tuple[Point, ...]:
 
 
 def result(cell: Cell, seed: int, needed: int | None) -> Result:
-    """That of a cell that took `needed` rounds."""
+    """Result of a cell that took `needed` rounds."""
     study = study_of(cell, seed)
     return result_of(cell, Outcome(study, points_of(study, needed), True), ResultOrigin(), STARTED_AT)
 
@@ -35,7 +35,7 @@ def diverged_result(cell: Cell, seed: int, rounds: int) -> Result:
 
 
 class Player:
-    """Stands in for `simulate`; every study needs `needed` rounds. `studies` are those it was asked for."""
+    """Replaces `simulate`; every study needs `needed` rounds. `studies` lists the requested studies."""
 
     def __init__(self, needed: int | None = 3) -> None:
         self._needed = needed
@@ -52,7 +52,7 @@ class Player:
         stopped: Callable[[], bool],
         saved: Path | None,
     ) -> Outcome:
-        """Goes on from the round that `saved` names."""
+        """Resume after the round that is stored in `saved`."""
         assert saved is not None
         self.studies.append(study)
         state, points = saved / STATE_FILE, points_of(study, self._needed)

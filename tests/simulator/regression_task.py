@@ -1,4 +1,4 @@
-"""A regression for simulations: its metric is an error, of which less is better."""
+"""A regression task for simulations: its metric is an error, so less is better."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_model() -> nn.Module:
 
 
 def load_data(spec: str, _root: Path) -> DeviceData:
-    """Sixty examples of the client that `spec` numbers; y = 5 + the sum of x, times its own gain."""
+    """Sixty examples of client number `spec`; y = 5 + the sum of x times the client's own gain."""
     rng = np.random.default_rng(int(spec))
     x = rng.normal(size=(60, FEATURES)).astype(np.float32)
     y = (5.0 + x.sum(axis=1) * rng.uniform(0.5, 1.5)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A task for simulations that are checked by hand: float64 and tanh, so that only true differences show, and uneven clients."""
+"""A task for exact comparisons of simulations: float64 and tanh, so that only true differences show, and uneven clients."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DENSE = "client={index},of={count},seed={seed},used=10"
 
 
 def build_model() -> nn.Module:
-    """As the oracle's, in double precision."""
+    """The oracle's model in double precision."""
     return tanh_model(FEATURES, HIDDEN, CLASSES).to(torch.float64)
 
 
 class Branched(nn.Module):
-    """The same model with a way around its middle, which makes it no plain sequence."""
+    """The same model with a connection from inputs to outputs, so it is no plain sequence."""
 
     def __init__(self) -> None:
         super().__init__()

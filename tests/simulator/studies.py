@@ -1,6 +1,6 @@
-"""Small studies, and the deployed system's own LocalUpdate to hold them against: what tests of the simulator's engine share.
+"""Small studies, and the deployed system's own LocalUpdate as their reference; tests of the simulator's engine share them.
 
-The tasks are in float64, so that two ways to compute the same thing differ by less than 1e-9 whatever batch norm magnifies.
+The tasks are in float64, so that two computations of a value differ by less than 1e-9, although batch norm magnifies errors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.support import oracle
 
 FEATURES, CLASSES = 12, 3
 SIZES = (23, 40, 11, 8, 15, 6, 31)
-"""Training examples of client 0, 1, ...: unlike, one smaller than a batch, and most no multiple of one."""
+"""Training examples of client 0, 1, ...: all different, one below the size of a batch, and most no multiple of it."""
 BATCH = 7
 STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
 POLICIES = ("none", "stats", "affine", "all", "names:fc1.weight,bn.running_mean,fc2.bias")
@@ -80,7 +80,7 @@ def build_cnn() -> nn.Module:
 
 
 def client_data(index: int, seed: int = 0) -> DeviceData:
-    """Every client has its own rule and a third of the features that is always zero: not the same third."""
+    """Every client has its own rule for the labels, and its own third of the features that is always zero."""
     rng = np.random.default_rng([seed, index])
     count = SIZES[index % len(SIZES)]
     x = rng.normal(size=(count + 20, FEATURES)) + rng.normal(size=FEATURES)
@@ -90,7 +90,7 @@ def client_data(index: int, seed: int = 0) -> DeviceData:
 
 
 def load_data(spec: str, _root: Path) -> DeviceData:
-    """`<seed>/<number of the client>`, and after `;` what is wrong with one: noisy-2, lonely-2, hollow-2, absent-2."""
+    """`<seed>/<number of the client>`, and after `;` the fault of one client: noisy-2, lonely-2, hollow-2, absent-2."""
     head, _, special = spec.partition(";")
     seed, index = map(int, head.split("/"))
     data, (what, _, which) = client_data(index, seed), special.partition("-")
@@ -106,7 +106,7 @@ def load_data(spec: str, _root: Path) -> DeviceData:
 
 
 def load_images(spec: str, root: Path) -> DeviceData:
-    """The same as images of 3 x 4 pixels."""
+    """The same data as images of 3 x 4 pixels."""
     data = load_data(spec, root)
     return replace(data, train_x=data.train_x.reshape(-1, 1, 3, 4), test_x=data.test_x.reshape(-1, 1, 3, 4))
 
@@ -157,7 +157,7 @@ def one_process(task: Task, context: LearnerContext) -> InProcess:
 
 
 def play_on(study: Study, folder: Path, points: int, **options: Any) -> Outcome:
-    """Simulate until so many points are known, those from before included."""
+    """Simulate until `points` points are known, earlier points included."""
     known: list[Point] = []
     return simulate(study, on_point=known.append, stopped=lambda: len(known) >= points, saved=folder, **options)
 
@@ -168,7 +168,7 @@ def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
 
 
 class Deployed:
-    """The same study as a coordinator and its devices compute it, with function calls for a network."""
+    """The same study as a coordinator and its devices compute it, with function calls instead of a network."""
 
     def __init__(self, study: Study, task: Task = UNEVEN) -> None:
         self.study = study
@@ -198,7 +198,7 @@ class Deployed:
         return [ids[one] for one in chosen.invited]
 
     def finished(self, client: int) -> LocalResult:
-        """What the client makes of the present model in an evaluate round, by a plan with `finish`."""
+        """The client's result from the present model in an evaluate round, by a plan with `finish`."""
         own = self._trainers[client].finish(
             merge(self.state.tensors, self.patches[client]),
             self.plan,
@@ -212,7 +212,7 @@ class Deployed:
     def play(
         self, change: Callable[[int, dict[str, Array]], dict[str, Array]] = lambda client, update: update
     ) -> tuple[float, float]:
-        """One round; mean user accuracy before it, and mean loss. `change` returns the update that a client sends."""
+        """Run one round; return mean user accuracy before it and mean loss. `change` returns the update that a client sends."""
         before = list(self.controls)
         updates, counted, accuracies, losses = {}, {}, [], []
         for client in self.selected():
@@ -269,7 +269,7 @@ class Deployed:
 
 
 def assert_close(found: Tensors, expected: Tensors, tolerance: float = 1e-9) -> None:
-    """The same names, and values that differ by no more than `tolerance`, in proportion where they are small."""
+    """The same names, and values that differ by no more than `tolerance` in proportion, plus a hundredth of `tolerance`."""
     assert set(found) == set(expected)
     for name, value in expected.items():
         assert found[name].dtype == value.dtype, name
@@ -278,7 +278,7 @@ def assert_close(found: Tensors, expected: Tensors, tolerance: float = 1e-9) -> 
 
 
 def algorithm_1(study: Study, rounds: list[list[str]]) -> list[oracle.Round]:
-    """What the paper's algorithm comes to in these rounds, as it stands there."""
+    """The results of the paper's algorithm in these rounds."""
     data = {client_id(index): client_data(index, study.seed) for index in range(study.clients)}
     return oracle.run_mtfl(
         build_model,

@@ -35,9 +35,9 @@ FILES = {"curve.csv", "curve.png", "curve.svg", "outcome.json"}
 
 
 class Engine:
-    """Stands in for `fedpatch.simulator.experiment.simulation.simulate`: user accuracy rises by 0.1 each round, up to `best`.
+    """Replaces `fedpatch.simulator.experiment.simulation.simulate`: user accuracy rises by 0.1 each round, up to `best`.
 
-    As there, the first `known` points are those of an earlier process.
+    As in the real one, the first `known` points are those of an earlier process.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Engine:
         self.before_round: Callable[[int], None] = lambda number: None
 
     def __call__(self, study: Study, **given: Any) -> Outcome:
-        """Play the rounds, asking between them whether to stop."""
+        """Run the rounds, and check before each whether to stop."""
         self.calls.append({"study": study, **given})
         points: list[Point] = []
         complete = True
@@ -67,7 +67,7 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch) -> Engine:
-    """In the place of the real one."""
+    """An engine in place of the real one."""
     stand_in, module = Engine(), ModuleType("fedpatch.simulator.experiment.simulation")
     module.__dict__["simulate"] = stand_in
     monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", module)
@@ -336,7 +336,7 @@ def test_interrupted_study_of_digits_ends_with_the_same_curve(fedpatch, tmp_path
 
 
 def test_patches_save_half_of_the_rounds(fedpatch):
-    """With nothing private, twice as many rounds are not enough to make the models of a demo's devices as good."""
+    """With no private tensors, twice as many rounds do not reach the same target on the demo's devices."""
 
     def rounds_to_target(private: str, rounds: int) -> int | None:
         argv = (

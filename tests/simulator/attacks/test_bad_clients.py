@@ -1,4 +1,4 @@
-"""Bad clients of a study: who they are, their data, their updates, and the measure of a backdoor."""
+"""Bad clients of a study: their selection, data and updates, and the measure of a backdoor."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_backdoor_needs_classes():
 
 
 def step_of_bad_clients(attack: str) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """Steps of the first trained tensor that each client trained, and that it sent, in the first round."""
+    """Steps of the first trained tensor in the first round: the trained steps of all clients, the sent steps of bad clients."""
     study = attacked(attack)
     bad = bad_clients_of(study, population_of(study, UNEVEN))
     assert bad is not None

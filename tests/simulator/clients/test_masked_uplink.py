@@ -1,4 +1,4 @@
-"""The way up in a masked study: the same bits as masked vectors of devices, summed and opened by the coordinator."""
+"""The uplink of a masked study gives the same bits as devices' masked vectors, summed and opened by the coordinator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASE = {"w": np.full((9, 7), 0.5, "f4"), "running_var": np.ones(7, "f4")}
 
 @pytest.mark.parametrize("keep", [1, 2, 4, 8])
 def test_error_never_grows_where_devices_train_as_far_as_they_can(keep):
-    """A value that waits is trained again and again: the sum of these steps would be several times too long."""
+    """A value that waits is trained again in each round: the sum of these steps would be several times too long."""
     study = study_of(secure="groups", group_size=8, keep=keep, clients=CLIENTS)
     schema = Schema((TensorSpec("w", (30, 40), "float32", "weight"),))
     goals = np.random.default_rng(7).normal(0, 1, (CLIENTS, 30, 40)).astype("f4")
@@ -71,7 +71,7 @@ def reports():
 
 @pytest.mark.parametrize("keep", [1, 4])
 def test_mean_has_the_bits_of_masked_groups_of_devices(keep):
-    """Three rounds, with the residuals of the ones before; the devices' sums go through keys, masks and shares."""
+    """Three rounds, with the residuals of earlier rounds; the devices' sums use real keys, masks and shares."""
     study = study_of(secure="groups", group_size=8, keep=keep, clients=CLIENTS)
     uplink = MaskedUplink(study, SCHEMA, BASE, EXAMPLES, MetricTerms())
     for number in (1, 2, 3):
@@ -109,7 +109,7 @@ def test_mean_has_the_bits_of_masked_groups_of_devices(keep):
 
 
 def masked_by_devices(members, blobs, layout):
-    """The open groups and the masked updates, by the devices' and the coordinator's code."""
+    """The open groups and the masked updates, computed by the devices' and the coordinator's code."""
     groups, masked = [], {}
     for number, clients in enumerate(members):
         size = len(clients)
@@ -147,7 +147,7 @@ def small_study(**changes):
 
 
 def test_masked_study_continues_where_it_stopped(tmp_path):
-    """With the residuals and the scale of the rounds before."""
+    """It uses the residuals and the scale of the earlier rounds."""
     study = small_study(keep=4)
     whole = simulate(study)
     rounds = iter([False, False, False, True])

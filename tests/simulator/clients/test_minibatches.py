@@ -1,4 +1,4 @@
-"""Clients are given the batches of the deployed system's stream, whatever was drawn ahead."""
+"""Clients get the batches of the deployed system's stream, regardless of the batches drawn ahead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_stream(turn: Turn, count: int) -> np.ndarray:
 
 @given(TURNS, TURNS, st.integers(0, 100), st.integers(1, 2))
 def test_batches_are_independent_of_the_prefetched_clients(expected, asked, ahead, per_step):
-    """In the order that was foretold or in any other, again or never: the batches are those of the stream."""
+    """The batches are those of the stream, in the expected order or another, and if turns are repeated or left out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minibatches, "DRAWN_AHEAD", ahead)
         ours = MinibatchStream(PLAN, SIZES, per_step)
@@ -53,7 +53,7 @@ def test_any_number_of_batches_can_be_drawn(client, first_batch, count):
 
 @dataclass
 class CountedSizes:
-    """Numbers of examples, and whose was asked for."""
+    """Numbers of examples; `asked` lists the clients whose number was read."""
 
     asked: list[int]
 
@@ -72,5 +72,5 @@ def test_no_more_is_held_than_a_few_kilobytes(monkeypatch):
     sizes.asked.clear()
     ours.of_turn((1, 0)), ours.of_turn((2, 0))
     assert sizes.asked == []
-    ours.of_turn((1, 0))  # again, and longer: only one fits beside it
+    ours.of_turn((1, 0))  # drawn again; it is longer, so only one more fits
     assert set(sizes.asked) == {1, 2}

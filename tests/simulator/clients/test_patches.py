@@ -1,4 +1,4 @@
-"""What clients keep for themselves is kept apart, and costs what it holds."""
+"""Each client's patch is stored separately, and needs only the memory of its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A population holds what every client would load by itself, in blocks that processes share."""
+"""A population holds the data that each client would load, in blocks that processes share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _unused(*_: object) -> None:
 
 
 def _task(load: Callable[[int], DeviceData]) -> Task:
-    """A task of somebody's own: client i's spec is just its number, and there is no `load_many`."""
+    """A user's task: client i's spec is its number, and there is no `load_many`."""
     return Task("own", "for tests", _unused, lambda spec, root: load(int(spec)), _unused, _unused, validation_share=0.0)  # type: ignore[arg-type]
 
 
@@ -200,7 +200,7 @@ def test_data_beyond_the_shared_memory_are_refused_with_the_remedy():
 
 
 def test_load_many_with_a_wrong_count_is_refused():
-    """`load_many` answers every spec, or clients would get each other's data."""
+    """`load_many` must return data for every spec; otherwise clients would get each other's data."""
     task = replace(_task(lambda _: _data(2, 1)), load_many=lambda specs, root: [_data(2, 1)])
     with pytest.raises(DataError, match="task 'own': load_many gave the data of 1 devices for 3 specs"):
         load_population(task, "{index}", 3, 0, NOWHERE)

@@ -1,4 +1,4 @@
-"""The policies beside learning alone, and which is recommended."""
+"""The policies compared with learning alone, and the recommended policy."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_learning_alone_is_recommended_where_no_policy_is_better():
 ALONE_OF_SIX = arm(ALONE, *[0.7] * 6)
 SURE = arm("none", 0.731, 0.733, 0.732, 0.731, 0.733, 0.732)
 NOISY = arm("all", 0.84, 0.64, 0.80, 0.66, 0.81, 0.66)
-"""In the mean +0.035, and no better than alone beyond the noise; SURE is +0.032 for everybody."""
+"""NOISY has a mean gain of +0.035, which is within the noise; SURE has about +0.032 for every client."""
 
 
 def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one_that_beats_learning_alone():
-    """To be as good within the noise is not transitive: a noisy policy is as good as a better one and as learning alone."""
+    """Equality within the noise is not transitive: a noisy policy equals a better policy, and also learning alone."""
     choice, sentence = recommend([SURE, NOISY, ALONE_OF_SIX], MetricTerms())
     assert choice == "none"
     assert "+0.032 over learning alone, and 100% of the clients gain" in sentence

@@ -1,4 +1,4 @@
-"""A real Slurm cluster of a test's own: two nodes, each in a network namespace, with a controller on the first."""
+"""A real Slurm cluster for one test: two nodes, each in a network namespace, with a controller on the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _PATIENCE_S = 60.0
 
-# Nodes have the names that their addresses are, since a test's namespaces have no resolver.
+# The nodes' addresses are their names, since a test's namespaces have no resolver.
 _CONF = """\
 ClusterName=tests
 SlurmctldHost={machine}({first})
@@ -42,7 +42,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 class Slurm:
-    """Start it with `with`; skips the test where Slurm is not installed or the machine allows no namespaces."""
+    """Use it with `with`; it skips the test if Slurm is not installed or the machine allows no namespaces."""
 
     def __init__(self, folder: Path) -> None:
         missing = [name for name in PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
@@ -57,7 +57,7 @@ class Slurm:
         self._environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": SYSTEM_PATH}
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """The finished command, called on the first node."""
+        """Run a command on the first node; return the finished process."""
         given = {**self._environment, **variables}
         with self._hosts.inside(self._names[0]):
             return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=300)

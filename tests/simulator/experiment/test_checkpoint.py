@@ -1,4 +1,4 @@
-"""A simulation that is interrupted, however rudely, goes on to the outcome that it would have had."""
+"""An interrupted or killed simulation resumes, and gives the outcome of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_folder_of_another_study_is_refused(tmp_path):
 
 
 def state_file(folder: Path) -> tuple[Study, Path, bytes]:
-    """One state of a simulation, as it is written."""
+    """Save one state of a simulation; return the study, the path and the bytes."""
     study = study_of("fedadam", "affine", rounds=ROUNDS)
     simulation = simulation_of(study)
     simulation.step(), simulation.step()

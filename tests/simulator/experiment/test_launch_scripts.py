@@ -41,11 +41,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def _sshd(hosts: Hosts, name: str, folder: Path, stack: ExitStack) -> None:
-    """A server of ssh on a host, for the key in `folder` alone."""
+    """Start an SSH server on a host; it accepts only the key in `folder`."""
     sshd = shutil.which("sshd", path=SYSTEM_PATH)
     if sshd is None:
         pytest.skip("no sshd here (apt install openssh-server)")
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # it wants this directory, and nothing in it
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd needs this directory, empty
     settings = {
         "HostKey": folder / "key",
         "AuthorizedKeysFile": folder / "key.pub",
@@ -94,7 +94,7 @@ def test_script_for_ssh_gives_the_bits_of_one_process(tmp_path: Path, alone: lis
 
 @pytest.mark.hosts  # two nodes of Slurm take minutes on a busy machine
 def test_script_for_slurm_gives_the_bits_of_one_process(tmp_path: Path, alone: list[dict[str, Any]]):
-    """`sbatch` of the file as it is, but for the processors of a node."""
+    """`sbatch` runs the file unchanged, except for the processors of a node."""
     with Slurm(tmp_path) as slurm:
         options = ["--wait", "--cpus-per-task=1", f"--output={tmp_path}/printed", f"--chdir={ROOT}"]
         script, given = str(EXAMPLES / "simulate.sbatch"), {"FEDPATCH_BIN": BIN, "GLOO_SOCKET_IFNAME": "eth0"}

@@ -54,7 +54,7 @@ MASKED: dict[str, Any] = {"dp": "distributed", "secure": "groups", "clients": 16
 
 
 def test_noise_of_the_devices_has_the_size_that_the_groups_add():
-    """The mean of updates that change nothing is noise alone: two groups of eight, whose threshold is five."""
+    """The updates change nothing, so their mean is only noise. There are two groups of eight; their threshold is five."""
     study = study_of(**{**MASKED, "noise_multiplier": 1.7, "dp_clip": 0.5})
     base = {"w": np.zeros(20_000, np.float32)}
     schema = Schema((TensorSpec("w", (20_000,), "float32", "weight"),))

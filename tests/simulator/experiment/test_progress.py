@@ -1,4 +1,4 @@
-"""What is seen of a simulation while it goes on."""
+"""The progress output of a running simulation."""
 
 from __future__ import annotations
 

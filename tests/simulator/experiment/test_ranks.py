@@ -1,4 +1,4 @@
-"""Ranks of torchrun give the bits of one process, end together, and go on from a saved round."""
+"""Ranks of torchrun give the bits of one process, end together, and resume from a saved round."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ STUDY = ("--task", "digits", "--clients", "18", "--participation", "0.9", "--rou
 
 
 def ranks_command(count: int, *options: str) -> list[str]:
-    """Command of `fedpatch simulate` with so many ranks on this machine."""
+    """Command of `fedpatch simulate` with `count` ranks on this machine."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     return [*launcher, "-m", "fedpatch", "simulate", *options]
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The finished command."""
+    """Run a command; return the finished process."""
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -62,7 +62,7 @@ def test_simulation_over_four_hosts_has_the_bits_of_one_process(fedpatch, monkey
         started = []
         for name in names:
             mine = f"--local-addr={hosts.address(name)}"
-            # All hosts have the hostname of this machine, so that torchrun cannot find out which of them is the first.
+            # All hosts have the hostname of this machine, so torchrun cannot determine which host is the first.
             first = f"--rdzv-endpoint={hosts.address(names[0])}:29500", f"--rdzv-conf=is_host={int(name == names[0])}"
             group = ("--nnodes=4", "--nproc-per-node=1", "--rdzv-backend=c10d", *first, mine)
             command = [sys.executable, "-m", "torch.distributed.run", *group, "-m", "fedpatch", "simulate"]

@@ -1,4 +1,4 @@
-"""The table of rules beside attacks: its plan, its file, its rows, and the command."""
+"""The table of rules and attacks: its plan, file and rows, and the command."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_curve_is_that_of_algorithm_1(strategy, cap):
 
 
 def test_simulation_ends_in_the_round_that_reaches_the_target():
-    """`rounds_to_target` is the number of completed rounds when UA first is at the target, and nothing is played after."""
+    """`rounds_to_target` is the number of completed rounds when UA first reaches the target; no round follows."""
     curve = [point.user_accuracy for point in simulate(study_of(participation=1.0, rounds=8)).points]
     target = max(curve[2:])
     first = next(number for number, accuracy in enumerate(curve) if accuracy >= target)
@@ -84,7 +84,7 @@ def test_population_without_counting_clients_is_refused():
 
 
 def test_cohort_of_noisy_clients_is_measured_on_those_who_count():
-    """A small cohort may consist of noisy clients alone; the study goes on, and its point has the number counted."""
+    """A small cohort may have noisy clients only; the study continues, and its point has the number of counted clients."""
     study = study_of(clients=2, participation=0.5, rounds=6, data="{seed}/{index};noisy-0")
     points = simulate(study).points
     assert [point.counted for point in points] == [1] * 7

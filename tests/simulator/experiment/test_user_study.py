@@ -86,7 +86,7 @@ def test_unknown_term_is_named_with_the_nearest():
 
 
 class Kept:
-    """A tracker that keeps what it gets."""
+    """A tracker that keeps all runs, rounds and outcomes."""
 
     def __init__(self) -> None:
         self.runs: list[TrackedRun] = []

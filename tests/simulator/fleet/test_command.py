@@ -15,7 +15,7 @@ SMALL = ["--devices", "12", "--participation", "0.5", "--rounds", "2"]
 
 
 def fleet_command(*arguments: str) -> str:
-    """What the command prints on stdout."""
+    """The command's output on stdout."""
     app = make_app("fedpatch", "A command line.")
     command(app, "fleet", example="fedpatch simulate fleet")(fleet)
     result = CliRunner().invoke(app, ["fleet", *SMALL, *arguments], catch_exceptions=False)

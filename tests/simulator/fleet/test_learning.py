@@ -1,4 +1,4 @@
-"""Simulated fleets that train for real: the model learns in virtual time, and late work counts where it is carried."""
+"""Simulated fleets with real training: the model learns in virtual time, and late work counts if it is carried."""
 
 from __future__ import annotations
 

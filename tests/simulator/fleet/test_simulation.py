@@ -1,4 +1,4 @@
-"""Simulated fleets: what rounds come to with devices that are slow, decline and drop out."""
+"""Simulated fleets: the outcomes of rounds with devices that are slow, decline and drop out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def played(**changes: Any) -> FleetReport:
 
 
 def as_json(report: FleetReport) -> str:
-    """All of it but the time that it really took."""
+    """The whole report except its real duration."""
     return json.dumps({**report.to_dict(), "real_s": 0.0}, allow_nan=False)
 
 
@@ -187,9 +187,9 @@ def test_few_upload_slots_make_a_queue():
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rounds():
-    """A round leaves behind its row in the report, and little else.
+    """After a round its row in the report remains, and little else.
 
-    Cycles that the collector has not freed yet are no leak, and their number depends on the tests before this one.
+    Reference cycles that are not freed yet are no leak, and their number depends on earlier tests.
     """
     held: list[tuple[int, int]] = []
 
@@ -214,13 +214,13 @@ def test_memory_does_not_grow_with_the_rounds():
 
 
 def test_a_broker_notices_a_silent_device_as_late_as_the_link_lets_it():
-    """One and a half of the agent's keepalives, by the rule of MQTT."""
+    """MQTT defines this time as one and a half times the agent's keepalive."""
     keepalive_s = inspect.signature(MqttLink.__init__).parameters["keepalive_s"].default
     assert 1.5 * keepalive_s == WILL_S
 
 
 @pytest.mark.slow
 def test_events_of_a_device_do_not_grow_with_the_devices():
-    """The work of a round grows with its devices and not with their square: events per device stay what they are."""
+    """The work of a round grows linearly with its devices: the number of events per device stays about the same."""
     events = [played(devices=devices, rounds=2, upload_slots=50).events / devices for devices in (50, 500)]
     assert events[1] < 1.5 * events[0]

@@ -1,4 +1,4 @@
-"""A clock that only its owner turns: order, and alarms that move."""
+"""A clock that only its owner advances: the order of events, and alarms that are moved."""
 
 from __future__ import annotations
 

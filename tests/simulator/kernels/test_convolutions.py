@@ -66,7 +66,7 @@ def test_an_image_without_a_batch_is_convolved():
 
 
 class _OwnConvolution(nn.Conv2d):
-    """May compute something else."""
+    """A subclass, which may compute another function."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model in flat memory loses nothing on the way there and back, whatever stays private."""
+"""A model that is converted to flat memory and back loses no value, with any private tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_unflatten_undoes_flatten(build, private):
 
 @pytest.mark.parametrize("private", COMMON_POLICIES)
 def test_moments_lie_where_their_values_lie(private):
-    """The moments of what is trained come back; statistics, which have none, are zero in the vector."""
+    """The moments of trained values are restored; statistics have no moments, and are zero in the vector."""
     layout, model = layout_of(build_model, private)
     state = {f"{name}:exp_avg": value for name, value in random_state(model).items() if name in layout.trained}
     flat = layout.flatten(state, ":exp_avg")
@@ -88,7 +88,7 @@ def test_private_first_weights_keep_all_their_rows(private):
 
 @given(used=st.sets(st.integers(0, FEATURES - 1)), private=st.sampled_from(POLICIES[:4]))
 def test_a_model_with_fewer_features_is_the_whole_one_on_such_inputs(used, private):
-    """With the rows of unused features left out, the outputs are those of the model for inputs that are zero there."""
+    """Without the rows of unused features, the outputs equal those of the whole model if these inputs are zero."""
     layout, model = layout_of(build_model, private)
     layers = layers_of(model)
     assert layers is not None

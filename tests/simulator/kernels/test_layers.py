@@ -1,4 +1,4 @@
-"""The layers written out by hand compute what torch computes, and claim no model that they do not."""
+"""The simulator's own layers compute the same as torch, and are not used for models that they cannot compute."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def convolutions(draw: st.DrawFn, channels: int) -> nn.Module:
 
 @st.composite
 def poolings(draw: st.DrawFn) -> nn.Module:
-    """Any maximum pooling that leaves something of an image of 3 x 3 or more."""
+    """Any maximum pooling with a non-empty result for an image of 3 x 3 or more."""
     return nn.MaxPool2d(
         draw(st.sampled_from([(2, 2), (1, 2), (3, 3)])),
         stride=draw(SIZES | st.none()),
@@ -67,7 +67,7 @@ def layers_for(draw: st.DrawFn, shape: tuple[int, ...], before: nn.Module | None
             kind = nn.BatchNorm2d if len(shape) == 3 else nn.BatchNorm1d
             return kind(shape[0], eps=draw(st.sampled_from([1e-5, 0.1])), momentum=draw(st.sampled_from([0.1, 1.0])))
         case "relu":
-            # Right after a tanh or a relu torch itself refuses to work in place: they need their output.
+            # Right after a tanh or a relu torch refuses to work in place, since these layers need their output.
             may_be_in_place = isinstance(before, nn.Linear | nn.Conv2d | nn.BatchNorm1d | nn.BatchNorm2d)
             return nn.ReLU(inplace=may_be_in_place and draw(st.booleans()))
         case "tanh":
@@ -80,7 +80,7 @@ def layers_for(draw: st.DrawFn, shape: tuple[int, ...], before: nn.Module | None
 
 
 def shape_after(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What comes out of `layer` for an example of `shape`."""
+    """The shape of the output of `layer` for an example of `shape`."""
     with torch.no_grad():
         return tuple(deepcopy(layer).eval()(torch.zeros(2, *shape)).shape[1:])
 
@@ -104,7 +104,7 @@ def sequences(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
 
 
 def task_of(model: nn.Module, shape: tuple[int, ...]) -> Task:
-    """Two clients with random data for `model`, which every call of build_model gives anew."""
+    """Two clients with random data for `model`; every call of build_model returns a new copy of it."""
 
     def load_data(spec: str, _root: Path) -> DeviceData:
         rng = np.random.default_rng(int(spec))
@@ -138,7 +138,7 @@ def test_each_layer_is_its_torch_module(data, shape, examples):
     if module.state_dict():
         ours = WorkingModel(model, layers, frozenset(), grads=True)
         ours.public.copy_(ours.layout.flatten(model.state_dict()))
-    layers[0].first = False  # it would keep the gradient by the data to itself
+    layers[0].first = False  # a first layer does not compute the gradient by its input
     x = torch.randn(examples, *shape, dtype=torch.float64)
     outputs, below, grads, grad = _by_autograd(module, x)
     calls: Calls = []
@@ -158,7 +158,7 @@ def test_each_layer_is_its_torch_module(data, shape, examples):
 
 def _by_autograd(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
     leaf = x.clone().requires_grad_()
-    outputs = module(leaf + 0)  # what works in place may not do so on a leaf
+    outputs = module(leaf + 0)  # in-place operations are not allowed on a leaf
     grad = torch.randn_like(outputs)
     names, parameters = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
     below, *grads = torch.autograd.grad(outputs, [leaf, *parameters], grad)
@@ -185,7 +185,7 @@ def test_a_step_in_place_is_the_gradient_times_the_learning_rate(drawn):
 
 
 def shared_activation() -> nn.Module:
-    """One activation in two places, as people write it."""
+    """One activation in two places, as users often write it."""
     relu = nn.Tanh()
     return nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 5), relu, nn.Linear(5, CLASSES)).double()
 
@@ -238,7 +238,7 @@ def _around(*layers: nn.Module) -> nn.Module:
 
 
 class OwnLinear(nn.Linear):
-    """May do anything."""
+    """A subclass, which may compute anything."""
 
 
 @pytest.mark.parametrize(
@@ -283,5 +283,5 @@ class OwnLinear(nn.Linear):
     ],
 )
 def test_model_other_than_a_plain_sequence_is_run_by_torch(model):
-    """The layers claim no model that may compute something else than its layers."""
+    """The simulator's layers are not used for a model that may compute more than its layers."""
     assert layers_of(model) is None

@@ -1,4 +1,4 @@
-"""Losses and gradients taken without autograd are those with it."""
+"""Losses and gradients without autograd equal those with autograd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=3 * KEPT_
 
 
 def squares(outputs, targets):
-    """A loss that only autograd knows."""
+    """A loss whose gradient only autograd can compute."""
     return mse_loss(outputs, torch.eye(CLASSES, dtype=outputs.dtype)[targets])
 
 

@@ -1,4 +1,4 @@
-"""What clients never use is found, left out and nothing else is."""
+"""Features that clients never use are found and left out, and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.simulator.studies import (
 
 
 def sharing(share: float) -> Task:
-    """A task whose clients use about that share of the features, in every combination."""
+    """A task whose clients each use about `share` of the features, in random combinations."""
 
     def load_data(spec: str, _root: Path) -> DeviceData:
         data = UNEVEN.load_data(spec, _root)
@@ -94,7 +94,7 @@ def _without_batch_norm() -> torch.nn.Module:
 
 
 def test_features_are_all_kept_where_leaving_out_saves_nothing():
-    """Inputs that are not vectors, and those in which almost everything is used, stay as they are."""
+    """Inputs that are not vectors, and inputs with almost all features in use, stay unchanged."""
     assert used_features(population_of(study_of(), IMAGES)) is None
     assert used_features(population_of(study_of(), sharing(1.0))) is None
     simulation = simulation_of(study_of(), sharing(1.0))
@@ -113,7 +113,7 @@ ROWS = LAYOUT.rows
 
 @dataclass(frozen=True)
 class Client:
-    """What one client adds; `features` None: all rows."""
+    """The contribution of one client; `features` None: all rows."""
 
     weight: float
     steps: int
@@ -135,7 +135,7 @@ CLIENTS = st.lists(
 
 
 def idle(steps: int, count: int) -> list[Tensor]:
-    """What unused rows have become after so many steps: something that depends on them."""
+    """The values of unused rows after `steps` steps; they depend on the number of steps."""
     return [torch.full(ROWS.shape, steps + 10.0 * which, dtype=torch.float64) for which in range(count)]
 
 
@@ -152,7 +152,7 @@ def whole_vectors(client: Client, count: int) -> list[Tensor]:
 
 
 def held(vector: Tensor, features: tuple[int, ...] | None) -> Tensor:
-    """What the client has of such a vector."""
+    """The part of a whole vector that the client has."""
     if features is None:
         return vector
     return torch.cat([vector[: ROWS.start], ROWS.stored(vector)[list(features)].reshape(-1)])

@@ -81,7 +81,7 @@ def test_a_baseline_is_what_one_would_write_down_from_its_paper(strategy, partic
 
 
 def test_the_small_task_leaves_features_out_where_it_is_sparse():
-    """What the test above compares is computed with rows left out in one case, and without in the other."""
+    """The test above therefore covers both cases: rows left out (SPARSE), and no rows left out (DENSE)."""
     populations = [load_population(TASK, data, 8, 5, NOWHERE) for data in (SPARSE, DENSE)]
     assert [used_features(one) is not None for one in populations] == [True, False]
 
@@ -163,7 +163,7 @@ def _working_model(seed: int) -> WorkingModel:
 
 
 def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: list[Batch]) -> dict[str, Tensor]:
-    """What one client of one sends, by name, after training on `batches` from weights of `seed`."""
+    """The tensors that a single client sends, by name, after training on `batches` from weights of `seed`."""
     working, schema = _working_model(seed), schema_of(build_model())
     patches = Patches(kept_between_rounds(study.strategy, schema), {}, 1)
     plan = FedAvg().plan(study.learning_rate, TASK.batch_size, 1, 0, 0)
@@ -178,7 +178,7 @@ def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: li
 @examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count, beta):
-    """With alpha = 0, the first batch of a step moves statistics and nothing else."""
+    """With alpha = 0, the first batch of a step changes only statistics."""
     batches = _batches(seed, 2 * count)
     study = replace(_study("per-fedavg"), adaptation_rate=0.0, learning_rate=beta)
     ours = _after_a_round(PerFedAvgSteps, study, seed, batches)
@@ -191,7 +191,7 @@ def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count
 @examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_pfedme_whose_w_follows_at_once_is_sgd_with_weight_decay(seed, count, eta):
-    """With eta * lambda = 1, w is theta after every step, so nothing holds theta back but mu."""
+    """With eta * lambda = 1, w equals theta after every step, so only mu restrains theta."""
     batches = _batches(seed, count)
     ours = _after_a_round(PFedMeSteps, replace(_study("pfedme"), learning_rate=eta, proximity=1 / eta), seed, batches)
     working, model = _working_model(seed), build_model()

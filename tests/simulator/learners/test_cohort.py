@@ -1,4 +1,4 @@
-"""Many clients computed fast give what the deployed system's LocalUpdate gives, one device after the other."""
+"""The fast computation of many clients gives the results of the deployed system's LocalUpdate, device by device."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_metric_that_is_no_fraction_is_refused(task):
 
 
 class _Odd(torch.nn.Module):
-    """The usual model as a module that nobody knows."""
+    """The usual model as a module of an unknown class."""
 
     def __init__(self) -> None:
         super().__init__()

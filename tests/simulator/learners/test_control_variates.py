@@ -1,4 +1,4 @@
-"""SCAFFOLD in the simulator: Algorithm 1 by a textbook, and the same as the devices compute."""
+"""SCAFFOLD in the simulator gives the results of a textbook's Algorithm 1 and of the devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROUNDS, RATE = 6, 0.2
 
 
 def by_the_book(**changes: Any) -> tuple[Simulation, tuple[Values, Values, dict[str, Values]]]:
-    """A simulation of ROUNDS rounds, and the textbook in the same ones."""
+    """A simulation of ROUNDS rounds, and the textbook's result of the same rounds."""
     study = study_of("scaffold", **changes)
     simulation, deployed, rounds = simulation_of(study), Deployed(study), []
     simulation.step()
@@ -56,7 +56,7 @@ def controls(values: Values) -> Values:
 
 @pytest.mark.parametrize("part", ["control", "weights"])
 def test_a_clipped_update_moves_no_control_variate_and_the_servers_stays_the_mean_of_the_devices(part):
-    """One device sends values a thousand times as far away in every round."""
+    """In every round one device multiplies its values by 1000."""
     study = study_of("scaffold", participation=1.0, norm_bound="auto:3")
     deployed, honest = Deployed(study), Deployed(study)
 
@@ -78,7 +78,7 @@ def test_a_clipped_update_moves_no_control_variate_and_the_servers_stays_the_mea
 @pytest.mark.parametrize("eta_g", [1.0, 0.5])
 @pytest.mark.parametrize("participation", [0.3, 1.0])
 def test_it_is_algorithm_1(participation, eta_g):
-    """Clients of unlike size count alike; some take part twice or more, and with a share of 0.3 some never."""
+    """Clients of different sizes have equal weight; some take part twice or more, and with a share of 0.3 some never."""
     simulation, (x, c, c_i) = by_the_book(participation=participation, server_learning_rate=eta_g, epochs=2)
     assert_close(simulation.server.tensors, x | controls(c))
     kept = {client_id(one): control_in(simulation.patches.of(one)) for one in range(simulation.study.clients)}

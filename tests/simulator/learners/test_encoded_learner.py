@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 class ByHand:
-    """Devices that pack and a coordinator that unpacks, with function calls for a network."""
+    """Devices that pack and a coordinator that unpacks, with function calls instead of a network."""
 
     def __init__(self, study: Study) -> None:
         self.study, self.encoding = study, study.encoding
@@ -47,7 +47,7 @@ class ByHand:
         self.taken = dict.fromkeys(range(study.clients), 0)
 
     def play(self, clients: list[int]) -> int:
-        """One round of these clients; returns the bytes of their updates."""
+        """Run one round of `clients`; return the bytes of their updates."""
         mean, sizes, model, before = WeightedMean(self.schema), 0, self.state.tensors, self.state
         if not is_delta(self.encoding):
             model = self.unpacked(pack(model, self.schema, {}, self.encoding), None)
@@ -63,7 +63,7 @@ class ByHand:
         return sizes
 
     def update(self, client: int, model: Tensors) -> tuple[Packed, int]:
-        """Of one device; what rounding leaves is kept as a device keeps it."""
+        """The update of one device; the rounding error is kept as on a device."""
         study, first = self.study, self.taken[client]
         result = LocalTrainer(UNEVEN, client_data(client, study.seed)).run(
             model,
@@ -106,7 +106,7 @@ def test_a_client_sends_what_a_device_would(strategy, encoding):
     simulation.step()
     for _ in range(ROUNDS):
         sizes, point = by_hand.play(simulation._selected()), simulation.step()
-        assert point.bytes_up == pytest.approx(sizes, rel=0.02)  # the last bits of a sum compress in another way
+        assert point.bytes_up == pytest.approx(sizes, rel=0.02)  # the last bits of a sum compress differently
         for name, values in by_hand.state.tensors.items():
             np.testing.assert_allclose(simulation.server.tensors[name], values, rtol=1e-6, atol=1e-6)
         assert set(simulation.server.server) == set(by_hand.state.server)

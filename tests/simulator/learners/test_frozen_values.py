@@ -1,4 +1,4 @@
-"""Frozen values in the simulator: each learner trains the same as without the declaration, and nothing sends or keeps them."""
+"""Frozen values in the simulator: each learner trains as without the declaration, and clients neither send nor keep them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_declared_frozen_the_base_changes_nothing_but_the_traffic(make_cohort, s
     assert not set(BASE) & found.patches.values.keys()
     assert [one.user_accuracy for one in found.points] == [one.user_accuracy for one in other.points]
     sent, more = (one.points[-1].bytes_up or 0 for one in (found, other))
-    assert sent < more - CLIENTS * 300  # of the 520 bytes of the base, as zstd compresses them
+    assert sent < more - CLIENTS * 300  # the base has 520 bytes before zstd compresses it
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Simulations with the bounds of a run: the coordinator's own, with every engine."""
+"""Simulations with the bounds of a run: the coordinator's own code applies them, with every engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIGHT = "auto:0.8"
 
 @pytest.mark.parametrize(("bound", "expected"), [("off", 0), ("auto:2", 3)])
 def test_simulation_with_changed_updates_folds_what_was_made_of_them(bound, expected):
-    """One client of all sends values a thousand times as far away: bounded in each of three rounds, or not at all."""
+    """One client makes its step a thousand times as long: it is bounded in each of three rounds, or never."""
     study, task = study_of("fedavg", "affine", participation=1.0, norm_bound=bound), UNEVEN
     seen: list[int] = []
 

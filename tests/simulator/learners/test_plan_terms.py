@@ -1,4 +1,4 @@
-"""Plans with terms: the papers' algorithms by a textbook, and a simulation computes what devices do."""
+"""Plans with terms: a simulation gives the results of textbook versions of the papers' algorithms, and of devices."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def accuracy_of(values: Values, client: int) -> float:
     ids=["fedbabu", "fine-tuning"],
 )
 def test_finish_is_the_training_after_the_rounds_of_fedbabu(terms, head):
-    """All clients finish the last model, those that have never taken part too; model and patches stay as without it."""
+    """All clients finish the last model, also clients that never took part; model and patches stay as without `finish`."""
     study = study_of(**terms)
     simulation, deployed = played(study), Deployed(study)
     w, clients = by_the_book(study, fedrep(RATE, head, 0.0), head)
@@ -135,7 +135,7 @@ def test_finish_is_the_training_after_the_rounds_of_fedbabu(terms, head):
 
 
 def test_personal_copy_is_dittos():
-    """The federated model is FedAvg's; the copy of a client that has never taken part is not there."""
+    """The federated model is that of FedAvg; a client that never took part has no copy."""
     study = study_of(personal="ditto:0.5")
     (w, clients), simulation = by_the_book(study, ditto(RATE, 0.5)), played(study)
     assert_close(simulation.server.tensors, w)

@@ -1,4 +1,4 @@
-"""Training many clients in stacked tensors gives what training one after another gives."""
+"""Training many clients in stacked tensors gives the results of training one after another."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fedpatch.simulator.spec.study import Study
 from tests.simulator.studies import STRATEGIES, one_process
 
 FEATURES, CLASSES = 6, 3
-EXAMPLES = (23, 9, 40, 4, 23, 16, 31)  # of each client: other numbers of steps, and one with less than a batch
+EXAMPLES = (23, 9, 40, 4, 23, 16, 31)  # of each client: different numbers of steps, one with less than a batch
 
 
 class Residual(nn.Module):
-    """A residual connection, a tied layer, an average that is assigned anew, and a layer that nothing depends on."""
+    """A residual connection, a tied layer, an average that is reassigned, and a layer that no output depends on."""
 
     running: Tensor
 
@@ -60,7 +60,7 @@ def _sequential() -> nn.Module:
     )
 
 
-# A bias before a batch norm has no gradient but rounding, which Adam makes as large as any: hence bias=False.
+# The gradient of a bias before a batch norm is only rounding error, which Adam scales up: hence bias=False.
 
 
 def _convolutional() -> nn.Module:
@@ -75,7 +75,7 @@ def _convolutional() -> nn.Module:
 
 
 class Viewing(nn.Module):
-    """Takes a view of the outputs of its convolution, which needs them in one piece."""
+    """A model that takes a view of its convolution's outputs, which therefore must be contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def _study(strategy: str, private: str = "none", **terms) -> Study:
 
 
 class Played(Simulation):
-    """A study played to its last round."""
+    """A simulation of a study, run to its last round."""
 
     def __init__(self, study: Study, task: Task, make_cohort: Callable[[Task, LearnerContext], Cohort]) -> None:
         population = load_population(task, study.data, study.clients, study.seed, Path())
@@ -139,7 +139,7 @@ class Played(Simulation):
         self.close()
 
     def require_like(self, other: Played) -> None:
-        """Models, moments, patches, accuracies and losses are the same but for rounding."""
+        """Models, moments, patches, accuracies and losses are the same except for rounding."""
         assert self.server.tensors.keys() == other.server.tensors.keys()
         for name, value in self.server.tensors.items():
             np.testing.assert_allclose(value, other.server.tensors[name], rtol=1e-5, atol=1e-5, err_msg=name)
@@ -157,7 +157,7 @@ def _stacked(group: int | None, device: str = "cpu") -> Callable[[Task, LearnerC
 
 
 def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
-    """Play stacked; the result must be that of the fused layers."""
+    """Run the study stacked; the result must equal that of the fused layers."""
     stacked = Played(study, task, _stacked(group))
     stacked.require_like(Played(study, task, one_process))
     return stacked
@@ -279,7 +279,7 @@ def test_unknown_device_is_refused():
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_client_that_diverges_ends_the_round(steps):
-    """A loss that is not finite names the client; so does a value, where only the next loss would show it."""
+    """The error names the client, for a loss that is not finite and for a value that only the next loss would show."""
     task = replace(_task(Residual), loss=lambda outputs, targets: 1e10 * cross_entropy(outputs, targets))
     with pytest.raises(UpdateRefused, match=r"training client \d diverged.*smaller learning rate"):
         Played(_study("fedavg", learning_rate=1e30, steps=steps), task, _stacked(3))

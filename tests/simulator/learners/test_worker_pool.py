@@ -1,4 +1,4 @@
-"""Several processes give what one gives, end with their parent, and are missed when they die."""
+"""Several processes give the results of one, end with their parent, and end the simulation if one dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STUDY = study_of("fedavg-adam", "affine", clients=6 * len(SIZES), participation=
 
 
 def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], states.Saved]:
-    """Curve and last state of a study over so many workers."""
+    """Curve and last state of a study with `workers` processes."""
     outcome = simulate(study, workers=workers, saved=folder)
     state = states.load(folder, study)
     assert state is not None
@@ -125,7 +125,7 @@ if __name__ == "__main__":
 @slow
 @pytest.mark.parametrize("clients", [21, pytest.param(10_000, marks=pytest.mark.faults)])
 def test_workers_end_when_their_parent_is_killed(tmp_path, clients):
-    """However it went, and even when more results wait than a pipe can hold, no worker outlives it for long."""
+    """Workers end soon after their parent, even if more results wait than a pipe can hold."""
     program = tmp_path / "parent.py"
     program.write_text(_PARENT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -153,5 +153,5 @@ def _exists(pid: int) -> bool:
     """Whether the process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return False

@@ -1,4 +1,4 @@
-"""`fedpatch simulate paper`, as it is typed."""
+"""The command `fedpatch simulate paper`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TWO_CELLS = ("table2", "--cells", "mnist/fedavg/affine/W200/*")
 
 @pytest.fixture
 def player(monkeypatch) -> Player:
-    """What computes, instead of the simulator; every cell takes 21 rounds."""
+    """A fake that replaces the simulator; every cell takes 21 rounds."""
     player = Player(needed=21)
     monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=player))
     return player
@@ -65,7 +65,7 @@ def test_existing_results_are_not_computed_again(program, player):
 
 
 def test_check_computes_recorded_cells_again_and_fails_where_one_is_outside_the_spread(program, player, tmp_path):
-    """The new results are beside the recorded ones, by processor; the recorded ones stay as they are."""
+    """New results are stored beside the recorded ones, by processor; recorded results stay unchanged."""
     cell = ("--cells", "table2/mnist/fedavg/affine/W200/C1.0")
     program("paper", "table2", "--cells", "mnist/fedavg/affine/W200/C1.0")
     ended = program("paper", "check", *cell)

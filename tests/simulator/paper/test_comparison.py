@@ -1,4 +1,4 @@
-"""The paper's tables as data, their cells, and what a cell is to be simulated with."""
+"""The paper's tables as data, their cells, and the terms of a cell's simulation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_misprinted_block_repeats_another_and_is_not_compared():
 
 
 def test_there_is_one_cell_per_printed_number():
-    """Both tables have 96 cells, each other split the 48 of MNIST, Fig. 5 has 32 curves, and no two have the same name."""
+    """Both tables have 96 cells, the other two splits 48 of MNIST each, and Fig. 5 32 curves; all names differ."""
     assert [len(cells_of(which)) for which in WITH_CELLS] == [96, 96, 48, 48, 64, 32 * (4 + 12), 4 * (4 + 12), 32]
     assert len({cell.name for cell in ALL_CELLS}) == len(ALL_CELLS)
     assert {cell.private for cell in ALL_CELLS} == set(PRIVATE)

@@ -1,4 +1,4 @@
-"""The paper's figures: what goes into them, and that pictures come out."""
+"""The paper's figures: their data and their picture files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rising(rounds: int) -> list[float]:
 
 
 def picture_text(paths: list[Path]) -> str:
-    """The text of a PNG and an SVG of one picture; the SVG's letters are drawn, but named in its comments."""
+    """Check the PNG and SVG of a picture; return the SVG's text. Its letters are shapes; comments have the words."""
     png, svg = paths
     assert (png.suffix, svg.suffix) == (".png", ".svg")
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
@@ -75,7 +75,7 @@ def test_one_curve_has_no_confidence():
 
 
 def test_aggregation_takes_no_step():
-    """The value after aggregation lies where the last step of the round before lies, so that a drop is a vertical line."""
+    """The value after aggregation has the position of the previous round's last step, so a drop is a vertical line."""
     assert step_positions(7, 2).tolist() == [0, 1, 2, 2, 3, 4, 4]
 
 

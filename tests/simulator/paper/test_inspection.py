@@ -1,4 +1,4 @@
-"""What is measured inside a round is what a device would measure there, and measuring it changes nothing."""
+"""Measurements inside a round equal those of a device, and do not change the simulation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Seen = dict[tuple[int, int], tuple[float, float]]
 
 
 def watched(study: Study, seen: Seen | None = None, sample: int = 50) -> tuple[Simulation, WatchedLearner]:
-    """A simulation that writes what it sees into `seen`."""
+    """A simulation that writes the measured accuracies into `seen`."""
     learners: list[WatchedLearner] = []
 
     def at_step(client: int, done: int, train: float, test: float) -> None:
@@ -61,7 +61,7 @@ def test_watching_changes_nothing(strategy):
 
 
 def test_every_step_is_seen_from_aggregation_to_the_last():
-    """Step 0 is user accuracy, the last what a device reports after training; there is one more than there are steps."""
+    """The first value is user accuracy, the last is the device's report after training; there is one value more than steps."""
     study, seen = study_of("fedavg", "all", participation=1.0, steps=4), Seen()
     simulation, _ = watched(study, seen)
     deployed = Deployed(study)
@@ -95,7 +95,7 @@ def test_outputs_of_batch_norm_are_those_of_the_clients_own_model():
     model = build_model().eval()
     load_tensors(
         model, {**simulation.server.tensors, **patch_of(simulation, 0)}
-    )  # of one client, the mean is its model
+    )  # with one client, the mean is its model
     with torch.no_grad():
         outputs = torch.nn.Sequential(*list(model.children())[:3])(torch.from_numpy(client_data(0, study.seed).test_x))
     for mean, variance in (learner.after_training[0]["bn"], learner.after_aggregation(0)["bn"]):
@@ -130,7 +130,7 @@ def test_a_model_that_is_no_plain_sequence_cannot_be_watched():
 
 
 def small(task: str, private: str, seed: int, rounds: int, steps: int = 0) -> Study:
-    """In the place of the paper's studies: few clients, each of whom takes as many steps."""
+    """Replaces the paper's studies: few clients, each with the same number of steps."""
     return study_of("fedavg", private, seed=seed, rounds=rounds, steps=steps or 15, participation=1.0)
 
 
@@ -226,7 +226,7 @@ def test_figure_3_has_three_curves_and_both_sides_of_equation_10(printed, tmp_pa
 
 
 def test_one_client_moves_nothing_by_aggregation(printed):
-    """Where the mean is the client's own model, both sides of Eq. (10) are zero."""
+    """If the mean is the client's own model, both sides of Eq. (10) are zero."""
     entries = inspection._shifts(replace(small("", "all", 3, 1), clients=1), "", printed.append)
     for one in entries:
         assert (one["mean_shift_private"], one["mean_shift_federated"]) == (0, 0)

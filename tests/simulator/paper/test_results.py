@@ -1,4 +1,4 @@
-"""Results of the paper's cells on disk: small, whole, and never counted when they are not what was asked for."""
+"""Results of the paper's cells on disk: small, complete, and refused if they are of other terms or another cell."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_loss_that_is_no_number_is_kept_as_absent(results):
 
 
 def test_rounding_the_curve_moves_no_target(results):
-    """A user accuracy just below the target is not reached, though it is written as the target."""
+    """A user accuracy just below the target does not reach it, although the written value equals the target."""
     study = study_of(CELL, 0)
     points = [replace(one, user_accuracy=0.9699996) for one in points_of(study, None)]
     results.write(CELL, 0, result_of(CELL, Outcome(study, tuple(points), True), ResultOrigin(), STARTED_AT))

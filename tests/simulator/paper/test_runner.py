@@ -1,4 +1,4 @@
-"""Computing the paper's cells: what is missing, cheap first, never twice, and nothing lost when it is interrupted."""
+"""Computing the paper's cells: only missing cells, cheap ones first, none twice, and none lost by an interruption."""
 
 from __future__ import annotations
 

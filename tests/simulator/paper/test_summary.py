@@ -1,4 +1,4 @@
-"""Ours beside the paper's: numbers, verdicts, tables."""
+"""Our results beside the paper's: numbers, verdicts, tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.simulator.fake_simulation import diverged_result, result
 
 
 def of(cell, *needed: int | None, unfinished_rounds: int = 0) -> Comparison:
-    """A cell that took so many rounds, by seed."""
+    """A cell with the number of rounds of each seed."""
     return Comparison(cell, tuple(result(cell, seed, one) for seed, one in enumerate(needed)), unfinished_rounds)
 
 
@@ -66,7 +66,7 @@ def of(cell, *needed: int | None, unfinished_rounds: int = 0) -> Comparison:
     ],
 )
 def test_summary_has_our_mean_range_and_verdict(comparison, ours, within):
-    """The mean over the seeds with its range, and whether it is within 20 % or 3 rounds; a simulation that goes on is open."""
+    """The mean over seeds, its range, and whether it is within 20 % or 3 rounds; None if a simulation may still be within."""
     assert (comparison.ours(), comparison.within) == (ours, within)
 
 

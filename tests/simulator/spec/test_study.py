@@ -1,4 +1,4 @@
-"""How the terms of a study are filled in, and what they may not be."""
+"""Default terms of a study, and terms that are refused."""
 
 from __future__ import annotations
 
