@@ -1,4 +1,4 @@
-"""What tests of the device's processes share."""
+"""Shared fixtures for tests of the device's processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 
 @pytest.fixture(scope="module")
 def installed():
-    """Find fedpatch from any directory, as where it is installed."""
+    """Find fedpatch from any directory, as if it were installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         yield
@@ -18,5 +18,5 @@ def installed():
 
 @pytest.fixture
 def downloads_on_disk(monkeypatch):
-    """Every download is too large for memory."""
+    """Treat every download as too large for memory."""
     monkeypatch.setattr(download_files, "MEMORY_BYTES", -1)

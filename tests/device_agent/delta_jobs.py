@@ -1,4 +1,4 @@
-"""Four versions of a global model, the steps between them, and a job that is asked to come to the last."""
+"""Four versions of a global model, the deltas between them, and a job whose request names the last version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELTAS = tuple(
 
 
 def delta_request() -> WorkRequest:
-    """To train the last version, to which three steps lead that together are shorter than it."""
+    """A request to train the last version, with three deltas that are together smaller than the whole model."""
     return replace(REQUEST, model=VERSIONS[-1], deltas=DELTAS)
 
 
@@ -35,14 +35,14 @@ def ask_holding(
 
 
 def arrive(job: Job, blob: bytes, now: float = 12.0) -> list[Effect]:
-    """All chunks of a blob."""
+    """Deliver all chunks of a blob to the job."""
     manifest = model(blob)
     effects = [job.handle(ChunkReceived(cut(blob, manifest, index)), now) for index in range(manifest.chunk_count)]
     return [effect for several in effects for effect in several]
 
 
 def by_steps(begins: int = 1) -> Job:
-    """A job that trains since second 12, on what the steps from this version lead to."""
+    """A job that trains since second 12, on the held version `begins` and all later deltas."""
     job = Job(max_blob_bytes=10_000)
     ask_holding(job, VERSIONS[begins].digest)
     job.handle(DownloadStarted({}), 10.0)

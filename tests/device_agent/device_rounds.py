@@ -1,4 +1,4 @@
-"""One round as a device sees it: a global model in a file, a command to train it, an update in another file."""
+"""One round of a device: a global model in a file, a command to train it, and an update in another file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def public(self) -> Schema:
-        """Schema of what travels."""
+        """Schema of the public values."""
         return self.policy.public(self.whole)
 
     def initial(self) -> dict[str, Array]:
@@ -84,7 +84,7 @@ class Scene:
         return TrainCommand(**{**fields, **changes})
 
     def update(self, manifest: Manifest, base: Tensors | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
-        """What the device wrote, of `base` or else the first global model: (meta, tensors)."""
+        """The update that the device wrote, decoded with `base` or else the first global model: (meta, tensors)."""
         blob = (self.folder / "update").read_bytes()
         known = self.initial() if base is None else base
         return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=self.public, base=known)
@@ -98,7 +98,7 @@ def raw_update(path: Path, encoding: str) -> bytes:
 
 
 def traces(array: Array) -> list[bytes]:
-    """What would betray a float tensor of two values or more: every two of them side by side, in single and half."""
+    """Bytes that would reveal a float tensor of two values or more: each two neighbours in single, each four in half."""
     flat = array.ravel()
     if flat.dtype.kind != "f" or flat.size < 2:
         return []

@@ -1,4 +1,4 @@
-"""Kills whatever changes the disk, before any one of its changes."""
+"""Simulates a kill before any one change to the disk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CHANGES = ("chmod", "fchmod", "fsync", "mkdir", "rename", "replace", "rmdir", "s
 
 
 class Killed(BaseException):
-    """The process is gone: nothing catches it."""
+    """The process has died: no handler of Exception catches this."""
 
 
 class Guillotine:
-    """Kills before the `fatal`-th change to the disk (0: never); a dead process tidies nothing up."""
+    """Kills before the `fatal`-th change to the disk (0: never) and all later ones: a dead process cleans nothing up."""
 
     def __init__(self, fatal: int) -> None:
         self.fatal = fatal
         self.changes = 0
 
     def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`real`, which changes something on the disk."""
+        """Wrap `real`, which changes the disk."""
 
         def change(*args: Any, **given: Any) -> Any:
             self.changes += 1

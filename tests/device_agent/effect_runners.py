@@ -1,4 +1,4 @@
-"""Device `pi` of fleet `lab` without a network: a real performer, whose link and training process are played."""
+"""Device `pi` of fleet `lab` without a network: a real effect runner with a fake link and a fake training process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def performer_of(
     models: ModelStore | None = None,
     fetcher: ModelFetcher | None = None,
 ) -> EffectRunner:
-    """The hands of the device, which works in `directory`; unless given, limits are those of tests.device_agent.owners."""
+    """The effect runner of the device in `directory`; by default, limits are those of tests.device_agent.owners."""
     return EffectRunner(
         Identity("lab", "pi", "b1"),
         link=wire,
@@ -41,7 +41,7 @@ def performer_of(
 
 
 class PlayedDevice:
-    """A job, its performer and the directory that it works in."""
+    """A job, its effect runner and their directory."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PlayedDevice:
         return self.wire.up[before:]
 
     def take_up_spooled(self) -> None:
-        """It was switched off and on again."""
+        """Restore the waiting update, as after a restart."""
         for event in self.performer.take_up_spooled():
             self.job.handle(event, 0.0)
 

@@ -54,7 +54,7 @@ def publish(store: ModelStore, round: int, model: bytes | None = None, **changes
 
 
 def present(root: Path) -> int | None:
-    """The round of the present model, as any program finds it: it must be whole."""
+    """The round of the present model, found through the link `current`; its file must be whole."""
     link = root / "toy" / "current"
     if not os.path.lexists(link):
         return None
@@ -64,7 +64,7 @@ def present(root: Path) -> int | None:
 
 
 def rounds(store: ModelStore) -> list[int]:
-    """Of the models that are kept, the newest first."""
+    """Rounds of the kept models, the newest first."""
     found = [one.metadata for one in store.versions("toy")]
     return [one.round for one in found if one is not None]
 

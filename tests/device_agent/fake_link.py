@@ -1,4 +1,4 @@
-"""A link without a network: what device `pi` of fleet `lab` publishes is kept."""
+"""A link without a network, which keeps the messages that device `pi` of fleet `lab` publishes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Wire:
         """Nothing to leave."""
 
     def subscribe(self, *filters: str) -> None:
-        """Note the filters: whatever is published is known already."""
+        """Note the filters; the link delivers no messages."""
         self.subscribed.update(filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """Note it."""
+        """Remove the filters."""
         self.subscribed.difference_update(filters)
 
     def use_long_backoff(self, patient: bool) -> None:
         self.patient = patient
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Keep it, unless it is a chunk."""
+        """Keep the message, unless it is a chunk."""
         if topic == topics.up("lab", "pi"):
             self.up.append(decode(payload).body)
         if topic == topics.device_state("lab", "pi"):

@@ -13,7 +13,7 @@ REFERENCE = "tests.device_agent.growing_task:TASK"
 
 
 def data_version(spec: str, root: Path) -> str:
-    """The file's text; the word `unreadable` in it is an error of the task's own code."""
+    """The file's text; if it contains the word `unreadable`, the task's own code raises an error."""
     text = (root / spec).read_text()
     if "unreadable" in text:
         raise KeyError("no such column")
@@ -21,7 +21,7 @@ def data_version(spec: str, root: Path) -> str:
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """The number of examples in the file."""
+    """Data with the number of examples in the file."""
     text = (root / spec).read_text()
     if not text.isdigit():
         raise DataError(f"toy: {text!r} is no number of examples")

@@ -46,7 +46,7 @@ def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True,
 
 
 def here(job: Job, indices: Iterable[int], now: float) -> list[Effect]:
-    """Room is made for the global model, of which these chunks are on the disk."""
+    """Begin the download of the global model, with these chunks on the disk."""
     return job.handle(DownloadStarted({model().digest: frozenset(indices)}), now)
 
 

@@ -1,4 +1,4 @@
-"""A global model that goes on from version to version in small steps, as files and manifests of a scene's folder."""
+"""A global model that changes from version to version in small steps, as files and manifests of a scene's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.device_agent.device_rounds import Scene
 
 @dataclass
 class Versions:
-    """`count` versions; each is what a coordinator has after its own step was rounded, bit by bit what devices hold."""
+    """`count` versions; each is the coordinator's model after its step was rounded, bit by bit as devices hold it."""
 
     scene: Scene
     encoding: str = "delta-int8"
@@ -54,7 +54,7 @@ class Versions:
         return values_digest(tensors, self.scene.public)
 
     def command(self, begins: int | None = None, to: int = -1, **changes: Any) -> TrainCommand:
-        """To train version `to`: by steps from version `begins`, or, where that is None, from all of it."""
+        """A command to train version `to`, by steps from version `begins`, or from the whole model if it is None."""
         last = to % self.count
         manifest = self.manifests[last]
         whole = {"model_path": str(self.scene.folder / f"version-{last}"), "model": manifest, "base": manifest.digest}

@@ -1,4 +1,4 @@
-"""Owners and devices for tests: preferences, and facts of a device that is well in every way."""
+"""Owners and devices for tests: preferences, and facts of a device in good condition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WELL = Facts(
 
 
 def limits_of(directory: Path, *, known: bool = True, private: str = "", max_steps: int = 1000) -> OwnerLimits:
-    """Limits of an owner, for the model and data of support.specs; with `known` the training process has reported them."""
+    """Limits of an owner, for the model and data of support.specs; if `known`, the training process has reported both."""
     limits = OwnerLimits(directory / "patches", private=private, max_steps=max_steps, max_epochs=100)
     if known:
         limits.take(READY)
@@ -52,7 +52,7 @@ def limits_of(directory: Path, *, known: bool = True, private: str = "", max_ste
 
 
 def facts(**values: Any) -> Facts:
-    """Of a device that is well but for these; None stands for an unknown fact."""
+    """Facts of a device in good condition except for `values`; None means an unknown fact."""
     overrides = {
         name: Fact.unknown(f"no {name}") if value is None else Fact(value, name) for name, value in values.items()
     }
@@ -65,12 +65,12 @@ def wants(**settings: Any) -> Preferences:
 
 
 def easy(**settings: Any) -> Preferences:
-    """Preferences of an owner with these settings and no others."""
+    """Preferences of an owner with these settings; the default conditions are off."""
     return wants(**({"charging": False, "unmetered": False, "under_voltage_ok": True} | settings))
 
 
 class Pocketbook:
-    """What was spent today, in memory; asked for facts, it only counts how often."""
+    """Today's usage, in memory; requests for facts are only counted."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -91,7 +91,7 @@ def owner_of(
     look_anyway: bool = False,
     **settings: Any,
 ) -> OwnerPolicy:
-    """An owner to whom it is always `local`, and who lets the device work unless `admission` or a demand is against it."""
+    """An owner whose clock always shows `local`; the device may work unless `admission` or a preference forbids it."""
     pocketbook = book or Pocketbook()
     return OwnerPolicy(
         parse_admission_mode(admission),
@@ -106,7 +106,7 @@ def owner_of(
 
 
 class Bench:
-    """An owner, and the pocketbook that stands for watcher and ledger."""
+    """An owner, and a pocketbook in place of watcher and ledger."""
 
     def __init__(self, admission: str = "preferences", **settings: Any) -> None:
         terms = {"loss_after_s": 2.0, "return_after_s": 10.0, "pause_limit_s": 60.0, **settings}
@@ -114,7 +114,7 @@ class Bench:
         self.owner = owner_of(self.book, admission, **terms)
 
     def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
-        """The same facts at each of these moments."""
+        """Report the same facts at each of these moments."""
         return [
             effect
             for now in moments
@@ -123,5 +123,5 @@ class Bench:
         ]
 
     def consider(self, now: float) -> AdmissionDecision | None:
-        """An offer of the usual work."""
+        """Decide on a usual work request."""
         return self.owner.decide(TASK, expected_bytes(REQUEST, DownloadPlan(REQUEST.model)), now)

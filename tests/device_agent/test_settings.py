@@ -1,4 +1,4 @@
-"""What a device agent accepts as its configuration."""
+"""The configuration that a device agent accepts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_setting_has_help():
 
 
 def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
-    """The process that talks to the network loads no task; the one that trains reports whether it can."""
+    """The process with the network connection loads no task; the training process reports whether the task can be loaded."""
     (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA, "task": "explosive:TASK"})
@@ -78,7 +78,7 @@ def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
 
 
 def test_setting_bound_to_fail_later_is_refused_at_start():
-    """A file that node_exporter passes over, and a limit below what torch takes before it has trained anything."""
+    """A file that node_exporter ignores, and a limit below torch's own memory before any training."""
     assert problems(data=DATA, metrics_textfile="/var/lib/agent.txt") == [
         "--metrics-textfile: /var/lib/agent.txt: node_exporter reads only files whose names end in .prom; "
         "give it such a name"

@@ -1,4 +1,4 @@
-"""A task small enough to check by hand, with data that misbehaves on request."""
+"""A task small enough to check by hand, with data that can have faults on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEATURES, HIDDEN, CLASSES = 12, 8, 3
 def build_model() -> nn.Module:
     """FC 8 -> tanh -> BN -> FC 3: the paper's 2NN in small.
 
-    Tanh, since of a ReLU that is zero for a whole batch, batch norm magnifies the rounding errors 300 times.
+    Tanh is used since batch norm magnifies rounding errors 300 times if a ReLU is zero for a whole batch.
     """
     return nn.Sequential(
         OrderedDict[str, nn.Module](
@@ -35,7 +35,7 @@ def build_model() -> nn.Module:
 
 
 def random_data(name: str, num_examples: int, counts_in_ua: bool = True) -> DeviceData:
-    """Two of three labels, distinguished by a device's own rule, so that a personal model pays."""
+    """Two of three labels, distinguished by a device's own rule, so that a personal model is better."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     rule = rng.normal(size=FEATURES)
     x = rng.normal(size=(num_examples + 20, FEATURES)).astype(np.float32) + rng.normal(size=FEATURES).astype(np.float32)
@@ -68,7 +68,7 @@ def _slow_chatty_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _run_out_of(what: str) -> None:
-    """Allocate without end, as far as 256 MiB beyond what is in use."""
+    """Allocate until memory runs out, at 256 MiB beyond the memory in use."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, hard))
@@ -82,7 +82,7 @@ def _run_out_of(what: str) -> None:
 
 
 def _mishap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mishap named by the file $TOY_MISHAP, once."""
+    """The loss, once with the mishap that the file $TOY_MISHAP names."""
     order = Path(os.environ["TOY_MISHAP"])
     if order.exists():
         what = order.read_text()

@@ -1,4 +1,4 @@
-"""A training process whose events are waited for."""
+"""A training process, and waits for its events."""
 
 from __future__ import annotations
 

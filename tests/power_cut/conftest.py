@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def disks() -> Iterator[Path]:
-    """Where disks are built: in memory, if there is such a place."""
+    """The folder in which disks are built, in memory if possible."""
     shared = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fedpatch-power-", dir=shared if os.access(shared, os.W_OK) else None))
     yield folder

@@ -1,4 +1,4 @@
-"""A device in one process: the real job, performer, stores and LocalUpdate, of a small task; its link is played."""
+"""A device in one process: the real job, effect runner, stores and LocalUpdate, of a small task, with a fake link."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import requested
 from tests.device_agent.toy_tasks import TOY, random_data
 
-ENCODING = "delta-int4"  # leaves out most, so that there is a residual
+ENCODING = "delta-int4"  # leaves out most bits, so that there is a residual
 CHUNK_BYTES = 512
 
 
 def scene() -> Scene:
-    """Task, plan and policy; the folder is nobody's."""
+    """Task, plan and policy; the folder is not used."""
     return Scene(Path(tempfile.gettempdir()), TOY, SGD, "affine")
 
 
 def patch_key() -> PatchKey:
-    """Of the one patch there is."""
+    """The key of the only patch."""
     return PatchKey(TOY.name, scene().model.digest, "affine")
 
 
@@ -60,7 +60,7 @@ def digest_of(values: Tensors) -> str:
 
 
 def kept(state: Path, round_number: int) -> dict[str, str]:
-    """What round `round_number` left of patch and residual, as the round after it finds it."""
+    """Patch and residual after round `round_number`, as the next round loads them."""
     patch = PatchStore(state / "patches").load(patch_key(), RUN, round_number + 1)
     of = ResidualOf(ENCODING, scene().public.digest, RUN, round_number + 1)
     residual = ResidualStore(state / "patches").load(patch_key(), of, scene().public)
@@ -76,7 +76,7 @@ def _limits(state: Path) -> OwnerLimits:
 
 
 class MarkedWire(Wire):
-    """Calls `offered` at the moment at which an update is offered to the coordinator."""
+    """Calls `offered` when an update is offered to the coordinator."""
 
     def __init__(self, offered: Callable[[Envelope], None]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class MarkedWire(Wire):
 
 
 class _Training:
-    """Stands for the training process: trains on command, and keeps the answer."""
+    """Replaces the training process: trains on command, and keeps the answer."""
 
     def __init__(self, local_update: LocalUpdate) -> None:
         self._local_update = local_update
@@ -126,7 +126,7 @@ class DeviceStory:
         run_effects(self._job, effects, self.performer, lambda: 0.0)
 
     def round(self, number: int, *, committed: bool) -> None:
-        """From the request to `committed`, or to a refusal."""
+        """Run a round from the request to `committed`, or to a refusal."""
         packed = pack(scene().initial(), scene().public, {}, "fp32+zstd")
         manifest = packed.manifest(CHUNK_BYTES, scene().public)
         request = WorkRequest(scene().model.digest, "affine", SGD, manifest, ENCODING, CHUNK_BYTES, 300.0)

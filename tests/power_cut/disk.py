@@ -1,9 +1,9 @@
-"""The disks that a power cut may leave, of a process whose calls were recorded.
+"""The disks that a power cut may leave after a process whose calls were recorded.
 
-Only what was synced is sure to be there. A file's bytes and size are durable once that file is synced. A name (created,
-renamed, deleted, of a file or a directory) is durable once its directory is synced. Of all else any part may be there,
-in any order. That is less than ext4 gives by default, and what POSIX promises. A rename is there or is not, as every
-file system has it.
+Only synced changes are sure to be on the disk. A file's bytes and size are durable once that file is synced. A name
+(created, renamed, deleted, of a file or a directory) is durable once its directory is synced. Of all other changes any part
+may be on the disk, in any order. POSIX promises this much; ext4 gives more by default. A rename is either complete or absent,
+as in every file system.
 
 Pillai, T. S., et al.: All File Systems Are Not Created Equal, OSDI 2014, tests programs in this way.
 """
@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from tests.power_cut.tracing import Call
 
 MOST_SINGLES = 8
-"""So many of the last unsynced changes are tried one by one, lost alone and left alone."""
+"""Number of the last unsynced changes that are tested one by one: as the only lost change and as the only kept one."""
 
 _SECTOR = 512
 _WRITES = {"write", "pwrite64", "writev", "pwritev", "pwritev2"}
@@ -59,7 +59,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Names:
-    """Names in directories, which change in one step: (directory, name, inode, or None where the name is gone)."""
+    """Changes of names in directories, in one step: (directory, name, inode, or None for a name that is gone)."""
 
     changes: tuple[tuple[int, str, int | None], ...]
     path: str
@@ -67,7 +67,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Sync:
-    """All changes of an inode that had ended before this began are durable."""
+    """A sync: all changes of an inode that had ended before it began are durable."""
 
     inode: int
     path: str
@@ -76,7 +76,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes that left the process: from now on somebody relies on something."""
+    """Bytes that left the process: from now on another process or a person may rely on them."""
 
     data: bytes
     place: str
@@ -87,7 +87,7 @@ Change = Write | Resize | Names
 
 @dataclass(frozen=True)
 class Step:
-    """Something that the process did, between two lines of the log."""
+    """One action of the process, between two lines of the log."""
 
     what: Change | Sync | Output
     began: int
@@ -95,13 +95,13 @@ class Step:
 
     @property
     def at(self) -> int:
-        """A change may be there from its beginning on; a sync has not worked before its end."""
+        """A change may be on the disk from its beginning on; a sync takes effect only at its end."""
         return self.ended if isinstance(self.what, Sync) else self.began
 
 
 @dataclass(frozen=True)
 class Image:
-    """What is on the disk after a power cut: `files` by path, directories None, links as text. `marks` were written by then."""
+    """The disk after a power cut: `files` by path, directories None, links as text. `marks` were written before the cut."""
 
     label: str
     files: dict[str, bytes | str | None]
@@ -110,7 +110,7 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """Equal for indistinguishable images."""
+        """A digest that is equal for indistinguishable images."""
         whole = hashlib.sha256(str(len(self.marks)).encode())
         for path, content in sorted(self.files.items()):
             whole.update(repr((path, type(content).__name__)).encode())
@@ -134,7 +134,7 @@ class Image:
 
 @dataclass
 class Record:
-    """All that was done below `root`, which was empty, and written to `marks` or over sockets."""
+    """All changes below `root`, which was empty, and all output to `marks` or over sockets."""
 
     root: Path
     steps: list[Step] = field(default_factory=list)
@@ -143,17 +143,17 @@ class Record:
 
     @classmethod
     def of(cls, calls: Iterable[Call], root: Path, marks: Path | None = None) -> Record:
-        """What the calls mean. `root` is a path without links. NotImplementedError for a call that is not modelled."""
+        """The record of these calls. `root` is a path without links. NotImplementedError for a call that is not modelled."""
         return _Reader(root, marks).read(calls)
 
     def without(self, forgotten: Callable[[Sync], bool]) -> Record:
-        """As if the program had left these syncs out: what a check must find out."""
+        """The record as if the program had left these syncs out: a check must detect it."""
         return replace(
             self, steps=[one for one in self.steps if not (isinstance(one.what, Sync) and forgotten(one.what))]
         )
 
     def with_late_syncs(self) -> Record:
-        """As if each file were synced only after it had been renamed to its place."""
+        """The record as if each file were synced only after the rename to its place."""
         steps: list[Step] = []
         waiting: list[Step] = []
         for step in self.steps:
@@ -167,9 +167,9 @@ class Record:
         return replace(self, steps=steps)
 
     def images(self, first_cut: int = 0) -> Iterator[Image]:
-        """Those of power cuts before each sync and at the end; what a cut between two syncs leaves is among them.
+        """Images of power cuts before each sync and at the end; they include those of a cut between two syncs.
 
-        None is given twice, and none of a cut before step `first_cut`.
+        No image is yielded twice, and none of a cut before step `first_cut`.
         """
         seen: set[str] = set()
         for cut, step in enumerate([*self.steps, None]):
@@ -243,7 +243,7 @@ class Record:
 
 
 def _choices(pending: Sequence[Step]) -> Iterator[tuple[str, set[int], Change | None]]:
-    """Which of the pending changes are lost, and which write is torn."""
+    """Choices of the pending changes that are lost, and of the write that is torn."""
     names = {id(one) for one in pending if isinstance(one.what, Names)}
     every = {id(one) for one in pending}
     yield "nothing unsynced is there", every, None
@@ -271,7 +271,7 @@ def _half(what: Change | Sync | Output) -> Change | Sync | Output:
 
 
 class _Reader:
-    """Calls to steps. Inode 0 is the root's."""
+    """Translates calls to steps. Inode 0 is the root's."""
 
     def __init__(self, root: Path, marks: Path | None) -> None:
         self._root = PurePath(root)
@@ -367,7 +367,7 @@ class _Reader:
                 inode = self._must(paths[0])
                 self._change(call, ((*self._place(paths[0]), None), (*self._place(paths[1]), inode)), paths[1])
             case "chmod" | "fchmod":
-                pass  # rights are not what a power cut is tried on
+                pass  # power cuts do not test permissions
             case _:
                 raise NotImplementedError(f"{call.name} of {paths}")
 

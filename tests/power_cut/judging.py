@@ -1,4 +1,4 @@
-"""State that must remain after a power cut, by the marks before it. Each judge returns descriptions of what is missing."""
+"""The state that must remain after a power cut, by the marks before it. Each judge returns descriptions of missing state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def marks_in(image: Image) -> Marks:
 
 
 def problems(record: Record, judge: Judge, directory: Path, every: int = 1) -> Iterator[str]:
-    """Of every disk that a power cut may leave, or of one in `every`. `judge` gets the marks up to the cut, and the last."""
+    """Problems of every disk after a power cut, or of one in `every`. `judge` gets the marks up to the cut, and the last."""
     end = [json.loads(step.what.data) for step in record.steps if isinstance(step.what, Output)][-1]
     for number, image in enumerate(record.images()):
         if number % every:
@@ -51,7 +51,7 @@ def problems(record: Record, judge: Judge, directory: Path, every: int = 1) -> I
 
 
 def judged(judge: Judge, state: Path, marks: Marks, end: Mark) -> Iterator[str]:
-    """An error of ours, too, is a promise that was not kept: a power cut damages nothing."""
+    """Problems of one disk. An error of ours is one, too, since a power cut must not cause any."""
     try:
         yield from damaged_files(state)
         yield from judge(state, marks, end)
@@ -60,7 +60,7 @@ def judged(judge: Judge, state: Path, marks: Marks, end: Mark) -> Iterator[str]:
 
 
 def damaged_files(state: Path) -> Iterator[str]:
-    """Sealed files under their own names are whole, from before or from after; a step of the global model is only a cache."""
+    """Sealed files under their own names are whole, old or new; a step of the global model is only a cache."""
     for path in state.rglob("*"):
         if path.name.endswith(_SEALED) and not path.name.startswith((".", "delta-")):
             content = path.read_bytes().partition(b"\n")[2]
@@ -130,7 +130,7 @@ def device_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
 
 
 def by_round(marks: Iterable[dict[str, Any]], what: str) -> dict[int, set[str]]:
-    """Which devices a kind of message went to."""
+    """The devices that got a kind of message, by round."""
     found: dict[int, set[str]] = defaultdict(set)
     for one in marks:
         if one["what"] == what:

@@ -22,7 +22,7 @@ _LINES = {
 
 
 def with_marks(record: Record) -> Record:
-    """The same record, in which all output is marks."""
+    """The same record, in which all output is turned into marks."""
     streams: dict[str, bytearray] = defaultdict(bytearray)
     steps = []
     offered = 0
@@ -69,7 +69,7 @@ def _mark(topic: str, payload: bytes) -> dict[str, Any]:
 
 
 def _messages(stream: bytearray) -> Iterator[tuple[str, bytes]]:
-    """Takes whole packets off the beginning; those of MQTT 5 that publish come out."""
+    """Remove whole packets from the beginning; yield the MQTT 5 packets that publish."""
     while len(stream) > 1:
         length, begin = _number(stream, 1)
         if begin == 0 or len(stream) < begin + length:
@@ -84,7 +84,7 @@ def _messages(stream: bytearray) -> Iterator[tuple[str, bytes]]:
 
 
 def _number(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """A variable byte integer and where it ends; (0, 0) where it is not all there."""
+    """A variable byte integer and its end; (0, 0) if it is not complete."""
     value = 0
     for index, byte in enumerate(data[at : at + 4]):
         value |= (byte & 0x7F) << (7 * index)

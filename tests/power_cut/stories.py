@@ -1,6 +1,6 @@
 """A coordinator and a device, each in a process that is recorded: `python -m tests.power_cut.stories NAME STATE MARKS`.
 
-Whatever somebody else relies on from a moment on is written to MARKS as a line of JSON, at that moment.
+When others begin to rely on a state, a line of JSON about it is written to MARKS at that moment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Mark = Callable[..., None]
 
 ROUNDS = 2
 _DAY_S = 86_400.0
-# A disk is tried minutes after it was recorded; the open round must not be over by then.
+# A disk is tested minutes after its recording; the open round must not be over by then.
 _NEVER_LATE: dict[str, Any] = {"deadline_s": _DAY_S, "grace_s": _DAY_S, "recruit_deadline_s": _DAY_S / 2}
 TERMS: dict[str, Any] = {"rounds": ROUNDS, "quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1} | _NEVER_LATE
 VALUES = {"a": 0.1, "b": 0.7}
@@ -34,7 +34,7 @@ FLEET = "demo"
 
 
 class MarkedBench(Bench):
-    """A coordinator whose messages are marked. A device whose update was committed gives none again: it has forgotten it."""
+    """A coordinator whose messages are marked. A device with a committed update sends none again: it has forgotten it."""
 
     def __init__(
         self, directory: Path, prepared: Prepared, registry: Registry, mark: Mark, run: str, **terms: Any
@@ -51,7 +51,7 @@ class MarkedBench(Bench):
             self._mark("asked", **at)
 
     def play(self, committed: dict[int, set[str]] | None = None) -> None:
-        """To the end of the run. Device c offers nonsense and is held back; `committed` are of an earlier process."""
+        """Run to the end. Device c offers nonsense and is held back; `committed` are updates of an earlier process."""
         for _ in range(4 * ROUNDS):
             if self.engine.stopped:
                 return
@@ -70,7 +70,7 @@ class MarkedBench(Bench):
 
 
 def outcome(bench: Bench) -> dict[str, Any]:
-    """What a run came to: its model and its records."""
+    """The result of a run: its model and its records."""
     tensors = load_checkpoint(bench.directory)[0].tensors
     records = bench.registry.rounds.records(bench.engine.spec.run)
     books = [[one.round, one.outcome, one.reported, one.num_examples, list(one.bounded)] for one in records]
@@ -78,7 +78,7 @@ def outcome(bench: Bench) -> dict[str, Any]:
 
 
 def coordinate(state: Path, mark: Mark, encoding: str = "fp32+zstd") -> None:
-    """Two rounds; the run's end is marked when the registry knows it."""
+    """Two rounds; the end of the run is marked when it is in the registry."""
     prepared = prepare(RunSettings(strategy="fedavg", private="none"))
     terms: Any = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}}
     with Registry(state / REGISTRY_FILE) as registry:
@@ -114,7 +114,7 @@ def marker(path: Path) -> Mark:
 
 
 def unmarked(what: str, **fields: Any) -> None:
-    """For those that play on after a cut."""
+    """Discard marks, for processes that continue after a cut."""
 
 
 STORIES: dict[str, Callable[[Path, Mark], None]] = {

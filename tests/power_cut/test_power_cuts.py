@@ -1,7 +1,7 @@
-"""A power cut takes all that was not synced; a coordinator and a device lose no acknowledged state.
+"""A power cut deletes all unsynced changes; a coordinator and a device lose no acknowledged state.
 
 Each story runs once under strace; then the disks are built that a cut at any moment may have left (tests.power_cut.disk).
-The real code goes on from each. That this finds what it should is shown on records in which syncs are missing or late.
+The real code continues from each disk. Records with missing or late syncs show that the tests detect lost state.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ JUDGES: dict[str, Judge] = {
 }
 SQLITE = ".sqlite3"
 _SAMPLE = 1 if os.environ.get("FAULT_SEEDS") else 3
-"""Of so many disks of a coordinator one is tried, of which each is a run to its end; `make faults` tries all."""
+"""One in this many disks of a coordinator is tested, since each test is a run to its end; `make faults` tests all."""
 
 
 @pytest.fixture(scope="module")
 def record_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
-    """What a story did to its disk; each is played once."""
+    """The recording of a story's changes to its disk; each story runs once."""
     known: dict[str, Record] = {}
 
     def record(name: str) -> Record:
@@ -56,9 +56,9 @@ def _played(name: str, folder: Path) -> Record:
 
 @pytest.mark.slow
 def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disks):
-    """Its update, patch, residual, personal model and what it spent, wherever the power fails in three rounds.
+    """Its update, patch, residual, personal model and daily usage, for a power cut at any moment of three rounds.
 
-    Quick runs try a third of the disks.
+    Quick runs test a third of the disks.
     """
     record = record_of("device")
     assert len(record.steps) > 100
@@ -68,7 +68,7 @@ def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disk
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coordinator", "coordinator-by-differences"])
 def test_coordinator_after_any_power_cut_goes_on_to_the_same_end(record_of, disks, name):
-    """Nothing committed is lost, no epoch is used twice, a held device stays held; the model is that of a whole run."""
+    """Nothing committed is lost, no epoch is used twice, a held device stays held; the model is that of a run without a cut."""
     record = record_of(name)
     assert len(record.steps) > 300
     assert list(problems(record, coordinator_keeps, disks, every=_SAMPLE)) == []
@@ -89,7 +89,7 @@ def _forgets(what: str, sync: Sync) -> bool:
     [*itertools.product(("device", "coordinator"), ("files", "directories", "late")), ("coordinator", "sqlite")],
 )
 def test_program_that_does_not_sync_is_found_out(record_of, disks, name, what):
-    """Without fsync of files, of directories, of SQLite's files, or with a file's fsync after its rename, something is lost."""
+    """Without fsync of files, of directories or of SQLite's files, or with a file's fsync after its rename, state is lost."""
     record = record_of(name)
     careless = record.with_late_syncs() if what == "late" else record.without(partial(_forgets, what))
     assert next(problems(careless, JUDGES[name], disks), None) is not None

@@ -1,7 +1,7 @@
-"""Power cuts of real processes: a run over mosquitto with two agents, recorded by strace, and what is left of it on each host.
+"""Power cuts of real processes: a run over mosquitto with two agents, recorded by strace, and the disks of each host after it.
 
-Every process keeps all state that it had sent, wherever its host's power fails; and from disks after a cut of everything
-at once, the run goes on to its end.
+Every process keeps all state that it had sent, for a power cut of its host at any moment. From the disks after a cut of all
+hosts at once, the run continues to its end.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _device_keeps(device: str, place: Path, marks: Marks) -> Iterator[str]:
         ):
             yield f"the update of round {number} had been offered, and {waiting} waits"
     if offers:
-        # In the middle of a replacement there is none but the one before.
+        # During a replacement only the former patch exists.
         rounds = [_header(path, path.read_bytes())[0]["round"] for path in (state / "patches").glob(f"[!.]*{SUFFIX}*")]
         if max(rounds, default=0) < max(offers):
             yield f"round {max(offers)} had been offered, and there are patches of rounds {rounds}"
@@ -130,7 +130,7 @@ def _device_keeps(device: str, place: Path, marks: Marks) -> Iterator[str]:
 
 
 def test_coordinator_keeps_state_that_it_sent_to_devices(played, disks):
-    """Each `committed`, each epoch, each round that it went on from; so it is not where syncs are left out."""
+    """Each `committed`, each epoch, each round from which it continued; without syncs the check fails."""
     assert len(by_round(_marks(played.coordinator), "committed")) == ROUNDS
     assert list(problems(played.coordinator, _coordinator_keeps, disks, every=3)) == []
     careless = played.coordinator.without(lambda sync: ".sqlite3" in sync.path)
@@ -154,7 +154,7 @@ def test_device_keeps_state_that_it_sent_to_its_coordinator(played, disks, devic
 
 
 def test_status_is_written_without_waiting_for_the_disk(played):
-    """It changes several times in a round; each flush wears a card."""
+    """The status changes several times in a round, and each flush wears an SD card."""
     for record in played.devices.values():
         synced = [step.what.path for step in record.steps if isinstance(step.what, Sync)]
         assert synced
@@ -162,7 +162,7 @@ def test_status_is_written_without_waiting_for_the_disk(played):
 
 
 def test_power_fails_everywhere_and_the_run_goes_on(played, tmp_path):
-    """The coordinator has just sent `committed` to one device, the devices wait for that; the broker forgets everything."""
+    """The coordinator has just sent `committed` to one device, and the devices wait for it; the broker forgets everything."""
     coordinator = _last(played.coordinator, lambda marks: not _has(marks, "asked", 2) and _has(marks, "committed", 1))
     coordinator.put(tmp_path / "coordinator")
     for device, record in played.devices.items():

@@ -1,6 +1,6 @@
-"""Records which calls a process makes to change its disk, in order, by strace: writes, names, syncs and what it sends.
+"""Records by strace, in order, the calls by which a process changes its disk or sends: writes, names, syncs and output.
 
-The bytes of every write are in the record, so that tests.power_cut.disk can build the disk that any power cut would have left.
+The record has the bytes of every write, so that tests.power_cut.disk can build the disk that any power cut would have left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALLS = (
     "write pwrite64 writev pwritev pwritev2 truncate ftruncate fallocate copy_file_range sendfile msync "
     "fsync fdatasync sync syncfs chmod fchmod fchmodat sendto sendmsg"
 )
-"""All that can change a file, a name or another process's mind. strace passes over those that a machine lacks."""
+"""All calls that can change a file or a name, or send data to another process. strace skips calls that a machine lacks."""
 
 _MOST_BYTES = 2**26
 _LINE = re.compile(rb"(\d+) +(.*)")
@@ -51,7 +51,7 @@ class Call:
 
 
 def traced(command: Sequence[str], log: Path) -> list[str]:
-    """The command line that runs `command` as it is, and its children, and records them in `log`. Skips where it cannot."""
+    """The command line that runs `command` and its children unchanged, and records them in `log`. Skips if it cannot."""
     why = _why_not()
     if why:
         pytest.skip(why)
@@ -63,7 +63,7 @@ def traced(command: Sequence[str], log: Path) -> list[str]:
 
 
 def wait_written(log: Path) -> None:
-    """Return once strace has written how the last of its processes ended: only then its record is whole."""
+    """Return once strace has recorded the end of the last of its processes: only then the record is complete."""
     give_up_at = time.monotonic() + 60.0
     while _still_there(log.read_bytes()):
         assert time.monotonic() < give_up_at, f"{log} is never finished"
@@ -76,7 +76,7 @@ def _still_there(text: bytes) -> set[bytes]:
 
 
 def read_calls(log: Path) -> Iterator[Call]:
-    """Those that succeeded. AssertionError for a line that cannot be read: nothing may be missed."""
+    """System calls that succeeded. AssertionError for a line that cannot be read, since no call may be missed."""
     begun: dict[bytes, tuple[int, bytes]] = {}
     with log.open("rb") as lines:
         for number, line in enumerate(lines):

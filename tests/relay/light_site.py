@@ -1,4 +1,4 @@
-"""Light devices of this process at a real broker: the agent's job and link, each with an update and examples of its own.
+"""Light devices in this process at a real broker: the agent's job and link, each with its own update and examples.
 
 The update of a device follows from its name, the model and the round, so that two fleets of equal names give equal updates.
 """
@@ -107,7 +107,7 @@ class NamedUpdates(StandInUpdates):
 
 
 class SiteDevice(LightDevice):
-    """A light device that may pause, or give up once, right after its group has exchanged its shares."""
+    """A light device that may pause, or fail once, right after its group has exchanged its shares."""
 
     gives_up_after_sharing = False
     pause_s = 0.0
@@ -121,7 +121,7 @@ class SiteDevice(LightDevice):
 
 
 class LightSite:
-    """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`.
+    """The devices of one fleet, each run by a thread of its own; they connect within the `with`.
 
     With `ca_file` they fetch models by URL.
     """

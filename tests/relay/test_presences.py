@@ -137,7 +137,7 @@ def test_device_whose_path_leads_back_or_is_too_long_is_not_asked(path, caplog):
 
 
 def test_relays_in_a_circle_find_it_after_some_presences():
-    """Two relays, each a device of the other's site; the one below has a longer path of its own, which hides the circle."""
+    """Two relays, each a device of the other's site; the lower one has a longer path to others, which hides the circle."""
     upper, lower = presences(own_id="upper"), presences(own_id="lower")
     lower.note("deep", there(path=("x", "y")))
     for _ in range(10):

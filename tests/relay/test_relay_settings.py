@@ -1,4 +1,4 @@
-"""Settings of a relay: both connections, their problems by the relay's names, and the terms of the site's coordinator."""
+"""Settings of a relay: both connections, problems under the relay's option names, and the terms of the site's coordinator."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class World:
         self.start_relay(site, *options)
 
     def start_relay(self, site: str, *options: object) -> None:
-        """Start the relay of a site, perhaps once more."""
+        """Start the relay of a site, or start it again."""
         given = ["--up", self.hub.url, "--up-fleet", "world", "--device-id", site, "--task", REFERENCE]
         given += ["--down", self.brokers[site].url, "--fleet", site, "--state-dir", str(self.state_of(site))]
         given += ["--norm-bound", "off", "--max-num-examples", "off", "--min-cohort", "2", "--quorum", "1"]
@@ -117,7 +117,7 @@ def test_two_level_rounds_give_the_flat_model_and_one_digest_for_all_devices(wor
 
 
 def _assert_same_model(found, expected, strategy):
-    """To 2 ulp of the largest value with FedAvg. FedAdam divides by the root of small squares, which magnifies rounding."""
+    """Equal to 2 ulp of the largest value with FedAvg; FedAdam divides by roots of small squares, which magnifies rounding."""
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         ulp = np.spacing(np.abs(values).max(initial=0))
@@ -159,7 +159,7 @@ def _committed(world, site):
     file = world.state_of(site) / "site" / REGISTRY_FILE
     with suppress(fedpatch.FedpatchError), Registry(file, readonly=True) as registry:
         return sum(len(registry.rounds.open_updates(run.id)) for run in registry.runs())
-    return 0  # it is not there yet
+    return 0  # the registry does not exist yet
 
 
 def test_site_that_misses_its_quorum_fails_the_round_with_the_reason(world):
@@ -201,7 +201,7 @@ def test_evaluate_round_through_a_relay_gives_the_figures_of_a_flat_one(world):
 
 
 def test_relay_and_its_site_fetch_the_model_by_url_and_over_mqtt_where_the_server_is_gone(world, nginx):
-    """The server of hub and site is one; the keys of a fleet begin with its name."""
+    """Hub and site share one server; the keys of a fleet begin with its name."""
     served = {"models_store": nginx.store, "models_url": nginx.url}
     options = ["--up-models-ca-file", nginx.ca_file, "--models-store", nginx.store, "--models-url", nginx.url]
     world.start_site("site-a", *options, ca_file=nginx.ca_file)

@@ -84,7 +84,7 @@ class Bench:
         return Site(self.settings, MODEL, self.events.put, lambda: None)
 
     def await_event(self, fits: Callable[[TrainerEvent], bool]) -> Any:
-        """The next event that fits; others before it are dropped."""
+        """The next event that fits; events before it are dropped."""
         give_up_at = time.monotonic() + PATIENCE_S
         while not fits(event := self.events.get(timeout=give_up_at - time.monotonic())):
             pass
@@ -289,7 +289,7 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
 
 
 def test_link_of_the_relay_keeps_the_limits_of_the_parents_broker(bench):
-    """And not that to the site's own broker."""
+    """The link to the site's own broker does not get these limits."""
     made: list[tuple[MqttLink, BrokerProfile]] = []
 
     def link(*given: Any, profile: BrokerProfile, **named: Any) -> MqttLink:

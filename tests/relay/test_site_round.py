@@ -1,4 +1,4 @@
-"""The parent's request as a round of the site, what a relay declines, and the answer that outlasts a kill."""
+"""The parent's request as a round of the site, requests that a relay declines, and the answer that outlasts a kill."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_measurement_of_learning_alone_is_passed_on_in_a_masked_round_whose_sums
 
 
 def test_masked_round_of_the_site_has_the_terms_of_the_parent_and_ends_before_the_margin(command, tmp_path):
-    """Collecting, then unmasking, then the margin; the devices download the model in the form that it has."""
+    """The phases are collecting, unmasking, and the margin; the devices download the model in its present form."""
     terms = terms_of(12, weight_cap=30, keep=2)
     masked = replace(command, secure=terms, encoding="masked-sum", independent_ends_at=5.0)
     spec = ParentRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, left_s=100.0)
@@ -211,7 +211,7 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     total = read_site_sum(layout, blob, raw_bytes=answer.manifest.raw_bytes, base=command.base)
     assert (total.devices, total.figures[1]) == (devices, devices * report().num_examples)
     assert SiteUpdate.find(tmp_path, masked) == (answer, blob)
-    # A round that the parent begins anew, with another cohort, has another grid: the sum does not fit it.
+    # A round that the parent starts again, with another cohort, has another grid: the sum does not fit it.
     assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
 
 

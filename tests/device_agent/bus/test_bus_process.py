@@ -26,7 +26,7 @@ DEVICE = "fedpatch-bus/kitchen/pi-7"
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """Of an agent that was stopped."""
+    """The state directory of an agent that was stopped."""
     (tmp_path / "agent.lock").touch(0o600)
     status = {"device_id": "pi-7", "fleet": "kitchen", "state": "idle", "admission": "always", "tasks": []}
     (tmp_path / "status.json").write_text(json.dumps(status))

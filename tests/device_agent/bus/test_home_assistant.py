@@ -1,4 +1,4 @@
-"""Discovery messages: their form, and Home Assistant's own schemas where that is installed (`make extras`)."""
+"""Discovery messages: their form, and Home Assistant's own schemas if it is installed (`make extras`)."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_discovery_can_be_off():
 
 @pytest.mark.parametrize("key", components(TOPICS))
 def test_entity_fits_the_schema_of_home_assistant(key):
-    """Its own schema of the platform, strict: it may have no key that Home Assistant would drop."""
+    """Home Assistant's strict schema of the platform: a message may have no key that Home Assistant would drop."""
     pytest.importorskip("homeassistant", reason="make extras")
     messages = discovery(TOPICS, "homeassistant", "components", switch=True)
     (message,) = (message for topic, message in messages.items() if topic.endswith(f"/{key}/config"))
     platform = components(TOPICS)[key]["platform"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own, about its dependencies
+        warnings.simplefilter("ignore")  # its warnings about its own dependencies
         module = importlib.import_module(f"homeassistant.components.mqtt.{platform}")
     checked = module.DISCOVERY_SCHEMA(message)
     assert message.keys() <= checked.keys()

@@ -1,4 +1,4 @@
-"""Predictions for payloads of a bus: what fits is answered, anything else is an error as JSON, and nothing raises."""
+"""Predictions for payloads of a bus: a payload that fits gets an answer, any other an error as JSON, and nothing raises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.device_agent.toy_tasks import TOY
 
 
 def model(**changes: Any) -> Any:
-    """Its outputs are the sums of an example and of its negative."""
+    """A model whose outputs are the sums of an example and of its negative."""
     terms = {"input_shape": (2, 2), "input_dtype": "float32", "class_names": ("up", "down"), "prepare": None}
     metadata = SimpleNamespace(**{**terms, "run": "r-1", "round": 7, **changes})
 

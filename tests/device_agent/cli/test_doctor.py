@@ -1,4 +1,4 @@
-"""`fedpatch-agent doctor`: what it finds of the task, its data, the name and the coordinator; brokers are in tests/broker."""
+"""`fedpatch-agent doctor`: findings on the task, its data, the name and the coordinator; brokers are in tests/broker."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def load_data(spec, root):
 TASK = replace(digits.TASK, name="dataless", load_data=load_data)
 """
 DEADLY = "import os; os._exit(7)"
-# Fails before torch is imported, for tests that are about something else.
+# Fails before torch is imported, for tests of other checks.
 QUICK = "no_such_module:TASK"
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
-    """For a broker that is not there, in a directory with odd tasks."""
+    """Settings for an absent broker, in a directory with faulty tasks."""
     (tmp_path / "dataless.py").write_text(TASKS)
     (tmp_path / "deadly.py").write_text(DEADLY)
     monkeypatch.chdir(tmp_path)
@@ -175,7 +175,7 @@ def test_a_name_that_another_agent_has(settings, mosquitto):
     ],
 )
 def test_doctor_reports_the_coordinator_by_its_presence(settings, online, verdict, words):
-    """None, one that left, and one that is online but does not answer, under the generated rules."""
+    """No coordinator, one that left, and one that is online but does not answer, under the generated rules."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
         login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
         with client(broker.url, "there", **login) as there:
@@ -194,7 +194,7 @@ def test_doctor_reports_the_coordinator_by_its_presence(settings, online, verdic
 @pytest.mark.slow
 @pytest.mark.broker
 def test_doctor_warns_of_a_broker_without_access_rules_unless_it_is_local(settings, monkeypatch):
-    """On this machine alone nobody else can speak as the coordinator; on a network anybody can."""
+    """On a network any client could pose as the coordinator; on this machine alone no other machine can."""
     with Mosquitto() as broker:
         ours = replace(settings, broker=broker.url)
         assert "access" not in find(ours)

@@ -1,4 +1,4 @@
-"""`fedpatch-agent enrol`: where it installs, and its output."""
+"""`fedpatch-agent enrol`: its installation directory and its output."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def bundle_of(directory: Path, device: str = "pi-1", fleet: str = "kitchen", now
 
 
 class Device:
-    """A device with settings of its owner's, in a directory."""
+    """A device with its owner's settings, in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.config, self.state_dir = directory / "agent.toml", directory / "state"
@@ -231,13 +231,13 @@ def test_a_bundle_of_a_hosted_broker_sets_its_profile_until_one_of_another_broke
             enrol(authority, "pi-1", out, broker=broker, days=9, password=False, renewal=known)
         device.install(read_bundle(out))
         assert device.settings.get("broker_profile") == profile
-    device.config.write_text(f'{device.config.read_text()}broker_profile = "azure"\n')  # behind a domain of the owner's
+    device.config.write_text(f'{device.config.read_text()}broker_profile = "azure"\n')  # behind the owner's own domain
     device.install(read_bundle(out))
     assert device.settings["broker_profile"] == "azure"
 
 
 def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, device: Device):
-    """A file with another password, the certificate of the identity before: the agent starts, and again changes nothing."""
+    """Before: a file with another password and the former certificate. The agent starts; a repeat changes nothing."""
     device.install(bundle_of(tmp_path))
     device.config.write_text(f'password = "old"  # the old one\n{device.config.read_text()}')
     bundle = Bundle(
@@ -270,7 +270,7 @@ def test_a_certificate_of_the_owner_s_own_stays_beside_a_password(tmp_path: Path
 def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """At whichever of its writes the plug is pulled, certificate and key fit at every moment."""
+    """After a power cut at any write, the certificate and the key in the file fit."""
     first, second = bundle_of(tmp_path), bundle_of(tmp_path)
     for write in itertools.count():
         directory = tmp_path / str(write)

@@ -90,7 +90,7 @@ def test_status_reports_accepting_work_only_when_ready(agent, state_dir, changes
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 def test_status_of_an_agent_that_does_not_run_ends_with_1(agent, state_dir, options):
-    """Whatever the agent wrote last: its lock is free. The status is printed all the same."""
+    """The agent's lock is free, so its last status does not matter; it is printed nevertheless."""
     ended = agent("status", "--state-dir", state_dir, *options)
     assert ended.code == 1
     assert '"running": false' in ended.out if options else "pi-1 of fleet kitchen is not running" in ended.out
@@ -205,7 +205,7 @@ def test_agent_reports_all_wrong_settings_together(agent):
 
 @pytest.mark.slow
 def test_agent_ends_when_its_stdin_closes(tmp_path):
-    """That is how no agent outlives the demo that started it."""
+    """So no agent outlives the demo that started it."""
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]
     command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]
     result = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)

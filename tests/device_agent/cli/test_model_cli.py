@@ -25,13 +25,13 @@ DIGITS = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_
 
 @pytest.fixture(scope="module")
 def onnx() -> bytes:
-    """A model that knows no digit."""
+    """An untrained model of the digits."""
     return onnx_of(digits.TASK, (64,))
 
 
 @pytest.fixture
 def state_dir(tmp_path: Path, onnx: bytes) -> Path:
-    """State of an agent that has played rounds 1 to 3."""
+    """State of an agent after rounds 1 to 3."""
     store = ModelStore(tmp_path / DIRECTORY, 3)
     for round in (1, 2, 3):
         publish(store, round, onnx, **DIGITS)
@@ -165,7 +165,7 @@ def test_evaluate_reports_errors_of_task_code(agent, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["predict", "evaluate", "models", "rollback"])
 def test_no_command_imports_torch(state_dir, inputs, command):
-    """A Pi has no memory for it beside what the application needs; the tasks that ship do not need it either."""
+    """A Pi has no memory for torch beside the application's; the shipped tasks do not need it either."""
     arguments = {"predict": [str(inputs)], "evaluate": ["--data", DATA]}.get(command, [])
     loaded = "sorted({'torch', 'onnx'} & sys.modules.keys()), 'onnxruntime' in sys.modules"
     done = agent_leaves(loaded, command, *arguments, "--state-dir", state_dir)

@@ -1,4 +1,4 @@
-"""`fedpatch-agent new-task`: what it writes works as it is, and it overwrites nothing."""
+"""`fedpatch-agent new-task`: the new task works unchanged, and no file is overwritten."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 300
 
 @pytest.fixture
 def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test imports is gone afterwards."""
+    """Remove the test's imports afterwards."""
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
@@ -126,7 +126,7 @@ def test_the_declared_entry_point_makes_the_task_known(kind, tmp_path, monkeypat
 def test_new_task_with_two_files_that_grow_holds_out_nothing_that_was_trained_on(
     kind, tmp_path, monkeypatch, no_module
 ):
-    """The device's readings, as they are split for training: the file that comes first by name grows, too."""
+    """The readings are split as for training, and the file that comes first by name grows, too."""
     monkeypatch.syspath_prepend(str(write_skeleton("my-room", kind, tmp_path)[0].parent))
     module, folder = importlib.import_module("my_room_task"), tmp_path / "device"
     trained: set[tuple[float, ...]] = set()
@@ -159,7 +159,7 @@ def test_its_tests_pass_and_its_style_is_ours(kind, tmp_path):
 @pytest.mark.system
 @pytest.mark.timeout(TIMEOUT_S)
 def test_the_demo_plays_a_regression_to_its_last_round(tmp_path):
-    """Its error gets smaller; the demo's usual target is an accuracy, and ends nothing here."""
+    """The error decreases; the demo's usual target is an accuracy and does not end this run."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     folder = write_skeleton("energy", "regression", tmp_path)[0].parent
     options = ["--devices", 2, "--rounds", 6, "--private", "all", "--out", tmp_path / "demo", "--json"]

@@ -1,4 +1,4 @@
-"""How a device comes to a model: the shortest way that it can go, and the whole model wherever there is a doubt."""
+"""The download of a model: the smallest usable one, and the whole model in any doubt."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_plan_without_a_useful_version_downloads_the_whole_model(held):
     ids=["foreign", "another schema", "too large", "too large unpacked", "contradictory", "twice", "no shorter"],
 )
 def test_steps_that_cannot_be_gone_are_no_reason_against_the_work(spoilt):
-    """The whole model is always there; a device that begins behind the step does not mind it."""
+    """The whole model is always available; a device with a version after the bad delta is not affected."""
     request = delta_request()
     bad = replace(request.deltas[1], manifest=replace(request.deltas[1].manifest, **spoilt))
     request = replace(request, deltas=(request.deltas[0], bad, request.deltas[2]))
@@ -83,7 +83,7 @@ def test_plan_with_deltas_saves_a_byte_at_least(saved_bytes):
 
 
 def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
-    """A coordinator went back and forth; the way that is left is what counts."""
+    """A coordinator went back and forth; the plan begins with the last delta from the held version."""
     request = delta_request()
     twice = replace(request, deltas=(replace(request.deltas[0], base=VERSIONS[2].digest), *request.deltas[1:]))
     assert plan_download(twice, VERSIONS[2].digest, LIMIT).steps == twice.deltas[2:]
@@ -95,7 +95,7 @@ def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
     ids=["as ever", "by steps", "both by steps"],
 )
 def test_an_owner_who_pays_for_traffic_is_asked_for_what_the_work_will_take(encoding, held, expected):
-    """The way to the model, and an update: no more than as large as the model, or half of that as a difference."""
+    """The download, and an update that counts as large as the model, or as half of the model if it is a delta."""
     request = replace(delta_request(), encoding=encoding)
     assert expected_bytes(request, plan_download(request, held, LIMIT)) == expected
 

@@ -1,4 +1,4 @@
-"""A request that only asks to measure, as a job: one answer, which stays the same, and no upload."""
+"""The job of a request that only measures: one answer, which stays the same, and no upload."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("other", [{"run": "run-2"}, {"round": 2}, {"epoch": 0}, {"task": "mnist"}], ids=str)
     def test_answers_about_another_job_are_ignored(self, other):
-        """The training process may be late with its news: of the same round, from before the coordinator's restart."""
+        """The training process may report late, on the same round from before the coordinator's restart."""
         job = training()
         key = replace(KEY, **other)
         assert job.handle(UpdateTrained(key, update()), 20.0) == []
@@ -163,7 +163,7 @@ class TestTraining:
 
 class TestUpload:
     def grant(self, have: bytes = b"\x00") -> Grant:
-        """Two chunks at a time."""
+        """A grant for two chunks at a time."""
         return Grant(DIGEST, 2, have)
 
     def test_grant_and_ack_send_chunks_within_the_window(self):
@@ -229,7 +229,7 @@ class TestUpload:
 
 
 class TestUnexpectedMessages:
-    """What comes at the wrong time, or is meant for another job, changes nothing."""
+    """Messages that come at the wrong time or are meant for another job change nothing."""
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("other", [{"run": "run-2"}, {"round_number": 2}, {"epoch": 0}, {"epoch": 2}], ids=str)
@@ -252,7 +252,7 @@ class TestUnexpectedMessages:
         assert uploading().handle(MessageReceived(envelope_of(Accept(10))), 21.0) == []
 
     def test_events_while_idle_have_no_effect(self):
-        """Completions of a job that has ended meanwhile have no effect either; a failed effect is only logged."""
+        """Events of a job that has ended have no effect either; a failed effect is only logged."""
         job = Job(max_blob_bytes=10_000)
         for event in (
             MessageReceived(envelope_of(Cancel("late"))),
@@ -328,7 +328,7 @@ class TestRequest:
         assert replies(ask(job, 2)) == [Accept(10)]
 
     def test_request_before_task_is_loaded_is_not_answered(self):
-        """It will be sent again; declining for want of tasks would be held against the device."""
+        """The request will be sent again; a decline for lack of tasks would count against the device."""
         assert Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), ()), 10.0) == []
 
 
@@ -345,7 +345,7 @@ class TestDecline:
         ids=lambda value: value if isinstance(value, str) else "",
     )
     def test_decline_names_first_reason(self, request_, accept, reason, words):
-        """A lasting reason comes before a passing one; nothing is begun."""
+        """A lasting reason comes before a temporary one; no work begins."""
         job = Job(max_blob_bytes=10_000)
         effects = job.handle(requested(envelope_of(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
         [body] = replies(effects)
@@ -392,7 +392,7 @@ class TestDecline:
         assert [getattr(answer, "reason", "") for [answer] in declines] == [reason, replaced]
 
     def test_preference_decline_names_condition_and_retry_time(self):
-        """So that the coordinator does not ask in vain."""
+        """So the coordinator does not ask again too early."""
         verdict = AdmissionDecision(False, "z" * 600, Condition.QUIET_HOURS, 1800.0)
         effects = Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), TASKS, verdict), 10.0)
         expected = Decline(DeclineReason.UNWILLING, "z" * 500, Condition.QUIET_HOURS, 1800.0)
@@ -411,7 +411,7 @@ NO = Decline(DeclineReason.UNWILLING, "no")
 
 class TestDeclinedRequest:
     def test_declined_request_stays_declined(self):
-        """The coordinator has counted the device out of this round; the decline may have been lost on its way."""
+        """The coordinator no longer expects the device in this round; the decline may have been lost."""
         job = Job(max_blob_bytes=10_000)
         assert replies(ask(job, accept=False)) == [NO]
         assert replies(ask(job, accept=True)) == replies(ask(job, accept=True)) == [NO]
@@ -424,14 +424,14 @@ class TestDeclinedRequest:
         assert replies(ask(job, **newer)) == [Accept(10)]
 
     def test_lasting_decline_is_repeated_unchanged(self):
-        """Even if the task's data or version changed meanwhile: the next round's request finds out."""
+        """Even if the task's data or version changed meanwhile: the next round's request gets a new answer."""
         job = Job(max_blob_bytes=10_000)
         none = (replace(TASKS[0], num_examples=0),)
         [first] = replies(job.handle(requested(envelope_of(REQUEST), none), 10.0))
         assert replies(ask(job)) == [first]
 
     def test_decline_supersedes_older_requests(self):
-        """A request of an earlier round that was long on its way is not a chance that is left."""
+        """A late request of an earlier round or epoch gets no answer."""
         job = Job(max_blob_bytes=10_000)
         ask(job, 2, accept=False)
         assert ask(job, 1) == []
@@ -497,7 +497,7 @@ questions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.bo
 
 @given(st.lists(questions, max_size=40))
 def test_any_requests_and_failures_never_change_a_final_answer(asked):
-    """Any requests of a run, willing or not, any failures: after `decline` or `failed` comes only the same, or silence."""
+    """For any requests of a run, willing or not, and any failures: after `decline` or `failed` only the same may follow."""
     job = Job(max_blob_bytes=10_000)
     final: dict[tuple, Decline | Failed] = {}
     for epoch, number, accept, fails in asked:
@@ -520,7 +520,7 @@ NOTHING_YET = Bitmap(4).to_bytes()
 
 
 def sends(effects: list[Effect]) -> list[int]:
-    """Which chunks are sent."""
+    """Indices of the chunks that are sent."""
     return [effect.index for effect in effects if isinstance(effect, SendChunk)]
 
 
@@ -661,7 +661,7 @@ NEW_KEY = replace(KEY, epoch=2)
 
 
 def ask_in_epoch(job: Job, request: WorkRequest, epoch: int = 2, now: float = 30.0) -> list[Effect]:
-    """A request of the newer epoch, regardless of the owner's current answer."""
+    """Request the work in the newer epoch, while the owner would decline new work."""
     return job.handle(requested(envelope_of(request, epoch=epoch), TASKS, AdmissionDecision(False, "no longer")), now)
 
 
@@ -736,7 +736,7 @@ class TestTakeOver:
         assert not Job(max_blob_bytes=1).is_on(key)
 
     def test_training_failure_is_sent_in_new_epoch(self):
-        """And news under the new key, which the training process was never given, are none of its."""
+        """A failure under the new key is ignored, since the training process never received that key."""
         job = training()
         ask_in_epoch(job, REQUEST)
         assert job.handle(TrainingFailed(NEW_KEY, FailReason.TRAINING, ""), 20.0) == []
@@ -744,7 +744,7 @@ class TestTakeOver:
         assert spoken_in(failed) == {(RUN, 2, 1)}
 
     def test_upload_is_offered_again_in_new_epoch(self):
-        """A reboot finds the new epoch in the spool's note; a grant of the old one is none any more."""
+        """The spool's note has the new epoch, also for a reboot; a grant of the old epoch is void."""
         job = uploading()
         job.handle(MessageReceived(envelope_of(Grant(DIGEST, 4, b"\x00"))), 21.0)
         request = replace(REQUEST, deadline_s=100.0)
@@ -764,7 +764,7 @@ class TestTakeOver:
         assert (spool, replies(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
 
     def test_restored_update_without_request_is_replaced_in_new_epoch(self):
-        """An older version's note does not say from which model it was trained."""
+        """A note of an older version does not name the model from which the update was trained."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update()), 5.0)
         effects = ask(job, epoch=2)
@@ -788,7 +788,7 @@ class TestTakeOver:
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_any_number_of_epochs_continue_the_job(self, make):
-        """A coordinator may be killed any number of times in a round; its older epochs have nothing more to say."""
+        """A coordinator may be killed any number of times in a round; messages of its older epochs are ignored."""
         job = make()
         for epoch in (2, 3, 7):
             assert replies(ask_in_epoch(job, REQUEST, epoch))[0] == Accept(10)
@@ -820,7 +820,7 @@ class TestTakeOver:
         ]
 
     def test_other_chunk_size_replaces_the_job_only_while_downloading(self):
-        """Behind a broker with another limit the same model is cut differently: what has arrived of it does not fit."""
+        """Behind a broker with another limit the same model has other chunks, so the received chunks do not fit."""
         recut = replace(REQUEST, model=replace(model(), chunk_bytes=50, chunk_count=5))
         job = downloading()
         assert [type(effect) for effect in job.handle(requested(envelope_of(recut, epoch=2)), 30.0)] == [
@@ -863,7 +863,7 @@ _MOVES: dict[str, Callable[[Job, int], list[Effect]]] = {
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(_MOVES)), st.booleans()), max_size=30))
 def test_any_epochs_train_a_round_once(moves):
-    """One download, one training, and every word in the epoch that was last asked for."""
+    """For any epochs: one download, one training, and all messages carry the last requested epoch."""
     job = Job(max_blob_bytes=10_000)
     effects = [*ask(job), *here(job, frozenset(), 10.0)]
     epoch, trained = 1, False
@@ -911,7 +911,7 @@ class TestDeltaDownload:
         assert train == StartTraining(KEY, delta_request(), 0.0, DownloadPlan(VERSIONS[-1], VERSIONS[-1].digest))
 
     def test_missing_chunks_of_each_delta_are_requested(self):
-        """After one pause for all of them, as it would for the chunks of one blob."""
+        """The requests follow one pause for all deltas, like that for the chunks of one blob."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[0].digest)
         job.handle(DownloadStarted({STEPS[0].digest: [1], STEPS[2].digest: [0]}), 10.0)
@@ -981,7 +981,7 @@ class TestUselessDeltas:
 
 
 class TestNewDeltas:
-    """The coordinator is back, and names other steps to the same model."""
+    """A restarted coordinator offers other deltas to the same model."""
 
     def test_same_deltas_continue_the_download(self):
         job = Job(max_blob_bytes=10_000)
@@ -1038,7 +1038,7 @@ moves = st.lists(
 
 
 class Disk:
-    """A device's shell: what has come is kept over reboots, and so is the version that is held."""
+    """A fake device that keeps received chunks and the held version over reboots."""
 
     def __init__(self, held: str) -> None:
         self.held = held
@@ -1049,7 +1049,7 @@ class Disk:
         self.epoch = 0
 
     def move(self, what: str, detail: WorkRequest | bytes | bool | None) -> None:
-        """One of the things that happen to a device."""
+        """Apply one event to the device."""
         if isinstance(detail, WorkRequest):
             self.epoch += 1
             envelope = envelope_of(detail, epoch=self.epoch)
@@ -1067,7 +1067,7 @@ class Disk:
             self.job, self.trains = Job(max_blob_bytes=10_000), None
 
     def perform(self, effects: list[Effect]) -> None:
-        """All of them, and those that follow."""
+        """Perform the effects and all that follow from them."""
         run_effects(self.job, effects, self, lambda: 20.0)
 
     def run_effect(self, effect: Effect) -> list[Event]:
@@ -1090,7 +1090,7 @@ class Disk:
         return []
 
     def check(self, train: StartTraining) -> None:
-        """What training is given leads to the model that was asked for, and all of it is here."""
+        """The plan leads to the requested model, and all its chunks are here."""
         assert train.request.model == train.plan.model
         assert {blob.digest for blob in train.plan.blobs} <= self.come.keys()
         assert all(Bitmap(blob.chunk_count, self.come[blob.digest]).full for blob in train.plan.blobs)
@@ -1101,7 +1101,7 @@ class Disk:
 
 
 class Handler:
-    """Performs effects; the first one ends with an event."""
+    """Records effects; the first one returns an event."""
 
     def __init__(self, event: Event) -> None:
         self.performed: list[Effect] = []
@@ -1130,7 +1130,7 @@ def test_run_effects_only_a_failed_effect_of_a_job_replaces_the_effects_after_it
 
 @given(st.sampled_from(["", *(one.digest for one in VERSIONS), "77" * 32]), moves)
 def test_any_events_training_gets_a_complete_plan_to_the_requested_model(held, moves):
-    """Requests with and without steps, in newer epochs, damage, pauses, reboots; and in the end the device can train."""
+    """Requests with and without deltas, newer epochs, damage, pauses and reboots; at the end the device can train."""
     disk = Disk(held)
     for move in moves:
         disk.move(*move)

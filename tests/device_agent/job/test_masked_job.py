@@ -99,7 +99,7 @@ def receive(job, body, epoch=1, now=13.0):
 
 
 def in_group(job, keys):
-    """The roster and the inbox have come."""
+    """Deliver the roster and the inbox."""
     roster, inbox, group = group_with(keys)
     receive(job, roster)
     receive(job, inbox)
@@ -107,7 +107,7 @@ def in_group(job, keys):
 
 
 def test_acceptance_has_keys_and_no_number_of_examples():
-    """The state with the secrets is written before."""
+    """The state with the secrets is saved before the acceptance is sent."""
     job = job_of()
     accept, download = ask_masked(job)
     assert isinstance(accept, SendAfterSave)
@@ -135,7 +135,7 @@ def test_device_that_restarted_accepts_with_the_keys_of_before():
 
 
 def test_progress_of_a_masked_round_is_in_percent():
-    """The number of steps would show that of the examples."""
+    """The number of steps would reveal the number of examples."""
     job, _ = training()
     [progress] = bodies(job.handle(TrainingProgressed(KEY, 7, 30), 14.0))
     assert progress == Progress(JobPhase.TRAINING, 23, 100)
@@ -179,7 +179,7 @@ def test_masked_update_is_noted_and_spooled_before_it_is_offered():
 
 
 def test_second_update_under_the_same_keys_is_not_offered():
-    """Two vectors under the same masks would show their difference."""
+    """Two vectors under the same masks would reveal their difference."""
     job, keys = training()
     in_group(job, keys)
     job._masking.note_update("0e" * 32)
@@ -190,7 +190,7 @@ def test_second_update_under_the_same_keys_is_not_offered():
 
 
 def test_mask_key_of_small_order_in_the_roster_is_a_failure_of_the_masking():
-    """The coordinator of this version refuses such keys; a device trusts no coordinator to do so."""
+    """The coordinator of this version refuses such keys, but a device does not rely on that."""
     job, keys = training()
     _, inbox, group = group_with(keys)
     theirs = OTHERS[0].accept(MASKED, NAME)
@@ -203,7 +203,7 @@ def test_mask_key_of_small_order_in_the_roster_is_a_failure_of_the_masking():
 
 
 def test_update_that_is_masked_after_the_reveal_is_not_offered():
-    """The sum goes without it, and the secrets are erased."""
+    """The sum is made without the update, and the secrets are erased."""
     job, keys = training()
     group = in_group(job, keys)
     job.handle(VectorTrained(KEY), 15.0)
@@ -212,7 +212,7 @@ def test_update_that_is_masked_after_the_reveal_is_not_offered():
 
 
 def test_request_with_another_measurement_is_another_round_for_the_keys():
-    """A device that alone was asked for a figure would show it in the sum."""
+    """If only one device were asked for a figure, the sum would reveal it."""
     job, keys = training()
     [accept] = [
         body
@@ -298,7 +298,7 @@ def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
     ("features", "reason"), [((MASKED_FEATURE,), DeclineReason.SECURE_TERMS), ((), DeclineReason.UNSUPPORTED)]
 )
 def test_round_in_which_shares_were_revealed_is_declined(features, reason):
-    """With a word that the coordinator knows."""
+    """The decline has a reason that the coordinator understands."""
     job, keys = training()
     group = in_group(job, keys)
     receive(job, Unmask(group.context, b"\x07"))

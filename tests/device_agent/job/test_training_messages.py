@@ -1,4 +1,4 @@
-"""Frames between the agent and its training process: any message arrives as it was, and damage is a WireError."""
+"""Frames between the agent and its training process: any message is read as written, and damage is a WireError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device's part in a masked group: its answers, its refusals, and that it never sends contradictory messages."""
+"""A device's part in a masked group: its answers and refusals, and no contradictory messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ready():
     return group
 
 
-# ---- the way through
+# ---- all phases
 
 
 def test_device_goes_through_all_phases():
@@ -124,7 +124,7 @@ def test_answer_whose_state_could_not_be_written_is_repeated_with_the_state():
 
 
 def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
-    """Neither the disk nor the memory has them: a later owner of the device learns the revealed shares alone."""
+    """They are neither on disk nor in memory: a later owner of the device learns only the revealed shares."""
     group = ready()
     device = group.devices[0]
     state = device.state
@@ -145,7 +145,7 @@ def test_forgotten_round_answers_nothing():
 
 
 def test_reveal_has_one_share_of_each_member_of_the_masking_set():
-    """Of the self-mask where the member reported, else of the mask key; none outside the masking set."""
+    """A share of the self-mask if the member reported, else of the mask key; none for a member outside the masking set."""
     group = shared()
     masking = frozenset({0, 1, 2, 4})
     group.distribute(masking)
@@ -249,11 +249,11 @@ def test_device_without_a_certificate_begins_no_round_of_signed_keys():
     assert rounds.state is None
 
 
-# ---- refused
+# ---- refused messages
 
 
 def refused(device, body, name=NAME):
-    """The problem of a message that must have no answer and change nothing."""
+    """Check that a message gets no answer and changes nothing; return its problem."""
     before = device.rounds.state
     answer = device.take(body, name)
     assert (answer.body, answer.state, device.rounds.state) == (None, None, before)
@@ -384,7 +384,7 @@ def test_update_before_the_masking_set_is_known_is_not_sent():
 
 
 def test_device_whose_request_differs_shares_nothing_with_its_group():
-    """Its context is another one, so no box of it opens, and none for it does."""
+    """Its context differs, so neither its boxes nor the boxes for it can be opened."""
     group = keyed()
     stranger = MaskedDevice("pi-00", seed=9)
     keys = stranger.accept(request_of(terms_of(SIZE), "ac" * 32))
@@ -398,11 +398,11 @@ def test_device_whose_request_differs_shares_nothing_with_its_group():
     assert group.devices[1].rounds.state.inbox[0] == b""
 
 
-# ---- one answer, whatever is sent and whenever the device is killed
+# ---- one answer, for any messages and kills
 
 
 def contradictory(group, random_):
-    """Messages that a coordinator may send which follows no protocol: rosters, inboxes, sets, in any order."""
+    """A random message of a coordinator that follows no protocol: a roster, an inbox or a set, in any order."""
     size = len(group.devices)
     some = frozenset(random_.sample(range(size), random_.randint(2, size)))
     masking = frozenset(random_.sample(range(size), random_.randint(3, size)))
@@ -443,7 +443,7 @@ def test_no_device_gives_both_kinds_of_share_under_any_faults(first_seed):
 
 
 def test_transcript_check_finds_both_kinds_of_share():
-    """The check itself: a device that forgets its answer is found."""
+    """The check itself detects a device that forgets its answer."""
     group = ready()
     device = group.devices[0]
     before = device.rounds.state

@@ -28,7 +28,7 @@ def test_an_array_comes_back_as_it_was_saved(tmp_path_factory, shape, count, dat
 
 @given(shape=SHAPES, count=st.integers(1, 5), header=st.booleans(), data=st.data())
 def test_a_table_has_one_example_in_each_row(tmp_path_factory, shape, count, header, data):
-    """Its numbers in the order of the flattened example; a first row of words is skipped."""
+    """A row has the numbers of the flattened example in order; a header row is skipped."""
     path = tmp_path_factory.mktemp("x") / "x.csv"
     wanted = data.draw(arrays(np.float64, (count, *shape), elements=st.floats(-1e6, 1e6)))
     rows = [",".join(map(repr, map(float, row.ravel()))) for row in wanted]
@@ -39,7 +39,7 @@ def test_a_table_has_one_example_in_each_row(tmp_path_factory, shape, count, hea
 
 
 def test_the_mark_that_spreadsheets_write_is_no_part_of_the_first_number(tmp_path):
-    """Otherwise the first example would be taken for a row of words, and be skipped."""
+    """Otherwise the first example would be skipped as a header row."""
     (tmp_path / "x.csv").write_text("1\n2\n", "utf-8-sig")
     np.testing.assert_array_equal(read_inputs(tmp_path / "x.csv", (1,), "float64"), [[1.0], [2.0]])
 
@@ -50,7 +50,7 @@ def test_the_mark_that_spreadsheets_write_is_no_part_of_the_first_number(tmp_pat
     ids=str,
 )
 def test_an_image_is_one_example(tmp_path, shape, mode, size):
-    """Black is 0 and white is 1, colours come first; its pixels must be as many as the model takes."""
+    """Black is 0 and white is 1, colours come first; the image must have as many pixels as the model's input."""
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], *((3,) if mode == "RGB" else ())), np.uint8)
     image.fromarray(pixels).save(tmp_path / "x.png")

@@ -1,4 +1,4 @@
-"""Wherever somebody pulls the plug, there is a whole personal model at the same place."""
+"""After a kill at any moment, there is a whole personal model at the same path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 
 def _story(root: Path) -> list[Callable[[], object]]:
-    """Rounds and a rollback, each of whose changes may be the last."""
+    """Rounds and a rollback; the process may be killed before any of their changes."""
     store = ModelStore(root, 2)
     return [
         lambda: publish(store, 1),
@@ -31,7 +31,7 @@ def _story(root: Path) -> list[Callable[[], object]]:
 
 @pytest.mark.slow
 def test_killed_before_any_change_the_present_model_is_whole(tmp_path_factory):
-    """It is the one from before or from after, what comes next works, and nothing is left behind."""
+    """The present model is the one before or after the change, later rounds work, and no extra model remains."""
     expected = [None, 1, 2, 3, 2, 2, 4]
     deaths = 0
     for place in range(len(expected) - 1):
@@ -59,7 +59,7 @@ def test_killed_before_any_change_the_present_model_is_whole(tmp_path_factory):
 
 
 def test_a_commit_after_a_kill_publishes_what_was_renamed(tmp_path_factory):
-    """Killed between the two renames, the model of the round is there and not yet the present one: it becomes that."""
+    """After a kill between the two renames the round's model exists but is not present; the next commit publishes it."""
     for fatal in range(1, 100):
         root = tmp_path_factory.mktemp("models")
         store = ModelStore(root, 2)

@@ -1,4 +1,4 @@
-"""The Python API for applications: the present model, and the next one when there is one."""
+"""The Python API for applications: the present model, and a newer one once it is published."""
 
 from __future__ import annotations
 

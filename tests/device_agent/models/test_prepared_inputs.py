@@ -1,4 +1,4 @@
-"""Raw inputs in prediction: `prepare` is applied, and inputs unlike those of training are named."""
+"""Raw inputs in prediction: `prepare` is applied, and inputs unlike those of training are reported."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def _trained(task: Task, reference: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a device whose task has a prepare."""
+    """State of a device whose task has `prepare`."""
     return _trained(TASK, REFERENCE, tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture(scope="module")
 def plain_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a device whose task scales rows itself, so that the model does not know of it."""
+    """State of a device whose task scales rows itself, so that the model's metadata do not describe the scaling."""
 
     def scaled(spec: str, root: Path):
         return load_checked(TASK, spec, root, "device pi").data
@@ -138,7 +138,7 @@ def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, pl
 
 
 def test_metadata_hold_input_statistics_and_a_trace_of_prepare(state_dir):
-    """Statistics of the prepared training inputs, and a trace of prepare; no row of the data."""
+    """Statistics of the prepared training inputs and a probe of `prepare`, but no row of the data."""
     file = state_dir / DIRECTORY / TASK.name / "current" / METADATA_FILE
     known = json.loads(file.read_bytes())
     data = load_checked(TASK, "good", Path(), "device pi").data

@@ -1,4 +1,4 @@
-"""Personal models on disk: which is the present one, which are kept, and who may read them."""
+"""Personal models on disk: the present model, the kept ones, and read permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hysteresis of the owner's conditions: examples and laws."""
+"""Hysteresis of the owner's conditions: examples and properties."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NONE: tuple[Objection, ...] = ()
 
 
 def willing(**settings) -> Hysteresis:
-    """Of a device that has just seen that all is well, at time 0."""
+    """Hysteresis of a device that meets all conditions at time 0."""
     found = Hysteresis(easy(**settings))
     assert found.observe(NONE, 0.0, working=False) is None
     return found
 
 
 def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
-    """The changes reported while the facts are these at those times."""
+    """The changes that are reported for these objections at these times."""
     changes = (device.observe(objections, now, working=working) for now, objections in story.items())
     return [change for change in changes if change is not None]
 
@@ -48,7 +48,7 @@ def test_a_moments_loss_stops_nothing():
 
 
 def test_a_plug_that_flaps_is_missed():
-    """Its good moments are too short to count, and the bad ones add up: two seconds of them, looked at every second."""
+    """The good moments are too short to count, and the bad ones add up to two seconds, with a look every second."""
     device = willing(loss_after_s=2.0)
     story = {10.0 + second: NONE if second % 2 else BATTERY for second in range(8)}
     assert play(device, story) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
@@ -73,12 +73,12 @@ def test_lasting_loss_is_reported_once():
 
 
 def test_two_losses_that_take_turns_are_one():
-    """There is no moment at which the owner's demands are met."""
+    """There is no moment at which all the owner's preferences are met."""
     assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
 
 
 def test_condition_missed_at_the_start_counts_at_once():
-    """There was no moment at which it was met; an agent that finds an update to upload learns what to do with it."""
+    """There was no moment at which the condition was met; an agent with an update to upload gets the owner's action at once."""
     device = Hysteresis(easy(on_loss="abandon"))
     assert device.observe(BATTERY, 0.0, working=True) == ConditionLost(BATTERY, OnLoss.ABANDON)
 
@@ -121,7 +121,7 @@ def test_a_pause_that_must_outlast_its_limit_is_not_begun():
 
 
 def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
-    """The two seconds of patience are for work that has begun."""
+    """The tolerance of two seconds is only for work that has begun."""
     device = willing()
     device.observe(BATTERY, 10.0, working=False)
     (changes,) = device.answer(BATTERY, 10.0)
@@ -130,7 +130,7 @@ def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
 
 
 def test_a_moments_loss_costs_no_more_than_a_moment():
-    """A device that stays willing is silent about its plug, so a rest of ten minutes would be in vain."""
+    """A device that stays willing does not report the plug's return, so a wait of ten minutes would be wasted."""
     device = willing(loss_after_s=2.0)
     device.observe(BATTERY, 10.0, working=False)
     assert [one.retry_after_s for one in device.answer(BATTERY, 10.0)] == [3.0]
@@ -138,7 +138,7 @@ def test_a_moments_loss_costs_no_more_than_a_moment():
     assert device.willing and device.answer(NONE, 13.0) == NONE
     device.observe(BATTERY, 20.0, working=False)
     device.observe(BATTERY, 22.0, working=False)
-    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence has its end
+    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence reports the end of the loss
 
 
 def test_retry_is_short_only_for_brief_objections():
@@ -165,7 +165,7 @@ def test_an_offer_is_declined_while_what_came_back_must_still_hold():
 
 
 def test_condition_with_an_exact_end_is_over_at_its_end():
-    """The coordinator has that exact time; all other missed conditions must hold as well."""
+    """The coordinator has that exact time; all other missed conditions must be met for `return_after_s` as well."""
     device = willing(return_after_s=30.0)
     assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
         ConditionRestored(7998.0)
@@ -181,7 +181,7 @@ def test_condition_with_an_exact_end_is_over_at_its_end():
 
 
 def test_next_deadline_is_the_first_exact_end():
-    """The first end of several, counted from when it was reported; nobody waits for what does not end by the clock."""
+    """The earliest of several ends, counted from its report; a condition without an exact end sets no deadline."""
     device = willing(on_loss="finish")
     play(device, {10.0: HOT, 12.0: HOT})
     assert device.next_deadline() is None
@@ -202,7 +202,7 @@ def test_presence_keeps_its_word_while_it_is_true():
 
 
 def test_facts_are_judged_more_strictly_while_unwilling():
-    """A battery that trembles around its limit does not take the device with it."""
+    """A battery that fluctuates around its limit does not make the device fluctuate, too."""
     device = willing(min_battery=30, return_after_s=10.0)
     changes = []
     for now in range(600):
@@ -248,7 +248,7 @@ TERMS = st.fixed_dictionaries(
 
 @given(STEPS, TERMS)
 def test_losses_and_returns_take_turns(steps, terms):
-    """Never two of a kind in a row, whatever the facts do; a pause is over at most once, between the two."""
+    """For any facts, losses and returns alternate; between a loss and a return, a pause expires at most once."""
     device, now, changes = willing(**terms), 0.0, []
     for step_s, missed, working in steps:
         now += step_s
@@ -269,7 +269,7 @@ SHARES = st.lists(st.floats(0.01, 0.99), min_size=1, max_size=40)
 
 @given(SHARES, st.lists(st.floats(1.01, 20.0), min_size=40, max_size=40), st.floats(0.1, 3.0))
 def test_a_loss_shorter_than_the_patience_never_stops_work(losses, returns, patience_s):
-    """However often it happens, if all was met for as long as the patience before it."""
+    """Any number of short losses, if all was met before each for as long as the patience."""
     device, now = willing(loss_after_s=patience_s), 10.0
     for loss, met in zip(losses, returns, strict=False):
         assert device.observe(BATTERY, now, working=True) is None
@@ -280,12 +280,12 @@ def test_a_loss_shorter_than_the_patience_never_stops_work(losses, returns, pati
 
 @given(SHARES, SHARES, st.floats(0.1, 3.0))
 def test_a_fact_that_keeps_flapping_stops_work(losses, returns, patience_s):
-    """Once the losses together have lasted as long as the patience, and not before."""
+    """Work stops once the losses together have lasted as long as the patience, and not before."""
     device, now, lost_s = willing(loss_after_s=patience_s), 10.0, 0.0
     for loss, met in zip(losses, returns, strict=False):
         change = device.observe(BATTERY, now, working=True)
         if abs(lost_s - patience_s) < 1e-6:
-            return  # too close for rounding
+            return  # too close: rounding decides
         assert isinstance(change, ConditionLost) == (lost_s > patience_s)
         if change is not None:
             return
@@ -297,7 +297,7 @@ def test_a_fact_that_keeps_flapping_stops_work(losses, returns, patience_s):
 
 @given(STEPS, TERMS)
 def test_nothing_is_accepted_before_all_was_met_for_long_enough(steps, terms):
-    """Since the device was last seen to miss something while it was unwilling."""
+    """The time counts from the last missed condition that was observed while the device was unwilling."""
     device, now, missed_at = willing(**terms), 0.0, 0.0
     for step_s, missed, working in steps:
         now += step_s
@@ -312,7 +312,7 @@ def test_nothing_is_accepted_before_all_was_met_for_long_enough(steps, terms):
 
 @given(STEPS, TERMS)
 def test_loss_is_never_reported_later_than_its_deadline(steps, terms):
-    """A check at every deadline reports it at the latest `loss_after_s` after it began, to the instant."""
+    """With a check at every deadline, a loss is reported exactly `loss_after_s` after it began, at the latest."""
     device, now = willing(**terms), 0.0
     since: float | None = None
     for step_s, missed, _ in steps:

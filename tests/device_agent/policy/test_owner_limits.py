@@ -1,4 +1,4 @@
-"""The owner's limits where the agent asks for them: before it accepts, and before an update leaves."""
+"""The owner's limits at the agent's two checks: before it accepts, and before an update leaves."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestUpdate:
         assert "just the tensors that may leave" in limits_of(tmp_path).why_not_send(REQUEST, whole)
 
     def test_one_from_before_the_owner_became_stricter_is_not_sent(self, tmp_path):
-        """It waited on the disk while the agent was restarted with another setting."""
+        """The update waited on the disk while the agent was restarted with another setting."""
         request = replace(REQUEST, private="none")
         whole = describe(b"u", chunk_bytes=1, encoding="fp32", raw_bytes=1, schema=SCHEMA)
         assert limits_of(tmp_path, private="none").why_not_send(request, whole) == ""
@@ -160,7 +160,7 @@ def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, li
 
 @pytest.mark.parametrize("plan", [replace(PLAN, steps=1000, batch_size=1000), replace(PLAN, batch_size=1, epochs=100)])
 def test_decline_of_a_plan_does_not_depend_on_the_number_of_examples_which_the_log_has(tmp_path, plan, caplog):
-    """A device with `secure = "required"` tells nobody how many it has."""
+    """A device with `secure = "required"` does not reveal its number of examples."""
     request, answers = replace(REQUEST, plan=plan, features=COORDINATOR_FEATURES), set()
     for number in (1430, 6000):
         limits = limits_of(tmp_path)
@@ -188,7 +188,7 @@ def test_a_plan_counts_twice_where_learning_alone_is_measured_too(tmp_path, plan
 
 
 def test_request_within_the_limits_is_accepted_although_a_measure_would_exceed_them(tmp_path):
-    """The training process leaves the measure out; a lasting decline would end the device's run."""
+    """The training process leaves the measure out; a lasting decline would end the run for the device."""
     request = replace(REQUEST, plan=replace(REQUEST.plan, steps=60, batch_size=1), measure_independent=True)
     assert limits_of(tmp_path, max_steps=100).refusal(TASK, request) is None
 
@@ -206,7 +206,7 @@ def test_a_schema_that_is_not_that_of_its_digest_is_refused(tmp_path):
 
 @pytest.mark.parametrize("private", ["all", "affine", "stats", "none", ""])
 def test_private_setting_that_matches_no_tensor_is_reported(tmp_path, private):
-    """A model without batch norm has none that `all` would keep; an owner who set it believes in protection."""
+    """A model without batch norm has no tensor that `all` would keep, but an owner who set it expects protection."""
     plain = Schema(tuple(spec for spec in MODEL_SCHEMA.specs if spec.role == "weight"))
     limits = OwnerLimits(tmp_path / "patches", private=private, max_steps=1000, max_epochs=100)
     limits.take(Ready(TASK, plain.digest, 10, plain.specs))

@@ -1,4 +1,4 @@
-"""The owner's policy: admission modes, look-ups of facts, the work in hand, and clearance of updates."""
+"""The owner's policy: admission modes, look-ups of facts, the present work, and clearance of updates."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ class TestWorkInHand:
         ],
     )
     def test_needs_only_what_its_phase_uses(self, make, found, pauses):
-        """Training uses no network, sending no power worth mentioning; a pause that the owner asked for is one."""
+        """Training uses no network, and sending hardly any power; a pause by the owner always counts."""
         bench, job = Bench(), make()
         bench.see(job, WELL, 21.0)
         bench.see(job, found, 22.0, 24.0)
         assert job.paused is pauses
 
     def test_is_noted_as_it_goes(self):
-        """A plug pulled in every round gives no second allowance; pauses are no training."""
+        """A power cut in every round gives no second allowance; pauses do not count as training."""
         bench, job = Bench(), training()
         bench.owner.meter.begins_round()
         bench.owner.meter.moved(500)
@@ -167,7 +167,7 @@ class TestWorkInHand:
 
 class TestLooks:
     def test_are_more_frequent_at_work(self):
-        """A device at rest looks now and then, so that presence shows when it is willing again."""
+        """An idle device also looks at intervals, so that presence shows when it is willing again."""
         bench = Bench()
         assert bench.owner.next_deadline(idle()) == 0.0
         bench.see(idle(), WELL, 5.0)
@@ -182,7 +182,7 @@ class TestLooks:
         assert bench.owner.next_deadline(idle()) is None
 
     def test_come_in_time_for_what_time_decides(self):
-        """An idle device whose preferences are met again does not wait for the next look to count the seconds."""
+        """If an idle device's preferences are met again, the next look is when they have held for long enough."""
         bench = Bench()
         bench.see(idle(), UNPLUGGED, 0.0)
         bench.see(idle(), WELL, 1.0)
@@ -199,7 +199,7 @@ class TestLooks:
             assert due is not None and due > now
 
     def test_come_when_what_ends_by_the_clock_does(self):
-        """A quarter of an hour of quiet is over on its minute, and not at the next look that is due anyway."""
+        """Quiet hours of 15 minutes end on the minute, and not at the next regular look."""
         bench = Bench(quiet_hours=("12:00-12:15",), local=NOON.replace(minute=14, second=50))
         bench.see(idle(), WELL, 5.0)
         assert bench.owner.unwilling is Condition.QUIET_HOURS
@@ -264,7 +264,7 @@ def test_update_is_dropped_or_finished_by_the_setting_on_loss(on_loss, answer):
 
 
 def test_an_update_is_finished_after_a_loss_in_training_too():
-    """What was missed then had been judged already: it is not reported a second time when the update is ready."""
+    """The loss was judged during training: it is not reported a second time when the update is ready."""
     bench, job = Bench(on_loss="finish"), Job(max_blob_bytes=10_000, ask_to_send=True)
     ask(job)
     here(job, range(3), 11.0)

@@ -1,4 +1,4 @@
-"""What is objected to: every preference with its fact met, missed and unknown, alone and together."""
+"""Objections: every preference with its fact met, missed and unknown, alone and together."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BY_NAME = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASE
 
 
 def conditions(preferences: Preferences, device=WELL, spent=NOTHING, local=NOON, **offer: Any) -> list[Condition]:
-    """What is missed."""
+    """The missed conditions."""
     return [one.condition for one in unmet_preferences(preferences, device, spent, local=local, **offer)]
 
 
@@ -80,7 +80,7 @@ def test_a_preference_that_is_missed_is_the_objection(case):
 
 @BY_NAME
 def test_preference_with_an_unknown_fact_follows_the_setting_unknown(case):
-    """Allow and deny; without a setting, as documented."""
+    """The setting is allow or deny; without it, the documented default holds."""
     device = facts(**{case.fact: None})
     asked = {case.name: case.setting}
     assert conditions(easy(**asked, unknown=[f"{case.name}=allow"]), device) == []
@@ -96,7 +96,7 @@ def test_a_preference_that_nobody_has_is_no_objection(case):
 
 @BY_NAME
 def test_objection_to_an_unknown_fact_names_cause_and_setting(case):
-    """The owner reads why the fact is unknown, and the setting that allows work all the same."""
+    """The objection names the reason why the fact is unknown, and the setting that permits work nevertheless."""
     preferences = easy(**{case.name: case.setting}, unknown=[f"{case.name}=deny"])
     (unmet,) = unmet_preferences(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
     assert f"no {case.fact}" in unmet.words
@@ -151,7 +151,7 @@ def test_load_of_the_training_itself_is_no_objection():
     ids=str,
 )
 def test_network_and_pause_count_by_the_kind_of_the_link(setting, found, missed):
-    """A name of a WiFi network does not matter on a cable; in doubt, the owner paused the device."""
+    """The name of a WiFi network does not matter on a cable; an unknown pause counts as a pause."""
     assert conditions(easy(**setting), facts(**found)) == missed
 
 
@@ -170,7 +170,7 @@ def test_objection_of_quiet_hours_has_their_end():
 
 @pytest.mark.parametrize("hours", ["08:00-12:30", "20:00-21:00"])
 def test_quiet_hours_are_unknown_with_an_unset_clock(hours):
-    """Whatever it shows; where nothing at all is known of the clock, it is believed."""
+    """An unset clock's time is ignored; if nothing is known of the clock, its time is used."""
     device = facts(clock_set=False)
     assert conditions(easy(quiet_hours=[hours]), device) == [Condition.QUIET_HOURS]
     assert conditions(easy(quiet_hours=[hours], unknown=["quiet_hours=allow"]), device) == []
@@ -204,7 +204,7 @@ def test_a_round_that_would_not_fit_into_the_day_is_declined():
 
 
 def test_a_round_that_has_begun_is_not_one_too_many():
-    """Its own place in the allowance is taken; traffic and minutes beyond theirs end it."""
+    """The round itself is already counted; traffic and minutes beyond their limits end it."""
     preferences = easy(max_rounds_per_day=3, max_mib_per_day=5, max_minutes_per_day=2)
     just = Usage(rounds=3, traffic_bytes=5 * MIB, training_s=119.0)
     assert conditions(preferences, spent=just, working=True) == []
@@ -236,7 +236,7 @@ def test_stricter_preferences_miss_whatever_the_usual_ones_miss(case):
     ],
 )
 def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
-    """Never by more than can be had: a full battery is enough for every demand."""
+    """The margin never exceeds the possible range: a full battery meets every limit."""
     stricter = easy(**setting).stricter()
     assert len(conditions(stricter, facts(**{fact: not_yet}))) == 1
     assert conditions(stricter, facts(**{fact: enough})) == []

@@ -176,7 +176,7 @@ def spooling(directory: Path, budget: PrivacyBudget) -> Any:
 
 
 def test_kill_before_any_write_of_an_offer_never_leaves_an_uncounted_update(tmp_path):
-    """An update with a note would be offered after the restart."""
+    """After the restart, an update with a note would be offered."""
     fatal, counted_without_note = 1, 0
     while True:
         directory = tmp_path / str(fatal)

@@ -1,4 +1,4 @@
-"""What at least stays private: the owner's setting, the record of earlier rounds, and the law that no request undercuts it."""
+"""The private floor: the owner's setting, the record of earlier rounds, and the rule that no request undercuts it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def floor_in(folder: Path, setting: str = "", task: str = "toy") -> PrivateFloor
 
 
 def private_of(policy: str) -> frozenset[str]:
-    """What a policy keeps of MODEL; policies that a coordinator could not use are left out."""
+    """Names of MODEL that a policy keeps; policies that a coordinator could not use are left out."""
     try:
         return parse_policy(policy).private_names(MODEL)
     except UsageError:
@@ -75,13 +75,13 @@ class TestSetting:
 
     @pytest.mark.parametrize("request_", ["none", "names:fc.bias"])
     def test_a_model_without_batch_norm_is_possible(self, tmp_path, request_):
-        """There `affine` names nothing, so the default keeps nothing."""
+        """`affine` matches no tensor of it, so the default keeps nothing."""
         floor = floor_in(tmp_path).of(PLAIN)
         assert (floor.names, floor.words) == (frozenset(), "none")
         assert undercut(floor, request_, PLAIN) == set()
 
     def test_none_set_by_the_owner_is_obeyed_after_stricter_rounds(self, tmp_path):
-        """An explicit decision holds, also below what stayed before; without it the record counts again."""
+        """The owner's setting holds, also below the record of earlier rounds; without it the record counts again."""
         floor_in(tmp_path).note(private_of("all"), MODEL)
         assert undercut(floor_in(tmp_path, "none").of(MODEL), "none", MODEL) == set()
         assert floor_in(tmp_path).of(MODEL).words == "all"
@@ -113,7 +113,7 @@ class TestRecord:
 
     @pytest.mark.parametrize("damage", [b"", b"fedpatch private 1\n", b"\0" * 90], ids=["empty", "cut", "zeros"])
     def test_a_damaged_record_declines_everything_until_the_owner_decides(self, tmp_path, damage):
-        """It is not replaced by a weaker one either, also where the owner's setting lets a round go on."""
+        """No weaker record replaces it either, also if the owner's setting permits a round."""
         floor = floor_in(tmp_path)
         floor.note(private_of("all"), MODEL)
         floor.path.write_bytes(damage)
@@ -128,7 +128,7 @@ class TestRecord:
 
     @pytest.mark.parametrize("name", ["toy.private", f"toy-{'0' * 16}.patch"], ids=["record", "patch"])
     def test_record_or_patch_that_the_system_withholds_is_not_to_be_deleted(self, tmp_path, name):
-        """It may be whole."""
+        """The file may be whole."""
         (tmp_path / name).mkdir()
         with pytest.raises(StateError, match=r"a directory is where a file is expected.*Set `private`") as error:
             floor_in(tmp_path).of(MODEL)
@@ -145,7 +145,7 @@ class TestRecord:
                 floor.of(MODEL)
 
     def test_record_is_derived_from_patches_of_an_older_agent(self, tmp_path):
-        """An agent that is brought up to date goes on as strictly as it was, also where a patch's newest version is damaged."""
+        """An upgraded agent stays as strict as before, also if a patch's newest version is damaged."""
         store = PatchStore(tmp_path)
         for policy, name in (("all", "bn1.weight"), ("names:fc.*", "fc.bias")):
             key = PatchKey("toy", "5c" * 32, policy)
@@ -160,7 +160,7 @@ class TestRecord:
         assert floor.kept().names >= private_of("all") | {"fc.bias"}
 
     def test_a_patch_of_before_that_cannot_be_read_declines_everything(self, tmp_path):
-        """Nobody knows what it kept. The remedy names the patch, as the doctor does, and no record: there is none."""
+        """Its private tensors are unknown. The remedy names the patch, as the doctor does, and no record: none exists."""
         path = tmp_path / f"toy-{'0' * 16}.patch"
         path.write_bytes(b"damaged")
         with pytest.raises(StateError, match="what stayed private in earlier rounds is not known") as error:
@@ -177,7 +177,7 @@ class TestRecord:
 
 @given(setting=st.one_of(st.just(""), POLICIES), policy=POLICIES, moments=st.sampled_from([(), MOMENTS]))
 def test_no_policy_lets_a_name_travel_that_the_floor_keeps(setting, policy, moments):
-    """For any two policies over a schema: neither the tensor nor its moments; and an admitted request gets all it asked for."""
+    """For any two policies over a schema, no kept tensor or moment travels; an admitted request gets all it asked for."""
     private_of(policy)
     with TemporaryDirectory() as folder:
         floor = floor_in(Path(folder), setting).of(MODEL)
@@ -189,7 +189,7 @@ def test_no_policy_lets_a_name_travel_that_the_floor_keeps(setting, policy, mome
 
 @given(policies=st.lists(POLICIES, min_size=1, max_size=6))
 def test_over_any_requests_what_once_stayed_never_travels(policies):
-    """A device that answers what its floor admits, restarted between any two requests."""
+    """The device answers only requests that its floor admits, and restarts between any two of them."""
     with TemporaryDirectory() as folder:
         stayed: set[str] = set()
         for policy in policies:
@@ -209,7 +209,7 @@ def test_a_record_only_grows(first, second):
 
 
 class Device:
-    """A device that trains the toy task, as its owner set it up."""
+    """A device that trains the toy task with its owner's `private` setting."""
 
     def __init__(self, folder: Path, private: str = "") -> None:
         folder.mkdir(exist_ok=True)
@@ -225,7 +225,7 @@ class Device:
 
 @pytest.mark.parametrize("private", ["none", "names:fc2.bias", "stats"])
 def test_a_training_process_refuses_what_undercuts_its_earlier_rounds(tmp_path, private):
-    """After rounds with `affine`, gamma and beta, their moments and steps stay, also in the process that only trains."""
+    """After rounds with `affine`, the training process also keeps gamma and beta, their moments and steps."""
     device = Device(tmp_path / "ann")
     for number in (1, 2):
         assert not [name for name in device.run(Scene(tmp_path, TOY, ADAM, "affine"), number) if "bn.weight" in name]
@@ -247,7 +247,7 @@ def test_statistics_that_once_stayed_do_not_travel_with_a_later_affine(tmp_path)
 
 
 def test_an_owner_who_keeps_more_is_obeyed_in_the_first_round(tmp_path):
-    """A setting of `all` lets no statistics go, whatever is asked for; one of `none` lets everything go."""
+    """With the setting `all` no statistics leave, for any request; with `none` everything may leave."""
     with pytest.raises(UpdateRefused, match="at least all"):
         Device(tmp_path / "ann", "all").run(Scene(tmp_path, TOY, ADAM, "affine"))
     everything = Device(tmp_path / "bob", "none").run(Scene(tmp_path, TOY, ADAM, "none"))

@@ -14,7 +14,7 @@ from fedpatch.device_agent.policy.quiet_hours import DAYS, next_midnight, parse_
 from fedpatch.device_agent.policy.usage import local_now
 from fedpatch.shared.errors import UsageError
 
-# An hour's change, half an hour's, one at midnight itself, and a whole day that was left out.
+# Clock changes of an hour, of half an hour and at midnight, a skipped day, and no change.
 ZONE_NAMES = ("Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Pacific/Apia", "UTC")
 try:
     ZONES = [ZoneInfo(name) for name in ZONE_NAMES]
@@ -22,7 +22,7 @@ except ZoneInfoNotFoundError:
     pytest.skip("no files of time zones here: no tzdata is installed", allow_module_level=True)
 BERLIN = ZONES[0]
 
-# Days on which some of these clocks change, and any other.
+# Days on which some of these clocks change; MOMENTS has other days, too.
 CHANGES = ["2026-03-08", "2026-03-29", "2026-04-04", "2026-10-03", "2026-10-25", "2026-11-01", "2011-12-30"]
 NEAR = st.builds(
     lambda day, minutes: datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=minutes),
@@ -33,7 +33,7 @@ MOMENTS = NEAR | st.datetimes(datetime(2010, 1, 1), datetime(2030, 1, 1), timezo
 
 
 def at(text: str, zone: ZoneInfo = BERLIN, fold: int = 0) -> datetime:
-    """A local time, its second occurrence with `fold`."""
+    """A local time; with `fold`, its second occurrence."""
     return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold)
 
 
@@ -103,7 +103,7 @@ SPANS = st.tuples(
 
 @given(st.lists(SPANS, min_size=1, max_size=3), MOMENTS, st.sampled_from(ZONES))
 def test_end_of_quiet_hours_is_exclusive(entries, moment, zone):
-    """Whatever the clocks do, the end is exact: who asks again then is not sent away."""
+    """For any clock change, the end is exact: a request at that moment is not declined."""
     hours = parse_quiet_hours(entries)
     until = hours.until(moment.astimezone(zone))
     if until is not None and until - moment < timedelta(days=7):
@@ -113,7 +113,7 @@ def test_end_of_quiet_hours_is_exclusive(entries, moment, zone):
 
 @given(SPANS, MOMENTS, st.sampled_from(ZONES))
 def test_whenever_the_clock_shows_a_quiet_hour_it_is_quiet(entry, moment, zone):
-    """In every zone and night: the owner looks at the clock."""
+    """In every zone and night, the displayed time decides."""
     local = moment.astimezone(zone)
     (span,) = parse_quiet_hours([entry]).spans
     shown = local.hour * 60 + local.minute
@@ -165,7 +165,7 @@ WINTER, SUMMER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 7, 1, tzinfo=U
 
 
 def zone_file(name: str) -> Path:
-    """As a link at /etc/localtime leads to."""
+    """The file to which a link at /etc/localtime points."""
     found = next((Path(folder) / name for folder in TZPATH if (Path(folder) / name).exists()), None)
     if found is None:
         pytest.skip("no files of time zones here: no tzdata is installed")
@@ -173,7 +173,7 @@ def zone_file(name: str) -> Path:
 
 
 def offsets(local: datetime) -> list[timedelta | None]:
-    """Of its zone in winter and in summer."""
+    """UTC offsets of its zone in winter and in summer."""
     return [moment.astimezone(local.tzinfo).utcoffset() for moment in (WINTER, SUMMER)]
 
 

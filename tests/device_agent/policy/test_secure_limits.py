@@ -1,4 +1,4 @@
-"""The owner's terms for masked rounds: what is declined, with which word, and what never leaves."""
+"""The owner's terms for masked rounds: declined requests, their reasons, and updates that never leave."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_request_within_the_terms_is_not_declined(limits, request_):
     ("features", "reason"), [((MASKED_FEATURE,), DeclineReason.INSECURE_REQUEST), ((), DeclineReason.UNSUPPORTED)]
 )
 def test_unmasked_request_is_declined_where_masks_are_required(tmp_path, features, reason):
-    """Before anything is downloaded; an older coordinator gets a word that it knows."""
+    """The decline precedes any download; an older coordinator gets a reason that it understands."""
     request = replace(REQUEST, features=features)
     refusal = limits_of(tmp_path, REQUIRED).refusal(TASK, request)
     assert refusal is not None
@@ -125,7 +125,7 @@ def limits_of(folder, mode):
     ],
 )
 def test_update_of_the_wrong_kind_does_not_leave(tmp_path, mode, request_, manifest, words):
-    """Also one that waited from before the owner decided."""
+    """This includes an update that has waited since before the owner's decision."""
     why = limits_of(tmp_path, mode).why_not_send(request_, manifest)
     assert words in why if words else why == ""
 

@@ -32,7 +32,7 @@ def day(offset: int) -> date:
 
 
 def counted(*story: date | int) -> int:
-    """Rounds that count at the end of a story of dates that the clock shows and rounds that are noted."""
+    """Rounds that count at the end of a sequence of dates that the clock shows and numbers of rounds that are noted."""
     book = DayUsage.new(TODAY)
     for one in story:
         book = book.note(Usage(rounds=one)) if isinstance(one, int) else book.on(one)
@@ -46,16 +46,16 @@ def counted(*story: date | int) -> int:
         ([5, day(1)], 0),
         ([5, day(1), 2], 2),
         ([5, day(3), 2], 2),
-        # The clock is set back, within a day or to one that has its account: nothing is given back.
+        # The clock is set back, within a day or to a day that was already counted: nothing is given back.
         ([5, day(-1)], 5),
         ([5, day(-1), 2], 7),
         ([5, day(1), 2, day(0)], 7),
         ([5, day(1), 2, day(0), 1], 8),
-        # A device without a clock of its own starts in the past, and is corrected.
+        # A device without a real-time clock starts in the past, and its clock is corrected.
         ([5, LONG_AGO, 2], 7),
         ([5, LONG_AGO, 2, TODAY], 7),
         ([5, LONG_AGO, 2, day(1)], 0),
-        # The clock was wrong the other way: what was spent was spent, but not for ever.
+        # The clock was ahead: the usage counts, but not for ever.
         ([5, FAR_AHEAD, 2, TODAY], 7),
         ([5, FAR_AHEAD, 2, TODAY, 1, day(1)], 0),
         ([5, FAR_AHEAD, 2, LONG_AGO, 1, TODAY], 8),
@@ -89,7 +89,7 @@ def test_setting_the_clock_back_gives_nothing_back(steps):
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(0, 3), st.integers(0, 3))
 def test_setting_it_back_and_right_again_gives_nothing_back(back, further, before, within):
-    """As at each start of a device that has no clock of its own."""
+    """As at each start of a device without a real-time clock."""
     story = [before, day(-back), within, day(-back - further), within, TODAY]
     assert counted(*story) == before + 2 * within
 
@@ -108,7 +108,7 @@ SPENT = Usage(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
 
 
 class Clock:
-    """A local clock that is set by hand."""
+    """A local clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 11, 21, 23, 0, tzinfo=UTC)
@@ -148,7 +148,7 @@ def test_a_new_day_begins_at_midnight_whether_or_not_somebody_asked(ledger, cloc
 
 
 def test_a_clock_that_starts_in_the_past_gives_no_second_allowance(ledger, clock):
-    """A Pi without a clock of its own, after a restart and once its clock is set."""
+    """A Pi without a real-time clock, after a restart and once its clock is set."""
     ledger().note(SPENT)
     right, clock.now = clock.now, datetime(1970, 1, 1, tzinfo=UTC)
     again = ledger()
@@ -191,7 +191,7 @@ def test_reader_sees_the_same_usage_and_changes_no_file(ledger, tmp_path, clock,
 
 
 def test_a_disk_that_refuses_costs_no_job(tmp_path, clock, caplog):
-    """What was spent still counts until the agent ends."""
+    """The usage still counts until the agent ends."""
     gone = tmp_path / "gone"
     gone.mkdir()
     found = UsageLedger(gone, clock)
@@ -227,7 +227,7 @@ def test_a_process_has_its_memory():
 
 
 def test_its_load_rises_and_fades_as_the_kernels_does():
-    """After a minute at work two thirds of it are in the mean, and a minute later two thirds of that are gone."""
+    """After a minute of work its load is in the mean by two thirds; a minute later two thirds of that are gone."""
     load = OwnLoadAverage(threads=2, cpus=4)
     load.see(True, 0.0)
     load.see(False, 60.0)

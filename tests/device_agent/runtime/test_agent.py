@@ -1,4 +1,4 @@
-"""The agent's loop: it lives through what ends a round."""
+"""The agent's loop survives the events that end a round."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def stated(state: DeviceState | CoordinatorState) -> Received:
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """Lets an agent see events until it is stopped; its answers. Its training process stays silent."""
+    """Runs an agent on given events and returns its answers; its training process stays silent."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)
@@ -122,7 +122,7 @@ def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played,
 
 
 def led(epoch: int | UnsetType, number: int = 1) -> list[Received]:
-    """A request for a round, and the chunks of its model, of the leader of an epoch."""
+    """A work request from the leader of an epoch, and the chunks of its model."""
     return asked(number, epoch=1, request=replace(REQUEST, leader_epoch=epoch))
 
 
@@ -160,7 +160,7 @@ def test_a_device_that_never_was_ready_has_nothing_to_live_for(played, end, erro
 
 
 def test_a_training_process_that_is_killed_while_it_loads_is_started_again(played):
-    """Loading torch takes half a minute in which memory may run out; one that is killed each time is given up."""
+    """Loading torch takes half a minute, in which memory may run out. After too many kills the agent ends."""
     killed = Died("ended by SIGKILL", killed=True)
     assert played(*[killed] * EARLY_DEATHS, READY, *asked())[0] == Accept(10)
     with pytest.raises(DataError, match="before it was ready"):
@@ -168,7 +168,7 @@ def test_a_training_process_that_is_killed_while_it_loads_is_started_again(playe
 
 
 def test_progress_without_a_connection_is_not_kept(played):
-    """Hours of it would fill the queue, and our presence find no room when the connection is back."""
+    """Hours of progress would fill the queue and leave no room for presence after a reconnect."""
     progress = [TrainProgress(KEY, step, 9) for step in range(1, 6)]
     answers = played(READY, *asked(), Disconnected("gone"), *progress[:4], CONNECTED, progress[4])
     assert answers[-1] == Progress(JobPhase.TRAINING, 5, 9)
@@ -177,7 +177,7 @@ def test_progress_without_a_connection_is_not_kept(played):
 
 @pytest.mark.parametrize("lost", [(), (JobKey(RUN, 1, 2, TASK),)], ids=["idle", "of another round"])
 def test_the_end_of_another_training_process_costs_no_round(played, lost):
-    """Its successor was started for this round before the agent received it."""
+    """The next process was started for this round before the agent received the end of the other one."""
     answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainProgress(KEY, 1, 2))
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.TRAINING, 1, 2)]
 
@@ -200,7 +200,7 @@ def test_news_of_the_same_round_with_other_work_are_passed_over(played):
 
 
 class TestOwnersLimits:
-    """What a coordinator may not have, it does not get, whatever it asks for."""
+    """For any request, a coordinator gets nothing that the owner's limits forbid."""
 
     OPEN = replace(REQUEST, private="none", features=COORDINATOR_FEATURES)
     WHOLE = replace(update(), schema=SCHEMA)
@@ -234,7 +234,7 @@ class TestOwnersLimits:
 
 
 def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> UpdateSpool:
-    """An update that waited when the agent ended."""
+    """A spool with an update that waited when the agent ended."""
     spool = UpdateSpool(directory / "spool")
     spool.update_path.write_bytes(UPDATE)
     spool.save(Spooled(KEY, manifest, request))
@@ -242,13 +242,13 @@ def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Upd
 
 
 def ready(wire: Wire) -> list[DeviceState]:
-    """The presence of the device once its task was loaded."""
+    """Presence messages of the device since its task was loaded."""
     return [one for one in wire.states if isinstance(one, DeviceState) and one.online and one.tasks]
 
 
 class TestPresence:
     def test_presence_is_published_again_to_a_coordinator_that_has_just_started(self, played):
-        """A broker that retains nothing delivered nothing; presence holds the job in progress, which continues."""
+        """A broker that retains nothing has not delivered it; presence has the job in progress, which continues."""
         wire = Wire()
         here, gone = (CoordinatorState(online, "c1") for online in (True, False))
         answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
@@ -256,7 +256,7 @@ class TestPresence:
         assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
 
     def test_presence_is_published_to_each_coordinator_once(self, played):
-        """Another boot is another coordinator; one that only asks whether another is there is none."""
+        """Another boot is another coordinator; a process that only claims the fleet is not a coordinator."""
         wire = Wire()
         start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
@@ -272,7 +272,7 @@ class TestPresence:
         ]
 
     def test_presence_without_tasks_is_published_while_the_task_loads(self, played):
-        """A presence without tasks: a coordinator knows that the device comes, also one that starts meanwhile."""
+        """It announces the device to a coordinator, also to one that starts meanwhile."""
         wire = Wire()
         played(stated(CoordinatorState(True, "c1")), READY, wire=wire)
         online = [state for state in wire.states if isinstance(state, DeviceState) and state.online]
@@ -304,7 +304,7 @@ class TestNamesake:
         ids=["before its own state was received", "on one connection"],
     )
     def test_is_not_seen_in_ones_own_former_life(self, played, events):
-        """Which may stand on the topic when the agent starts, or when a broker comes back with an old copy."""
+        """The agent's earlier state may be on the topic at its start, or when a broker returns with an old copy."""
         wire = Wire()
         played(READY, *events, wire=wire)
         assert not wire.patient
@@ -319,7 +319,7 @@ class _Seen(Exception):
 
 
 def test_storage_is_not_looked_at_for_a_job_in_hand(played, monkeypatch):
-    """What it needs is there already: asked once more, or in a newer epoch, it raises no alarm; another round does."""
+    """The job has its storage already: a repeated request, also of a newer epoch, causes no check; another round does."""
     looked: list[str] = []
     monkeypatch.setattr(Storage, "problem", lambda *_: looked.append("looked"))
     played(READY, *asked(), *asked(), *asked(epoch=2))
@@ -352,7 +352,7 @@ def _see(self: StatusFile, changing: dict) -> None:
 
 
 def test_vitals_are_published_at_the_first_facts_and_to_each_new_coordinator(played):
-    """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
+    """Not before the task is loaded, and not again for a change that can wait; the last message has the newest facts."""
     busy = facts(load_per_cpu=9.0)
     new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
     sent = played(WELL, READY, busy, *new, vitals=VitalsPace())

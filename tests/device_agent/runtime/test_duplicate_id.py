@@ -13,7 +13,7 @@ WILL = DeviceState(online=False, boot="another")
 
 
 def reconnected() -> DuplicateIdDetector:
-    """On its second connection; its state was received on the first, where an earlier state may still follow."""
+    """A detector on its second connection. Its own state was received on the first; an earlier state could still follow."""
     namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
     assert not namesake.observe(ME, 1.0)
@@ -23,7 +23,7 @@ def reconnected() -> DuplicateIdDetector:
 
 
 def found() -> DuplicateIdDetector:
-    """Another was seen at second 10."""
+    """A detector that saw another agent at second 10."""
     namesake = reconnected()
     assert namesake.observe(OTHER, 10.0)
     return namesake
@@ -57,7 +57,7 @@ def test_duplicate_without_messages_is_taken_to_be_gone():
 
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
 def test_an_agent_that_is_alone_never_finds_another(events, former):
-    """For any reconnects and late wills; its earlier state may arrive until its own state was received."""
+    """For any reconnects and late wills; the agent's earlier state may arrive until its own state was received."""
     namesake, received = DuplicateIdDetector("mine", 1e9), False
     for second, event in enumerate(events):
         if event == "connect":

@@ -68,7 +68,7 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
 
 
 class RecordedTrainer(Trainer):
-    """Starts no process: what it would be given is noted."""
+    """Starts no process and records its commands."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -122,13 +122,13 @@ class TestFetched:
 
 
 def requested_by_url(url: str) -> WorkRequested:
-    """A request as the agent hands it to its job: the URL is in the plan only."""
+    """A request as the agent passes it to its job: the URL is in the plan only."""
     asked = requested(envelope_of(replace(REQUEST, model=model().at(url)), 1))
     return replace(asked, envelope=envelope_of(REQUEST, 1))
 
 
 class Fetching(PlayedDevice):
-    """A device that fetches by URL, whose training process is played."""
+    """A device that fetches by URL, with a fake training process."""
 
     def __init__(self, directory: Path) -> None:
         self._queue: SimpleQueue[FetchEvent] = SimpleQueue()
@@ -149,7 +149,7 @@ class Fetching(PlayedDevice):
 
 
 class Device(PlayedDevice):
-    """A job and its performer; where the device keeps models, the commands to its training process are recorded."""
+    """A job and its effect runner; if the device keeps models, the commands to its training process are recorded."""
 
     def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
         setup = WorkerSetup("none", "", str(directory), str(directory / "patches"), "pi")
@@ -172,7 +172,7 @@ class Device(PlayedDevice):
 
 
 def waiting(device: Device) -> None:
-    """It was switched off and on again while its update waited."""
+    """Restart the device while its update waits."""
     spool = UpdateSpool(device.directory / "spool")
     spool.update_path.write_bytes(UPDATE)
     spool.save(Spooled(KEY, update(UPDATE), REQUEST))
@@ -226,7 +226,7 @@ def test_failed_removal_of_an_update_is_no_error_of_the_agent(device):
 
 
 def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
-    """A round that fails before it begins is not accepted first, nor is its model fetched."""
+    """A round that fails before it begins is not accepted first, and its model is not fetched."""
     device.upload()
     stuck(device)
     assert device.ask(2) == [Failed(FailReason.STORAGE)]
@@ -235,7 +235,7 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 
 
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
-    """A process that takes it up after a reboot offers it in the epoch that is current."""
+    """After a reboot the update is offered in the current epoch."""
     waiting(device)
     taken_over = device.job.handle(requested(envelope_of(REQUEST, epoch=2)), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
@@ -249,7 +249,7 @@ def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
 
 
 def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
-    """The coordinator would take it for an offence: the round is given up, and the log has the reason."""
+    """The coordinator would count it as an offence, so the round fails, and the log has the reason."""
     path = device.directory / "spool" / "update.bin"
     path.write_bytes(b"v" + UPDATE[1:])
     device.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
@@ -269,7 +269,7 @@ def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
 
 @pytest.mark.parametrize(("rest_s", "stopped"), [(0.0, False), (LONG_REST_S - 1, False), (LONG_REST_S, True)])
 def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest_s, stopped):
-    """Applications on the device have use for it; a short rest is not worth loading torch again."""
+    """Applications on the device can use the memory; a short rest is not worth loading torch again."""
     stops: list[bool] = []
     monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
     device.upload()
@@ -298,7 +298,7 @@ def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
 
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_no_two_devices_share_a_client_id(fleet, device, other_fleet, other_device):
-    """Whatever their names: the broker would end the one's connection when the other's begins."""
+    """For any names: the broker would end the connection of one device when that of the other begins."""
     one, other = Identity.new(fleet, device), Identity.new(other_fleet, other_device)
     assert (one.client_id == other.client_id) == ((fleet, device) == (other_fleet, other_device))
     assert one.client_id != f"fedpatch.{other_fleet}.coordinator"
@@ -348,7 +348,7 @@ class TestPersonalModel:
         assert models.current(KEY.task) is None
 
     def test_publish_with_a_held_lock_is_retried(self, tmp_path, models, monkeypatch):
-        """A rollback on a slow card may hold it for longer than the lock itself waits; the model would be lost for good."""
+        """A rollback on a slow card may hold the lock longer than one wait for it; without a retry the model would be lost."""
         device = Device(tmp_path, models)
         device.upload()
         lock = FileLock(tmp_path / "models" / KEY.task / ".lock", "held")
@@ -360,7 +360,7 @@ class TestPersonalModel:
 
 
 class TestPersonalModelPutOff:
-    """The owner wants no more than one personal model in an interval, in which a second round is committed."""
+    """The owner permits one personal model in an interval, in which a second round is committed."""
 
     SECOND = replace(KEY, round=2)
 
@@ -454,12 +454,12 @@ class TestPersonalModelPutOff:
 
 
 class TestPersonalModelInTheMaking:
-    """The update travels while the training process is at the model; `committed` may come before or after its end."""
+    """The update is sent while the training process makes the model; `committed` may arrive before or after the model."""
 
     COMMITTED = envelope_of(Committed(update(UPDATE).digest))
 
     def upload(self, directory: Path, *, staged: bool = False) -> tuple[Device, ModelStore]:
-        """A device whose update was offered and whose model is being made, or is `staged` by now."""
+        """A device whose update was offered and whose model is being made, or is already `staged`."""
         models = ModelStore(directory / "models", 2)
         device = Device(directory, models)
         device.upload()
@@ -471,7 +471,7 @@ class TestPersonalModelInTheMaking:
 
     @staticmethod
     def stage(models: ModelStore) -> None:
-        """The training process has made it."""
+        """The training process has made the model."""
         models.stage(b"trained", describe(KEY.round, b"trained", task=KEY.task, run=KEY.run))
 
     def test_committed_first_model_is_published_when_it_is_made(self, tmp_path):
@@ -498,7 +498,7 @@ class TestPersonalModelInTheMaking:
         assert models.current(KEY.task) is None
 
     def test_next_training_waits_for_the_model_of_the_round_before(self, tmp_path):
-        """It would discard what is staged; the download does not wait, and a pause meanwhile is kept."""
+        """Training would discard the staged model; the download does not wait, and a pause meanwhile stays in force."""
         device, models = self.upload(tmp_path)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
@@ -520,7 +520,7 @@ class TestPersonalModelInTheMaking:
         assert device.trainer.given == []
 
     def test_killed_after_committed_makes_and_publishes_it_after_the_restart(self, tmp_path):
-        """Nothing is offered again: the round may be long over."""
+        """The update is not offered again: the round may be long over."""
         device, models = self.upload(tmp_path)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         again = Device(tmp_path, models)
@@ -554,7 +554,7 @@ class TestPersonalModelInTheMaking:
         ids=["staged, update damaged", "staged, update gone", "not staged, update damaged", "published"],
     )
     def test_restart_after_committed_owes_no_model(self, tmp_path, staged, change):
-        """What is staged is whole, and the coordinator has the update."""
+        """The staged model is whole, and the coordinator has the update."""
         device, models = self.upload(tmp_path, staged=staged)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         change(tmp_path / "spool" / "update.bin", models)
@@ -569,7 +569,7 @@ HELD = Held(VERSIONS[1].digest, VERSIONS[1].schema, "fp32+zstd", 250)
 
 
 class Listening(Wire):
-    """A link that knows what it listens to."""
+    """A link that records its subscriptions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -592,11 +592,11 @@ class NotingTrainer:
         self.commands.append(command)
 
     def cancel(self) -> None:
-        """Nothing is under way."""
+        """No training is in progress."""
 
 
 class DeltaDevice:
-    """An agent's hands, in a directory where version 1 is held."""
+    """An agent's effect runner, in a directory with version 1 of the model."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -630,7 +630,7 @@ def delta_device(tmp_path):
 
 
 def filters(*manifests) -> set[str]:
-    """Where the chunks of these are published."""
+    """Topic filters for the chunks of these manifests."""
     return {topics.model_chunks_filter("lab", one.digest) for one in manifests}
 
 
@@ -649,7 +649,7 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
 
 
 def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
-    """Nothing is written to disk, and after a pause only the missing step is asked for."""
+    """Nothing is written to disk, and after a pause only the missing step is requested."""
     delta_device.ask()
     delta_device.arrive(STEP_BLOBS[1])
     assert delta_device.downloads == set()

@@ -27,7 +27,7 @@ from tests.support.specs import TASK
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
-    """Its process stays silent."""
+    """A trainer whose process stays silent."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)
@@ -49,7 +49,7 @@ def _idle() -> Job:
     ids=["nothing to do", "uploads", "is about to train", "still loads its task"],
 )
 def test_a_training_process_ends_after_a_while_without_work(trainer: Trainer, job, task, ends):
-    """An upload may take days and trains nothing; a process that is just loading its task has not rested yet."""
+    """An upload may take days and trains nothing; a process that still loads its task is not idle."""
     upkeep, job = Housekeeping(trainer, IdleTimer(100.0), ServiceManager()), job()
     upkeep.tick(job, connected=True, task=task, now=0.0)
     assert upkeep.next_deadline() == (100.0 if ends else None)
@@ -85,7 +85,7 @@ def test_with_zero_it_is_kept():
     turns=st.lists(st.tuples(st.floats(0.0, 500.0), st.booleans()), max_size=30),
 )
 def test_memory_is_never_released_within_the_time_after_work(release_s, turns):
-    """For any course of events: a release means that every look within the last `release_s` found it idle."""
+    """For any events: at a release, every look within the last `release_s` found the process idle."""
     idling, now, busy_at, seen_at = IdleTimer(release_s), 0.0, -1.0, None
     for wait_s, idle in turns:
         now += wait_s
@@ -104,7 +104,7 @@ def test_memory_is_never_released_within_the_time_after_work(release_s, turns):
 
 
 class Listener:
-    """systemd's end."""
+    """systemd's end of the socket."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -125,7 +125,7 @@ class Listener:
 
 @pytest.fixture(params=["path", "abstract"])
 def listening(request, socket_folder: Path) -> Iterator[tuple[str, Listener]]:
-    """An address as $NOTIFY_SOCKET has it, and who listens there."""
+    """An address as in $NOTIFY_SOCKET, and the listener there."""
     name = str(socket_folder / "notify") if request.param == "path" else f"@fedpatch-{os.getpid()}-{socket_folder.name}"
     listener = Listener(name.replace("@", "\0"))
     yield name, listener
@@ -172,7 +172,7 @@ def test_the_variables_are_taken_from_the_environment(tmp_path):
         "X": "",
     }
     manager = ServiceManager.from_environment(environ)
-    manager.doing("idle", 0.0)  # nobody listens there, which is no reason to fail
+    manager.doing("idle", 0.0)  # no listener there, which is no error
     assert manager.next_deadline() == 2.0
     assert environ == {"X": ""}
 

@@ -34,7 +34,7 @@ ALL = set(range(MANIFEST.chunk_count))
 def fetch(
     url: str, have: Mapping[str, set[int]] | None = None, *, plain_loopback: bool = True, ca_file: Path | None = None
 ) -> tuple[dict[int, bytes], FetchEnded]:
-    """The chunks that came, and the end."""
+    """The received chunks, and the end of the fetch."""
     queue: SimpleQueue[FetchEvent] = SimpleQueue()
     fetcher = ModelFetcher(queue.put, ca_files=[ca_file] if ca_file else [], plain_loopback=plain_loopback)
     begun = fetcher.begin([MANIFEST.at(url)], have or {MANIFEST.digest: set()})
@@ -48,7 +48,7 @@ def fetch(
 
 
 def unwanted(event: FetchEvent) -> None:
-    """Of a fetch that must not begin."""
+    """Fail on an event of a fetch that must not begin."""
     raise AssertionError(event)
 
 
@@ -58,7 +58,7 @@ def right(index: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, Path]]:
-    """URL of the blob at an nginx, and the CA of that."""
+    """URL of the blob on an nginx server, and the server's CA."""
     with Nginx() as nginx:
         (nginx.root / "blob").write_bytes(BLOB)
         yield f"{nginx.url}blob", nginx.ca_file
@@ -90,7 +90,7 @@ def test_presigned_url_gives_the_blob_until_it_expires(s3_server: S3Server, s3: 
 
 
 def test_lost_connections_cost_no_chunk_that_came(monkeypatch):
-    """A server that closes after two and a half chunks, and after five failures in all has given the whole."""
+    """The server closes each connection after two and a half chunks, until the whole blob was sent after five failures."""
     monkeypatch.setattr(model_fetcher, "PAUSE_S", 0.01)
     asked: list[str] = []
 
@@ -210,7 +210,7 @@ def test_blob_without_url_or_missing_chunks_needs_no_fetch(manifest: Manifest, h
 
 
 def test_fetch_that_is_stopped_ends_without_a_problem():
-    """While its server sends nothing more, and while nobody takes its chunks."""
+    """The server sends nothing more, and no consumer takes the chunks."""
     queue: SimpleQueue[FetchEvent] = SimpleQueue()
     with server(sends(200, BLOB)) as url:
         begun = ModelFetcher(queue.put, plain_loopback=True).begin([MANIFEST.at(url)], {MANIFEST.digest: set()})

@@ -44,7 +44,7 @@ def watched(installed, tmp_path_factory):
 
 @pytest.fixture
 def fresh(installed, tmp_path):
-    """Start processes of one's own; each is ended."""
+    """Start separate processes; each is ended after the test."""
     started = []
 
     def start(task: str, data: str) -> Watched:
@@ -67,7 +67,7 @@ def idle(watched):
 
 
 def patch_values(watched, scene):
-    """What the process saved."""
+    """The patch values that the process saved."""
     key = PatchKey(scene.task.name, scene.model.digest, str(scene.policy))
     return PatchStore(watched.patches).load(key, "another run", 0).values
 
@@ -156,7 +156,7 @@ def test_model_of_another_shape_fails_the_round(idle, tmp_path):
 
 @pytest.mark.slow
 def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
-    """Died has the signal; the next round has a new process, and begins with the patch from before the kill."""
+    """Died has the signal; the next round runs in a new process, and begins with the patch from before the kill."""
     scene = Scene(tmp_path, SLOW, ADAM, "all")
     idle.trainer.train(scene.command(round=20))
     assert isinstance(idle.outcome(), Trained)
@@ -183,7 +183,7 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
 
 @pytest.mark.slow
 def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
-    """Not even one that another process has begun by the time that the end is received."""
+    """Not even a round that another process has begun before the end is received."""
     watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
     scene = Scene(tmp_path, SLOW, SGD, "none")
     watched.trainer.train(scene.command(round=1))
@@ -200,7 +200,7 @@ def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for(installed, tmp_path, monkeypatch):
-    """Both commands were written before it could answer the first."""
+    """Both commands were written before the process could answer the first."""
     watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY", "absent:5")
     watched.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(round=4))
     failed = watched.outcome()
@@ -272,7 +272,7 @@ def test_unknown_task_fails_the_setup_with_the_usage_exit_code(fresh):
 
 
 def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    """The events of a training process that is this shell script."""
+    """The first event of a training process that is this shell script."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
@@ -314,7 +314,7 @@ QUIET_S = 20 * PROGRESS_EVERY_S
 
 @pytest.fixture
 def own_process(installed, tmp_path):
-    """A process of its own."""
+    """A separate process for one test."""
     watched = Watched(tmp_path)
     watched.trainer.start()
     yield watched
@@ -322,7 +322,7 @@ def own_process(installed, tmp_path):
 
 
 def held_at(watched: Watched) -> int:
-    """The step after which none is reported for a while; a training that nothing holds has none."""
+    """The last step before progress stops for QUIET_S; the test fails if training does not stop."""
     done, give_up_at = 0, time.monotonic() + TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:
@@ -365,7 +365,7 @@ MEMORY_TIMEOUT_S = 120
 
 
 class Device:
-    """A training process whose task has a mishap in the next round, on request."""
+    """A training process whose task has, on request, a fault in the next round."""
 
     def __init__(self, folder) -> None:
         self.mishap = folder / "mishap"
@@ -387,7 +387,7 @@ class Device:
 
 @pytest.fixture(scope="module")
 def device(installed, tmp_path_factory):
-    """One for all tests: a mishap has no consequences for the next round."""
+    """One process for all tests: a fault does not affect the next round."""
     device = Device(tmp_path_factory.mktemp("device"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TOY_MISHAP", str(device.mishap))
@@ -399,7 +399,7 @@ def device(installed, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "words"), [("torch", "memory"), ("numpy", "Unable to allocate")])
 def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(device, what, words):
-    """RuntimeError of torch or MemoryError of numpy: what was allocated is given back, and torch need not start again."""
+    """RuntimeError of torch or MemoryError of numpy: the allocated memory is released, and torch need not be loaded again."""
     device.round(1)
     pid = device.trainer.pid
     failed = device.round(2, what)

@@ -1,4 +1,4 @@
-"""Training processes that a fork server starts: the same updates, the same ends."""
+"""Training processes that a fork server starts: same updates and same exits as without it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_forked_process_and_the_program_in_place_of_an_absent_server_publish_equ
         watched.trainer.train(scene.command())
         trained = watched.outcome()
         assert isinstance(trained, Trained)
-        _, update = scene.update(trained.manifest)  # its meta have the duration
+        _, update = scene.update(trained.manifest)  # only the tensors: the meta have the duration
         updates.append({name: value.tobytes() for name, value in update.items()})
     assert updates[0] == updates[1]
 

@@ -1,4 +1,4 @@
-"""A real message bus of the test's own, and on it a NetworkManager that follows the test (python-dbusmock)."""
+"""A real message bus for a test, with a fake NetworkManager that the test controls (python-dbusmock)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 @contextlib.contextmanager
 def message_bus(folder: Path) -> Iterator[str]:
-    """The address of a bus that lives in this folder; services that it may start are described in `folder/services`."""
+    """The address of a bus in this folder; `folder/services` describes the services that the bus may start."""
     daemon = shutil.which("dbus-daemon")
     if daemon is None:
         pytest.skip("dbus-daemon is not installed (apt install dbus)")
@@ -53,7 +53,7 @@ def message_bus(folder: Path) -> Iterator[str]:
 
 
 class NetworkManager:
-    """The NetworkManager on a bus, with the handle by which a test changes what it knows, and the paths of its objects."""
+    """The NetworkManager on a bus: methods with which a test changes its answers, and the paths of its objects."""
 
     def __init__(self, bus: str) -> None:
         from jeepney.io.blocking import open_dbus_connection
@@ -75,7 +75,7 @@ class NetworkManager:
             time.sleep(0.02)
 
     def call(self, path: str, interface: str, method: str, signature: str, *arguments: object) -> Any:
-        """Call a method, of the bus itself or of the NetworkManager; gives the first value of its reply."""
+        """Call a method of the bus itself or of the NetworkManager; return the first value of its reply."""
         from jeepney import DBusAddress, new_method_call
         from jeepney.wrappers import unwrap_msg
 

@@ -1,4 +1,4 @@
-"""A machine of which little is known; that a busy one answers late makes no fact unknown here."""
+"""A machine with few sources; long time limits, so that slow answers of a busy machine do not make facts unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_S = 90.0
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    """Tests of what hangs set limits of their own."""
+    """Long time limits; tests of hanging sources set their own."""
     monkeypatch.setattr(timeouts, "QUICK_S", PATIENCE_S)
     monkeypatch.setattr(collect, "SOURCE_LIMIT_S", PATIENCE_S)
     monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)

@@ -1,4 +1,4 @@
-"""PiSugar's power manager as its socket sounds: one line for each question, and one whenever somebody presses the button."""
+"""PiSugar's power manager on its socket: one line for each question, and one for each press of the button."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class PiSugarServer:
-    """Listens on a Unix socket, or on a port of this machine where no path is given."""
+    """Listens on a Unix socket, or on a local port if no path is given."""
 
     def __init__(self, path: Path | None = None, **answers: str) -> None:
         self.answers = answers

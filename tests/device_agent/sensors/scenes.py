@@ -1,4 +1,4 @@
-"""Builds the small files that a kernel shows of a machine, below a folder of the test's own."""
+"""Builds the small files in which a kernel describes a machine, below a folder of the test."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from fedpatch.device_agent.sensors.collect import FactCollector
 
-BROKER = "192.0.2.7"  # an address of documentation (RFC 5737): nobody has it
+BROKER = "192.0.2.7"  # an address for documentation (RFC 5737), which no host has
 MAINS = {"type": "Mains", "online": "1"}
 BATTERY = {"type": "Battery", "present": "1", "status": "Discharging", "capacity": "71"}
 MOUSE = {"type": "Battery", "scope": "Device", "present": "1", "status": "Discharging", "capacity": "3"}
 
 
 class Scene:
-    """One machine. Every method adds to it, or changes what is there."""
+    """One machine. Every method adds to it, or changes its files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -25,7 +25,7 @@ class Scene:
         self.file("sys/devices/system/cpu/online", "0-3")
 
     def file(self, path: str, text: str) -> Path:
-        """A file with this text, with the newline that the kernel puts after it."""
+        """Write a file with this text and the newline that the kernel puts after it."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text + "\n", "utf-8")
@@ -54,7 +54,7 @@ class Scene:
             (self.root / place / "device/driver").symlink_to(f"../../../../bus/usb/drivers/{driver}")
 
     def above(self, upper: str, *lower: str) -> None:
-        """An interface is made of others."""
+        """Build an interface from others."""
         for one in lower:
             (self.root / f"sys/class/net/{upper}/lower_{one}").symlink_to(f"../{one}")
 
@@ -65,7 +65,7 @@ class Scene:
         return place
 
     def whole(self) -> None:
-        """Of a battery-fed device on which every condition can be found out; it reaches its broker by the loopback."""
+        """A device with a battery, for which every fact can be measured; it reaches its broker by the loopback."""
         self.supply("mains", MAINS)
         self.supply("battery", {**BATTERY, "status": "Charging"})
         self.zone(0, "cpu-thermal", "48250")
@@ -75,7 +75,7 @@ class Scene:
         self.file("run/systemd/timesync/synchronized", "")
 
     def observer(self, route: str = "eth0", ups: str = "", bus: str | None = None) -> FactCollector:
-        """Looks at this machine, whose route to the broker leaves by this interface."""
+        """A collector for this machine, whose route to the broker uses this interface."""
         return FactCollector(
             broker_host=BROKER,
             state_dir=self.state_dir,

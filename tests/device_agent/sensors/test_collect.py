@@ -1,4 +1,4 @@
-"""All facts at once: whatever a source does, there are facts, and soon."""
+"""All facts at once: for any behaviour of a source, the facts arrive, and soon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_this_machine_has_facts(tmp_path):
 
 
 def test_a_driver_that_hangs_takes_only_its_own_facts_along(tmp_path, monkeypatch):
-    """A file that nobody ever writes to: its facts are unknown, the others are there, and it is not asked twice meanwhile."""
+    """A read that never ends: its facts are unknown, the others are known, and the source is not read twice meanwhile."""
     monkeypatch.setattr(collect, "SOURCE_LIMIT_S", 0.3)
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY)
@@ -58,7 +58,7 @@ def test_a_driver_that_hangs_takes_only_its_own_facts_along(tmp_path, monkeypatc
 
 
 def _heal(stuck: Path, scene: Scene) -> None:
-    """A process that waits for the pipe is released; then there is a file in its place."""
+    """Release a process that waits for the pipe, then put a file in its place."""
     with stuck.open("wb"):
         stuck.unlink()
     scene.supply("BAT0", BATTERY)
@@ -75,7 +75,7 @@ def test_a_ups_program_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 
 def test_a_ups_that_gives_itself_up_each_time_delays_one_look(tmp_path, monkeypatch):
-    """The owner's pause is seen at once meanwhile; and once the UPS answers, its facts are back."""
+    """The owner's pause is seen at once meanwhile, and once the UPS answers, its facts are known again."""
     monkeypatch.setattr(timeouts, "QUICK_S", 0.1)
     monkeypatch.setattr(commands, "LIMIT_S", 0.3)
     scene = Scene(tmp_path)
@@ -86,7 +86,7 @@ def test_a_ups_that_gives_itself_up_each_time_delays_one_look(tmp_path, monkeypa
     assert not observer.observe().external_power.known
     monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)
     (scene.state_dir / "pause").touch()
-    facts = observer.observe()  # the UPS has its whole limit again, and is not waited for
+    facts = observer.observe()  # the UPS has its long limit again, but no look waits for it
     assert facts.paused.value and "the UPS has not answered for" in facts.external_power.source
     with stuck.open("wb"):
         stuck.unlink()
@@ -98,7 +98,7 @@ def test_a_ups_that_gives_itself_up_each_time_delays_one_look(tmp_path, monkeypa
 
 
 def test_a_directory_that_may_not_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
-    """That the kernel hides its supplies does not make the device run on mains."""
+    """Hidden power supplies do not mean that the device runs on mains."""
     scene = Scene(tmp_path)
     listing = os.listdir
 

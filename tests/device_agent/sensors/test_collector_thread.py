@@ -1,4 +1,4 @@
-"""Looking at the device in a thread of its own."""
+"""Collecting facts in a separate thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.device_agent.owners import WELL
 
 
 class Slow:
-    """A device whose facts take a while to find out."""
+    """A device whose facts take a while to collect."""
 
     def __init__(self) -> None:
         self.looked = 0
@@ -25,7 +25,7 @@ class Slow:
 
 
 def test_requests_during_a_collection_share_one_further_collection():
-    """The caller never waits; the facts of a look that had begun before it asked may be old."""
+    """The caller never waits; a collection that began before the request may have old facts."""
     slow, events = Slow(), SimpleQueue[Facts]()
     watcher = FactWatcher(slow, events.put)
     watcher.ask()

@@ -39,7 +39,7 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(tmp_path):
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the latter if the process ends between opening and reading
         return False
 
 

@@ -97,7 +97,7 @@ def test_a_clock_before_2025_is_not_set(scene):
     [(NOW_S - 7200, "1", True), (NOW_S, "0", None), (60, "1", None), (NOW_S - 200_000, "1", None)],
 )
 def test_a_clock_that_runs_without_power_is_assumed_right(scene, seconds, used, value):
-    """If the system was set from it and it still agrees; a Pi 5 without its battery starts in 1970."""
+    """The system must have been set from it and still agree; a Pi 5 without a clock battery starts in 1970."""
     _rtc(scene, seconds=seconds, used=used)
     clock = read_clock(SysFs(scene.root), NOW_S)
     assert clock.value is value
@@ -105,7 +105,7 @@ def test_a_clock_that_runs_without_power_is_assumed_right(scene, seconds, used, 
 
 
 class _Kernel:
-    """A C library whose kernel reports this of its clock; None: it cannot be asked."""
+    """A C library whose kernel reports this status of its clock; None: it has no adjtimex."""
 
     def __init__(self, status: int | None) -> None:
         if status is not None:
@@ -119,7 +119,7 @@ def _write_status(space: ctypes.Array[ctypes.c_char], status: int) -> int:
 
 @pytest.mark.parametrize(("status", "value"), [(0, True), (0x2001, True), (0x40, False), (None, None)])
 def test_the_kernel_knows_whether_a_time_service_has_set_its_clock(scene, monkeypatch, status, value):
-    """Its flags (adjtimex, STA_UNSYNC); a chrony that cannot be run does not make that unknown."""
+    """By its flags (adjtimex, STA_UNSYNC); a chrony that cannot be run does not make the fact unknown."""
     scene.program("chronyc", "exit 1").write_bytes(b"\0")
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: _Kernel(status))
     tree = SysFs(scene.root)

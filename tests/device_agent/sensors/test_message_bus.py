@@ -1,4 +1,4 @@
-"""A message bus without NetworkManager, one that is silent, and none at all."""
+"""A message bus without NetworkManager, a silent one, and none at all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, silent, monkeypatch):
 
 
 def test_nobody_is_started_for_being_asked(tmp_path):
-    """A NetworkManager that its owner does not run stays off, even where the bus could start it."""
+    """A NetworkManager that its owner does not run stays off, even if the bus could start it."""
     with tempfile.TemporaryDirectory(prefix="bus-") as folder:
         service = Path(folder) / "services" / f"{NAME}.service"
         service.parent.mkdir()
@@ -70,7 +70,7 @@ def test_silent_bus_times_out(silent):
 
 
 def _drip(listener: socket.socket, over: threading.Event) -> None:
-    """Lets its caller in, and then sends a message of a mebibyte, a byte at a time."""
+    """Accept the caller, and then send a message of a mebibyte, a byte at a time."""
     line, _ = listener.accept()
     with line:
         line.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
@@ -78,7 +78,7 @@ def _drip(listener: socket.socket, over: threading.Event) -> None:
         while b"BEGIN\r\n" not in received and (piece := line.recv(4096)):
             received += piece
         line.sendall(b"l\2\1\1" + (1 << 20).to_bytes(4, "little") + bytes(8))
-        with contextlib.suppress(OSError):  # until the caller gives up, or the test does
+        with contextlib.suppress(OSError):  # until the caller or the test ends
             for _ in range(1000):
                 line.sendall(b"\0")
                 if over.wait(0.01):

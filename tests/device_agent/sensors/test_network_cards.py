@@ -1,4 +1,4 @@
-"""What kind of link an interface is, and what it usually costs."""
+"""The kind of link of an interface, and its usual metering."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence
     ],
 )
 def test_kinds_by_their_table(card, kind, confidence):
-    """By the kernel's data of the interface; a driver that phones use makes it an assumption."""
+    """The kernel's data of the interface decide; a driver that phones use makes the kind an assumption."""
     fact = link_kind(NetInterface(name="x0", **card))
     assert (fact.value, fact.confidence) == (kind, confidence)
 
@@ -69,7 +69,7 @@ def _made_of(tmp_path, *lower: str):
     ],
 )
 def test_a_bridge_is_what_it_is_made_of(tmp_path, lower, kind):
-    """Of one kind of hardware: that; of several, or of none: something else. A circle ends."""
+    """A bridge has the kind of its hardware; with several kinds or none it is OTHER. A circle ends."""
     assert _made_of(tmp_path, *lower) is kind
 
 
@@ -100,7 +100,7 @@ def test_metering_by_kind_of_link_is_marked_as_assumed(kind, metered):
     ],
 )
 def test_metering_follows_network_manager(code, on_ethernet, on_mobile):
-    """Its word counts; its guess of no does not make mobile data free."""
+    """Its statement counts, but a guessed no does not make mobile data unmetered."""
     for kind, expected in ((LinkKind.ETHERNET, on_ethernet), (LinkKind.CELLULAR, on_mobile)):
         fact = reported_metering(code, Fact(kind, "x0"))
         assert (fact.value, fact.confidence) == expected

@@ -1,4 +1,4 @@
-"""The interface that the route to the broker leaves by, as this kernel reports."""
+"""The interface of the route to the broker, as this kernel reports it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_broker_on_this_machine_is_reached_by_loopback(tmp_path, host):
 
 
 def test_a_name_that_nobody_knows_leaves_the_link_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", 2.0)  # a name server that is out of reach is not waited for
+    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", 2.0)  # an unreachable name server is not waited for
     facts = FactCollector(broker_host="no-such-host.invalid", state_dir=tmp_path).observe()
     assert not (facts.link.known or facts.metered.known or facts.ssid.known)
     assert "no-such-host.invalid" in facts.link.source or "has not answered" in facts.link.source
@@ -43,7 +43,7 @@ def test_a_name_that_nobody_knows_leaves_the_link_unknown(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 300, "", "\0"])
 def test_a_name_that_is_none_is_no_crash(host):
-    """Settings refuse such names; here they only cannot be resolved, or mean this machine."""
+    """Settings refuse such names; here they cannot be resolved, or mean this machine."""
     try:
         assert Route(host).interface()
     except (FactUnavailable, OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def test_every_address_can_be_asked_about(address, scope):
 
 @pytest.mark.lab
 def test_the_route_follows_what_the_kernel_would_do():
-    """In a network of its own: by the card, by loopback to itself, and nowhere where there is no route."""
+    """In a separate network: by the card to the broker, by loopback to itself, and an error without a route."""
     with Lab(["broker", "ann"], seed=1) as lab, lab.inside("ann"):
         assert Route(lab.address("broker")).interface() == "eth0"
         assert Route(lab.address("ann")).interface() == "lo"
@@ -109,7 +109,7 @@ def test_the_route_follows_what_the_kernel_would_do():
 
 @pytest.mark.lab
 def test_a_route_for_one_host_is_preferred_as_the_connection_prefers_it():
-    """A second card with a narrower route takes the broker's packets, and losing it gives them back."""
+    """A narrower route takes the broker's packets to a second card; without it they use the first card again."""
     with Lab(["broker", "ann"], seed=2) as lab, lab.inside("ann"):
         broker = lab.address("broker")
         to_broker = Route(broker)
@@ -130,5 +130,5 @@ def _ip(*words: str) -> None:
 
 
 def test_an_address_may_hold_on_one_link_only():
-    """The number of that link goes with the question, as after the % of fe80::1%lo."""
+    """The question has the number of that link, as after the % of fe80::1%lo."""
     assert len(route_question(ip_address("fe80::1"), 1)) == len(route_question(ip_address("fe80::1"))) + 8

@@ -28,7 +28,7 @@ from tests.device_agent.sensors.scenes import Scene
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN
 ACTIVATED = 100
 SSID = "Käthes Netz"
-# As the real one refuses an interface that is none of its own.
+# Like the real one, which refuses an interface that it does not manage.
 FIND_OR_REFUSE = f"""ret = self.get_device_by_ip_iface(self, args[0])
 if args[0] == "broken0":
     raise dbus.exceptions.DBusException("no", name="{NAME}.PermissionDenied")
@@ -85,7 +85,7 @@ def test_the_network_and_its_costs_are_those_of_the_devices_own_interface(manage
     [(0, False, ASSUMED), (1, True, MEASURED), (2, False, MEASURED), (3, True, ASSUMED), (4, False, ASSUMED)],
 )
 def test_the_owners_word_and_network_managers_guess(manager, scene, code, metered, confidence):
-    """A hotspot of a phone is guessed to be metered; what the owner set is known."""
+    """NetworkManager guesses that a phone's hotspot is metered; the owner's setting is known."""
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", code)
     fact = scene.observer("wlan0", bus=manager.bus).observe().metered
     assert (fact.value, fact.confidence) == (metered, confidence)
@@ -143,7 +143,7 @@ def test_a_name_of_another_type_is_no_answer(manager):
 
 
 def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
-    """The link is still known; what it costs is not guessed, since NetworkManager may know better, but asked again."""
+    """The link is still known; its metering is asked for again and not guessed, since NetworkManager may know it."""
     observer = scene.observer("wlan0", bus=manager.bus)
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
     monkeypatch.setattr(wifi, "LIMIT_S", 0.3)
@@ -159,7 +159,7 @@ def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
 
 
 def test_a_network_manager_that_hangs_delays_one_look(manager, scene, monkeypatch):
-    """After it, the network's name is known without it; and once it answers again, so is what the link costs."""
+    """The next look finds the network's name without NetworkManager; once that answers again, the metering is known."""
     monkeypatch.setattr(timeouts, "QUICK_S", 0.1)
     monkeypatch.setattr(wifi, "LIMIT_S", 0.3)
     scene.program("iw", r"printf '\tSSID: home\n'")
@@ -169,7 +169,7 @@ def test_a_network_manager_that_hangs_delays_one_look(manager, scene, monkeypatc
     try:
         assert not observer.observe().metered.known
         monkeypatch.setattr(wifi, "LIMIT_S", PATIENCE_S)
-        facts = observer.observe()  # it has its whole limit again, and is not waited for
+        facts = observer.observe()  # it has its long limit again, but no look waits for it
         assert facts.ssid.value == "home"
         assert not facts.metered.known and "NetworkManager has not answered for" in facts.metered.source
     finally:

@@ -60,7 +60,7 @@ def _battery(status: str, **more: str) -> dict[str, str]:
     ],
 )
 def test_external_power_by_its_table(supplies, value, confidence):
-    """An inlet that is online, a battery that charges, no battery at all: power comes in."""
+    """External power is present with an inlet that is online, with a battery that charges, or without a battery."""
     fact = external_power(_supplies(*supplies))
     assert (fact.value, fact.confidence) == (value, confidence)
 
@@ -109,7 +109,7 @@ def test_a_percentage_is_between_0_and_100(text):
 
 @pytest.mark.parametrize(("code", "value"), [(0, True), (1, False), (2, None)])
 def test_systemd_is_queried_when_the_battery_has_no_status(tmp_path, code, value):
-    """systemd-ac-power answers by its exit code; any other than 0 and 1 is no answer."""
+    """systemd-ac-power answers by its exit code; a code other than 0 and 1 is no answer."""
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY | {"status": "Unknown"})
     scene.program("systemd-ac-power", f"exit {code}")
@@ -127,7 +127,7 @@ def test_systemd_is_not_asked_where_the_kernel_knows(tmp_path):
 
 
 def test_without_sysfs_nothing_is_assumed(tmp_path):
-    """That no supply can be seen is something else than that there is none."""
+    """Unreadable power supplies do not mean that there is none."""
     facts = FactCollector(broker_host="x", state_dir=tmp_path, root=tmp_path, interface=lambda: "lo").observe()
     assert facts.external_power.confidence is Confidence.UNKNOWN
     assert "/sys/class" in facts.external_power.source

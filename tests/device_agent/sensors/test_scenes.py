@@ -1,4 +1,4 @@
-"""Whole machines, as their kernels show them, and what the observer finds on each."""
+"""Whole machines, as their kernels show them, and the facts that are found on each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _found(fact):
 
 
 def test_a_pi_on_its_mains_adapter(scene):
-    """It has no power supply that it could ask, so mains are assumed; the rest is measured."""
+    """It has no power supply that can be read, so mains are assumed; most other facts are measured."""
     _pi(scene)
     facts = scene.observer("eth0").observe()
     assert _found(facts.external_power) == (True, ASSUMED)
@@ -95,7 +95,7 @@ def test_a_pi_on_a_4g_stick(scene):
 
 @pytest.mark.parametrize("driver", ["rndis_host", "cdc_ether", "cdc_ncm", "ipheth"])
 def test_a_pi_that_a_phone_lends_its_network(scene, driver):
-    """It looks like an Ethernet adapter; only its driver gives it away, so it is assumed to be mobile data."""
+    """Except for its driver it looks like an Ethernet adapter, so mobile data are only assumed."""
     scene.card("usb0", devtype="", driver=driver)
     facts = scene.observer("usb0").observe()
     assert _found(facts.link) == (LinkKind.CELLULAR, ASSUMED)
@@ -103,7 +103,7 @@ def test_a_pi_that_a_phone_lends_its_network(scene, driver):
 
 
 def test_a_container_that_sees_the_hosts_interfaces(scene):
-    """An interface that the kernel's files do not show is some other link, and nobody knows what it costs."""
+    """An interface that the kernel's files do not show is another kind of link, with unknown metering."""
     scene.card("docker0", devtype="bridge")
     facts = scene.observer("eth0").observe()
     assert _found(facts.link) == (LinkKind.OTHER, ASSUMED)

@@ -25,7 +25,7 @@ from fedpatch.device_agent.sensors.timeouts import FactUnavailable
         ("0x2", False, False),  # a capped frequency alone is how a Pi saves power
         ("0x4", False, True),
         ("0x8", False, True),
-        ("0x50000", False, False),  # has been so since boot, and is so no more
+        ("0x50000", False, False),  # has occurred since boot, but is over
         ("0x50005", True, True),
     ],
 )
@@ -45,14 +45,14 @@ def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
 
 @pytest.mark.parametrize(("chip", "under_voltage"), [("rpi_volt", True), ("nct6775", None)])
 def test_the_kernels_alarm_is_that_of_one_chip_and_needs_no_firmware(scene, chip, under_voltage):
-    """A chip of another name may call anything in0."""
+    """On a chip of another name, in0 may be anything."""
     scene.chip(3, chip, in0_lcrit_alarm="1")
     supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, None)
 
 
 def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
-    """As it is for a user outside the group video; the remedy is named."""
+    """A user outside the group video gets no answer; the remedy is named."""
     scene.program("vcgencmd", "echo VCHI initialization failed; exit 255")
     assert "group video" in read_supply(SysFs(scene.root)).under_voltage.source
 

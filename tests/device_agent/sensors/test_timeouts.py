@@ -1,4 +1,4 @@
-"""A question is waited for only so long, and never asked twice at once."""
+"""A question has a time limit, and is never asked twice at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_failed_source_gives_its_reason(error, kind, why):
 
 
 def test_a_source_that_hangs_is_given_up_and_not_asked_twice():
-    """Its thread cannot be ended, so there is one at most; once it has come back, it is asked anew."""
+    """Its thread cannot be ended, so there is one at most; once the thread has ended, the source is asked again."""
     go, asked, begun, over = threading.Event(), [], threading.Event(), threading.Event()
 
     def ask():
@@ -59,7 +59,7 @@ def test_a_source_that_hangs_is_given_up_and_not_asked_twice():
     go.set()
     assert over.wait(PATIENCE_S)
     asked[0].join(PATIENCE_S)
-    with pytest.raises(FactUnavailable):  # what comes late answers an earlier question, and may not be so any more
+    with pytest.raises(FactUnavailable):  # a late answer belongs to an earlier question, and may be out of date
         source.answer(PATIENCE_S)
     source.begin()
     assert source.answer(PATIENCE_S) == 2
@@ -80,8 +80,8 @@ class Slow:
 
 @pytest.mark.parametrize("answer", ["", "nothing"])
 def test_a_source_that_took_long_for_nothing_is_not_waited_for_until_it_answers(answer, monkeypatch):
-    """It may give itself up in the end, each time: that delays one request."""
-    monkeypatch.setattr(timeouts, "QUICK_S", -1.0)  # whatever it takes is long
+    """The source may end without an answer each time; only one request waits for it."""
+    monkeypatch.setattr(timeouts, "QUICK_S", -1.0)  # any duration counts as long
     slow = Slow()
     source = TimedQuestion("the tape", slow, lambda found: found == "nothing")
     slow.answer = answer

@@ -1,4 +1,4 @@
-"""The owner's word for a UPS, and what each kind of UPS answers."""
+"""The owner's setting for a UPS, and the answers of each kind of UPS."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_ups_settings_are_parsed(text, ups):
 
 
 def test_no_default_lies_in_a_tmp_that_a_service_does_not_share():
-    """The service has a /tmp of its own (PrivateTmp=yes): what others put into theirs is not there for it."""
+    """The service has a private /tmp (PrivateTmp=yes): files that others put into /tmp are not there."""
     defaults = [str(field.default) for field in dataclasses.fields(AgentSettings)]
     paths = [path for path in (*defaults, str(parse_ups("pisugar"))) if "/tmp" in path]
     assert paths == [] and len(defaults) > 20
@@ -99,7 +99,7 @@ def test_any_answer_makes_facts(text):
     [("OL", True), ("OL CHRG", True), ("OB LB", False), ("OL OB", False), ("ALARM OB DISCHRG", False), ("OFF", None)],
 )
 def test_the_words_of_nut(status, external):
-    """OB wins: a UPS that reports both is not to be trusted with power."""
+    """OB takes precedence: external power is not assumed from a UPS that reports both."""
     assert read_upsc(f"ups.status: {status}\nbattery.charge: 100\n", "upsc").external.value is external
 
 
@@ -115,7 +115,7 @@ def test_the_words_of_nut(status, external):
     ],
 )
 def test_the_boards_of_pisugar(tmp_path, answers, external, percent):
-    """Those that do not know whether they are plugged in are believed as to charging."""
+    """If a board does not report whether it is plugged in, its charging state decides."""
     with PiSugarServer(**answers) as board:
         power = _ask(board.ups, tmp_path)
     assert (power.external.value, power.battery_percent.value) == (external, percent)

@@ -1,4 +1,4 @@
-"""The joined network's name where NetworkManager does not know it: from the card's driver, else from iw."""
+"""The joined network's name if NetworkManager does not know it: from the card's driver, else from iw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIFI = Fact(LinkKind.WIFI, "a test")
 
 @pytest.fixture
 def tree(tmp_path: Path) -> SysFs:
-    """Of this machine, as far as its kernel is asked; its iw names another network."""
+    """Files of a machine whose live kernel is asked; its iw names another network."""
     Scene(tmp_path).program("iw", r"printf '\tSSID: from iw\n'")
     tree = SysFs(tmp_path)
     tree.live = True
@@ -28,7 +28,7 @@ def tree(tmp_path: Path) -> SysFs:
 
 
 def _driver(name: bytes | None, joined: int = 1, monkeypatch=None) -> None:
-    """The answer of a card's driver to SIOCGIWESSID; None: it has no such thing."""
+    """Fake the answer of a card's driver to SIOCGIWESSID; None: the driver does not support it."""
 
     def ioctl(_socket: object, number: int, request: bytearray) -> None:
         assert number == 0x8B1B
@@ -54,7 +54,7 @@ def _driver(name: bytes | None, joined: int = 1, monkeypatch=None) -> None:
     ids=["name", "padded", "not joined", "too long", "no extensions"],
 )
 def test_the_driver_is_asked_before_iw(tree, monkeypatch, name, joined, ssid, source):
-    """Its value counts where it can be a name, at most 32 bytes; newer kernels are built without it."""
+    """Its value counts if it can be a name, at most 32 bytes; newer kernels are built without this call."""
     _driver(name, joined, monkeypatch)
     found = read_network(tree, lambda *_: NmState(0, None), "wlan0", WIFI).ssid
     assert (found.value, found.source) == (ssid, source)

@@ -1,4 +1,4 @@
-"""What a job downloads: blobs beside each other, of which nothing is left that nobody wants."""
+"""The downloads of a job: several blobs, of which none remains that is no longer wanted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_chunks_of_several_blobs_go_to_their_own(tmp_path):
 
 
 def test_downloaded_chunks_survive_a_reboot(tmp_path):
-    """Of the blobs that are wanted still; the others make room, and chunks of one more may be there or not."""
+    """Chunks of blobs that are still wanted survive; the other blobs are deleted, and one more wanted blob begins empty."""
     first = Downloads(tmp_path, STEPS[:2])
     fill(first, STEP_BLOBS[0], 1)
     fill(first, STEP_BLOBS[1])
@@ -62,7 +62,7 @@ def test_a_directory_that_refuses_is_named(tmp_path):
 
 
 def test_a_blob_that_cannot_be_opened_leaves_no_other_open(tmp_path):
-    """An agent lives for months: a file that stays open at each try would use them up."""
+    """An agent runs for months: a file left open at each try would use up its descriptors."""
     (tmp_path / f"{STEPS[1].digest}.part").mkdir(parents=True)
     (tmp_path / f"{STEPS[1].digest}.part" / "in the way").touch()
     with pytest.raises(StateError):

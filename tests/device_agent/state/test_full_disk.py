@@ -1,4 +1,4 @@
-"""A real disk that is full, or can only be read: a round is lost, never what was there before, and space is all it needs."""
+"""A full or read-only real disk: a round may be lost, but never earlier data, and free space is the only remedy needed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def manifest() -> Manifest:
 
 
 class Device(PlayedDevice):
-    """A job and its performer, whose training process stays silent."""
+    """A job and its effect runner, whose training process stays silent."""
 
     def __init__(self, directory: Path) -> None:
         trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), lambda event: None)
@@ -101,7 +101,7 @@ class TestDownload:
 
 class TestSpool:
     def test_unwritable_spool_fails_the_round(self, disk):
-        """An update that a reboot would not know of is not offered; no half of it stays."""
+        """An update that a reboot would not find is not offered, and no part of it stays."""
         device = Device(disk.path)
         device.ask()
         device.download()
@@ -116,7 +116,7 @@ class TestSpool:
         assert UpdateSpool(disk.path / "spool").load() is not None
 
     def test_spool_that_cannot_be_rewritten_keeps_update_and_note(self, disk):
-        """The newer epoch gets its offer; a reboot would offer it in the epoch before, and be asked again."""
+        """The newer epoch gets its offer; after a reboot the former epoch would get it, and a new request would follow."""
         device = Device(disk.path)
         device.ask()
         device.download()
@@ -133,7 +133,7 @@ def after(number: int) -> PatchState:
 
 
 def saved(store: PatchStore, *rounds: int) -> None:
-    """Rounds that the store has seen."""
+    """Save these rounds in the store."""
     for number in rounds:
         store.save(PatchRecord(PATCH, "run", number, after(number - 1), after(number)))
 

@@ -56,7 +56,7 @@ def test_damaged_state_is_deleted_with_an_error_in_the_log(tmp_path, caplog, dam
 
 
 def test_state_that_the_system_withholds_is_kept_and_ends_the_start(tmp_path, monkeypatch):
-    """It may be whole: without it the device is lost to its group."""
+    """The file may be whole, and without it the device is lost to its group."""
     file = MaskingFile(tmp_path)
     file.save(states()[2])
 
@@ -75,7 +75,7 @@ def test_without_a_file_there_is_no_state(tmp_path):
 
 
 def test_nothing_is_sent_where_the_disk_refuses(tmp_path, monkeypatch):
-    """Also while no job is in hand: a reveal that is not on disk could be contradicted after a restart."""
+    """Also without a job: a reveal that is not on disk could be contradicted after a restart."""
     wire: Any = Wire()
     runner = performer_of(tmp_path, wire, None)
     state = states()[3]

@@ -1,4 +1,4 @@
-"""The file of the last global model: whole or found out, and never two of them."""
+"""The file of the last global model: damage is detected, and there are never two files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_next_model_takes_the_place_of_the_one_before(store):
 
 @given(st.data())
 def test_any_damage_is_found(tmp_path_factory, data):
-    """A bit turned over, an end cut off: what is read is what was written, or it is an error; a check reports or is silent."""
+    """A flipped bit or a missing end: reading raises an error, and the version is a digest or empty."""
     store = ModelCache(tmp_path_factory.mktemp("held"))
     store.write(FIRST, b"blob" * 10)
     whole = bytearray(store.path.read_bytes())
@@ -59,7 +59,7 @@ def test_any_damage_is_found(tmp_path_factory, data):
 
 
 def test_killed_before_any_write_one_of_the_two_is_held(tmp_path_factory):
-    """The one before or the next; what was half written is gone with the next start of the writer."""
+    """The former model or the next is held; the writer's next start removes a half-written one."""
     fatal = deaths = 0
     while True:
         fatal += 1

@@ -1,4 +1,4 @@
-"""Patches when a coordinator goes back to an earlier model: the same rounds come again, and are not applied twice."""
+"""Patches when a coordinator goes back to an earlier model: the same rounds are repeated, and are not applied twice."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def trained(directory: Path, rounds: Iterable[int]) -> PatchStore:
         ([1, 2, 3, 2], 2, (1,)),
         ([1, 2, 3, 2], 3, (1, 2)),
         ([1, 2, 3, 2, 3], 2, (1,)),
-        # Two versions are kept, and so three states of the patch; beyond them the oldest that is known has to do.
+        # Two versions are kept, with three states of the patch; for rounds before them the oldest known state is used.
         ([1, 2, 3, 4], 2, (1, 2)),
         ([1, 2, 3, 1], 1, (1,)),
     ],
     ids=str,
 )
 def test_a_round_that_comes_again_begins_as_it_did(tmp_path, rounds, asked, found):
-    """Back by one round or by two, or into a gap where this device was not asked, and after going back before."""
+    """The coordinator goes back by one or two rounds, into a gap where this device was not asked, or a second time."""
     assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
 
 
 def test_an_earlier_run_is_not_gone_back_to(tmp_path):
-    """The kept version of another run is no answer for this one: the newest began where that one ended."""
+    """The kept version of another run is not used for this run: the newest version began where that run ended."""
     store = trained(tmp_path, [5])
     train(store, 3, "night")
     assert applied(store.load(KEY, "night", 2)) == (5,)
@@ -74,7 +74,7 @@ def test_an_earlier_run_is_not_gone_back_to(tmp_path):
 
 
 def test_a_repeated_round_leaves_the_kept_version_alone(tmp_path):
-    """However often the open round is trained, the way back to the round before it stays open."""
+    """After any number of trainings of the open round, the way back to the round before it stays open."""
     store = trained(tmp_path, [1, 2])
     for number in range(3):
         store.save(PatchRecord(KEY, "run", 2, patch((1,)), patch((1, 2, 100 + number))))
@@ -102,7 +102,7 @@ def test_a_newest_that_was_damaged_does_not_become_the_kept_one(tmp_path):
 
 
 def test_a_patch_that_may_not_be_read_is_an_error_and_not_an_older_patch(tmp_path, monkeypatch):
-    """A disk that refuses for a moment must not cost a round of what the device has learned."""
+    """A temporary disk error must not cost the device a round of its training."""
     store = trained(tmp_path, [1, 2])
     monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(5, "I/O error", str(path))))
     with pytest.raises(StateError, match=r"I/O error; make it readable"):
@@ -116,8 +116,8 @@ moves = st.lists(st.sampled_from(("train", "again", "crash", "skip", "back 1", "
 def test_no_round_is_applied_twice_as_long_as_the_way_back_is_known(tmp_path_factory, moves):
     """Any sequence of rounds, repeats, crashes before and after the save, and coordinators that go back by one or two.
 
-    The model: what each round that is known began with. It forgets by the rule of the store: a version is replaced
-    by one of the same round or an earlier one, and becomes the kept one before a later one.
+    The reference model maps each known round to the state with which it began. It forgets as the store does: a version of
+    the same round or an earlier one replaces the newest version; before a later round, the newest version becomes the kept one.
     """
     directory = tmp_path_factory.mktemp("patches")
     store = PatchStore(directory)
@@ -135,7 +135,7 @@ def test_no_round_is_applied_twice_as_long_as_the_way_back_is_known(tmp_path_fac
         way_back_known = way_back_known and (not began or asked >= min(began) or not twice)
         assert not (way_back_known and twice)
         if move == "crash":
-            store = PatchStore(directory)  # in mid-training: nothing was saved
+            store = PatchStore(directory)  # during training: nothing was saved
             continue
         for _ in range(2 if move == "again" else 1):
             store.save(PatchRecord(KEY, "run", asked, patch(before), patch((*before, asked))))
@@ -144,7 +144,7 @@ def test_no_round_is_applied_twice_as_long_as_the_way_back_is_known(tmp_path_fac
 
 
 def expected(began: dict[int, Rounds], asked: int) -> Rounds:
-    """What a round has to begin with: as it did, else as the next one known did, else where the last one ended."""
+    """The state with which a round must begin: its earlier start, else that of the next known round, else the last end."""
     later = [round for round in sorted(began) if round >= asked]
     if later:
         return began[later[0]]
@@ -152,6 +152,6 @@ def expected(began: dict[int, Rounds], asked: int) -> Rounds:
 
 
 def kept(began: dict[int, Rounds], saved: int, before: Rounds) -> dict[int, Rounds]:
-    """What is known after a save: the round itself, and the last one before it."""
+    """The known rounds after a save: the round itself, and the last one before it."""
     earlier = [round for round in sorted(began) if round < saved][-1:]
     return {**{round: began[round] for round in earlier}, saved: before}

@@ -155,7 +155,7 @@ def test_wide_permissions_are_tightened_and_logged(directory, path, caplog):
 
 
 def test_nothing_is_written_when_nothing_changed(directory, path):
-    """SD cards wear out: the same record again leaves the file and its time alone."""
+    """SD cards wear out: saving the same record again changes neither the file nor its time."""
     store = saved(directory, 1)
     before = path.stat()
     store.save(record(1))
@@ -166,7 +166,7 @@ def test_nothing_is_written_when_nothing_changed(directory, path):
 
 @pytest.mark.parametrize("position", [0, len(MAGIC) + 3, len(MAGIC) + 40, -3])
 def test_damage_anywhere_falls_back_to_the_version_before(directory, path, position, caplog):
-    """The damage is logged, the file set aside, and the device goes on from one round earlier."""
+    """The damage is logged, the file set aside, and the device continues from one round earlier."""
     store = saved(directory, 1, 2)
     flip(path, position)
     with caplog.at_level(logging.WARNING):
@@ -192,7 +192,7 @@ def test_after_a_fallback_the_good_version_is_kept(directory, path):
 
 
 def test_damaged_patch_without_another_version_raises_with_a_remedy(directory, path):
-    """To begin again silently would throw away what the device has learned; that is for a person to decide."""
+    """A silent restart would discard the device's training; only a person may decide that."""
     store = saved(directory, 1)
     flip(path)
     with pytest.raises(StateError, match=r"is damaged .* delete it to begin again") as caught:

@@ -1,4 +1,4 @@
-"""What coarse encodings leave out of updates: kept for the next one, through repeats, crashes and damage, and never sent."""
+"""Residuals of coarse encodings: kept for the next update, through repeats, crashes and damage, and never sent."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def tmp_path(memory_path: Path) -> Path:
 
 
 def left(number: float) -> dict[str, np.ndarray]:
-    """What a round left: its number everywhere."""
+    """The residual of a round: its number everywhere."""
     return {"fc.weight:residual": np.full((64, 40), number, np.float32)}
 
 
 def number_in(values: dict[str, np.ndarray]) -> float:
-    """Which number that is, 0 where nothing was left."""
+    """The number in a residual, 0 without one."""
     return round(float(values["fc.weight:residual"].mean()), 3) if values else 0.0
 
 
 @pytest.fixture
 def store(tmp_path):
-    """With what round 1 left."""
+    """A store with the residual of round 1."""
     made = ResidualStore(tmp_path)
     made.save(KEY, OF, PUBLIC, left(1), 5)
     return made
@@ -63,7 +63,7 @@ def store(tmp_path):
 
 class TestStore:
     def test_gives_a_round_what_the_one_before_it_left(self, store):
-        """And what is asked for twice is the same twice, and for the same round after it has left its own."""
+        """A second load gives the same, also after the round has saved its own residual."""
         second = replace(OF, round=2)
         assert number_in(store.load(KEY, second, PUBLIC)) == 1
         for number in (2, 2.5):
@@ -77,7 +77,7 @@ class TestStore:
         ids=str,
     )
     def test_gives_nothing_where_it_would_not_fit(self, store, other):
-        """Of another run, encoding or shape, or of a round that is not before the one that asks."""
+        """A residual of another run, encoding or shape, or of a round that is not before the requesting one."""
         assert store.load(KEY, replace(OF, **{"round": 2, **other}), PUBLIC) == {}
 
     def test_keeps_tasks_and_policies_apart(self, store):
@@ -97,7 +97,7 @@ class TestStore:
         assert number_in(store.load(KEY, replace(OF, round=3), PUBLIC)) == 2
 
     def test_is_small_and_loses_little(self, store, tmp_path):
-        """Half a byte for a value; of values of any size, a fiftieth of their energy, in no direction."""
+        """Half a byte for a value; for values of any size the loss is at most a fiftieth of their energy, without bias."""
         rng = np.random.default_rng(3)
         values = {"fc.weight:residual": rng.uniform(-0.01, 0.01, (64, 40)).astype(np.float32)}
         store.save(KEY, replace(OF, round=2), PUBLIC, values, 5)
@@ -114,7 +114,7 @@ class TestStore:
 
 @given(st.lists(st.sampled_from(("train", "again", "crash", "skip", "back", "other run")), max_size=20))
 def test_a_round_that_comes_again_finds_what_it_found_before(tmp_path_factory, moves):
-    """Whatever was before it; rounds are repeated at once, as after a crash, and a coordinator may go back by one."""
+    """For any earlier rounds; rounds are repeated at once, as after a crash, and a coordinator may go back by one."""
     store = ResidualStore(tmp_path_factory.mktemp("patches"))
     run, number, trained = "run", 1, 0
     for move in moves:
@@ -148,7 +148,7 @@ def test_killed_before_any_write_a_round_finds_what_it_found_before(tmp_path_fac
         if Guillotine(fatal).run(partial(store.save, KEY, third, PUBLIC, left(3), 5)) < fatal:
             break
         deaths += 1
-        PatchStore(directory)  # the next start tidies up
+        PatchStore(directory)  # the next start removes unfinished files
         assert number_in(store.load(KEY, third, PUBLIC)) == 2
         store.save(KEY, third, PUBLIC, left(3), 5)
         assert number_in(store.load(KEY, replace(OF, round=4), PUBLIC)) == 3
@@ -158,12 +158,12 @@ def test_killed_before_any_write_a_round_finds_what_it_found_before(tmp_path_fac
 
 @cache
 def trainer() -> LocalTrainer:
-    """The same for all: what it gives depends on what it is given."""
+    """A trainer with the same data each time: its result depends on its input only."""
     return LocalTrainer(TOY, random_data("ann", 23))
 
 
 class Device:
-    """A LocalUpdate on files of its own."""
+    """A LocalUpdate with its own files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -177,7 +177,7 @@ class Device:
         return done[0]
 
     def tensors(self, command: TrainCommand) -> bytes:
-        """Of its update, as they travel; how long training took is in its report, and no two times the same."""
+        """The update's tensors as they travel, without the report, whose training time is never the same twice."""
         self.run(command)
         raw = raw_update(self.folder / "update", command.encoding)
         return raw[raw.index(b"tensors") :]
@@ -194,7 +194,7 @@ class Device:
     ],
 )
 def test_a_round_that_is_killed_before_any_write_gives_the_same_bits_again(tmp_path, private, encoding):
-    """Moments among them; the patch, what is left out and the update are written one after the other."""
+    """Moments included; patch, residual and update are written one after the other."""
     scene = Scene(tmp_path, TOY, ADAM, private)
     commands = [scene.command(round=number, encoding=encoding) for number in (1, 2, 3)]
     whole = Device(tmp_path)
@@ -215,7 +215,7 @@ def test_a_round_that_is_killed_before_any_write_gives_the_same_bits_again(tmp_p
 
 @pytest.mark.slow
 def test_residual_of_an_update_is_added_to_the_next_updates(tmp_path, encoding="delta-int4"):
-    """Trained from the same model again and again, the sum of the updates is the sum of what was trained."""
+    """With the same model in each round, the sum of the updates stays close to the sum of the trained steps."""
     scene = Scene(tmp_path, TOY, replace(SGD, steps=1), "affine")
     steps: dict[str, list[np.ndarray]] = {"fp32": [], encoding: []}
     for how, taken in steps.items():

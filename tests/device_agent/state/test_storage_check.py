@@ -63,7 +63,7 @@ def paths(state_dir: Path) -> tuple[Path, Path]:
 
 
 def spoil(*files: Path) -> None:
-    """One bit in the middle of each."""
+    """Flip one bit in the middle of each file."""
     for path in files:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
@@ -132,7 +132,7 @@ def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: 
 
 @pytest.mark.slow
 def test_keys_from_the_network_are_not_collected(state_dir: Path):
-    """A coordinator may ask for another policy each time; what was seen of the last one is enough."""
+    """A coordinator may request another policy each time; only the last key needs to be kept."""
     storage = Storage(state_dir)
     for number in range(50):
         request = replace(NOW, private=f"names:from-the-network-{number}")
@@ -175,7 +175,7 @@ def test_parts_of_the_model_on_a_small_disk_count_as_room(disk: SmallDisk):
 
 
 def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_it(disk: SmallDisk):
-    """Its file has the size of the whole from the first chunk on, and is empty for the most part."""
+    """From its first chunk on, the file has the size of the whole model, but is mostly empty."""
     blob = replace(NOW.model, size_bytes=600_000)
     request = replace(NOW, model=blob, encoding="delta-int8")
     (disk.path / "downloads").mkdir()
@@ -201,7 +201,7 @@ def test_a_damaged_control_variate_is_named_and_declines_no_round(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state of an agent, with something of each kind."""
+    """The state of an agent, with a file of each kind."""
     state = tmp_path_factory.mktemp("state")
     store = PatchStore(state / "patches")
     alone = PatchStore(store.directory / INDEPENDENT)

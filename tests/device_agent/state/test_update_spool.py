@@ -20,7 +20,7 @@ WAITS = Spooled(KEY, update(UPDATE), REQUEST)
 
 @pytest.fixture
 def spool(tmp_path):
-    """One in which an update lies that nobody has noted yet."""
+    """A spool with an update that has no note yet."""
     spool = UpdateSpool(tmp_path / "spool")
     spool.update_path.write_bytes(UPDATE)
     return spool
@@ -59,7 +59,7 @@ def test_a_damaged_half_is_dropped_with_a_warning(spool, caplog, name):
 
 
 def test_half_an_update_of_a_killed_training_process_goes_with_the_job(spool):
-    """It is as large as a model; each kill for lack of memory would leave another."""
+    """The half is as large as a model; each kill for lack of memory would leave another."""
     half = spool.update_path.with_name(f".{spool.update_path.name}.x{UNFINISHED}")
     half.write_bytes(UPDATE)
     spool.clear()

@@ -47,7 +47,7 @@ def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
             patch.setattr(exporter._Handler, "timeout", 0.2)
             with (
                 socket.create_connection((where.hostname, where.port), 60) as client,
-                contextlib.suppress(ConnectionError),  # it may also be reset
+                contextlib.suppress(ConnectionError),  # the connection may also be reset
             ):
                 client.sendall(rude)
                 while client.recv(4096):

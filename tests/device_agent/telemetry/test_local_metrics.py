@@ -33,7 +33,7 @@ LIMITS = {"max_rounds_per_day": 5, "max_mib_per_day": 3, "max_minutes_per_day": 
 
 
 class Bench:
-    """An agent's owner, times and models, and what is served of them."""
+    """An agent's owner, times and models, and their metrics."""
 
     def __init__(self, folder: Path, admission: str = "preferences", **given: Any) -> None:
         self.book = Pocketbook()
@@ -57,7 +57,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path) -> Iterator[Bench]:
-    """Serves at a free port."""
+    """A bench that serves at a free port."""
     made = Bench(tmp_path, metrics="127.0.0.1:0")
     yield made
     made.metrics.stop()
@@ -68,7 +68,7 @@ def _publish(bench: Bench, round_number: int, accuracy: float) -> None:
 
 
 def test_an_endpoint_has_every_documented_metric_and_no_other(tmp_path, caplog):
-    """Of an agent of which all is known; promtool likes it. The certificate alone is missing without a ca_file."""
+    """All facts of the agent are known; promtool accepts the text. Only the certificate is missing, without a ca_file."""
     with caplog.at_level(logging.INFO, "fedpatch.metrics"):
         bench = Bench(tmp_path, metrics="127.0.0.1:0")
     bench.owner.update_facts(replace(WELL, clock_set=facts().clock_set), bench.job, [TASK], 0.0)

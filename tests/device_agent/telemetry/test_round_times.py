@@ -1,4 +1,4 @@
-"""What the last round took, by the device's own clock."""
+"""The times of the last round, by the device's own clock."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_round_that_is_over_matters():
 
 @given(st.lists(st.tuples(st.floats(0.1, 90.0), st.booleans()), max_size=60))
 def test_messages_are_neither_too_many_nor_too_few(looks):
-    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is published as soon as that is allowed."""
+    """At most one message for each LEAST_S and one more, no gap above REPEAT_S, and a change as soon as that is allowed."""
     pace, now, sent_power, times = VitalsPace(), 0.0, None, []
     for pause_s, power in looks:
         now += pause_s

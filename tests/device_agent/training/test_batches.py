@@ -15,7 +15,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 
 @given(n=NUMBERS, batch_size=NUMBERS, passes=st.integers(1, 4), seed=SEEDS)
 def test_each_pass_takes_each_example_once(n, batch_size, passes, seed):
-    """The stream, cut into pieces of n, is a row of permutations."""
+    """The stream, cut into pieces of n, is a sequence of permutations."""
     size = min(batch_size, n)
     stream = np.concatenate(list(batch_indices(n, batch_size, 0, -(-passes * n // size), seed)))
     for number in range(passes):
@@ -24,7 +24,7 @@ def test_each_pass_takes_each_example_once(n, batch_size, passes, seed):
 
 @given(n=NUMBERS, batch_size=NUMBERS, first=st.integers(0, 100), count=st.integers(0, 20), seed=SEEDS)
 def test_to_continue_is_not_to_have_stopped(n, batch_size, first, count, seed):
-    """Batches first.. are the same whether the earlier ones were taken now or in another round."""
+    """Batches from `first` on are the same, whether the earlier ones were taken now or in another round."""
     whole = list(batch_indices(n, batch_size, 0, first + count, seed))
     rest = list(batch_indices(n, batch_size, first, count, seed))
     assert len(rest) == count
@@ -39,20 +39,20 @@ def test_passes_and_devices_have_orders_of_their_own():
 
 
 def test_the_stream_is_the_documented_one():
-    """Pass p is numpy's permutation under the seed [stream_seed, p]; others can repeat a run from that."""
+    """Pass p is numpy's permutation under the seed [stream_seed, p], so others can repeat a run."""
     expected = np.concatenate([np.random.default_rng([9, number]).permutation(7) for number in range(3)])
     found = np.concatenate(list(batch_indices(7, 3, 0, 7, 9)))
     np.testing.assert_array_equal(found, expected)
 
 
 def test_the_stream_seed_never_changes():
-    """Literal values: a device that is updated in the middle of a run goes on where it was."""
+    """Literal values: a device whose software is updated during a run continues where it was."""
     assert stream_seed(0, "pi-1") == 0xF9BF75B9160B909C
     assert stream_seed(1, "pi-1") != stream_seed(0, "pi-1") != stream_seed(0, "pi-2")
 
 
 def test_an_update_is_rounded_by_seed_device_and_place():
-    """A literal value too; another run, device or round rounds in another way, the same round again in the same."""
+    """A literal value too. Another run, device or round has another rounding; the same round has the same."""
     assert update_seed(0, "pi-1", 10) == 0x24C1818D4DEC178B
     others = {
         update_seed(1, "pi-1", 10),

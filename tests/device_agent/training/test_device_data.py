@@ -110,9 +110,9 @@ def test_a_round_trains_on_what_there_is(growing, tmp_path):
     seed=st.integers(0, 2**64 - 1),
 )
 def test_the_stream_of_batches_stays_sound_when_the_number_changes(counts, batch_size, steps, seed):
-    """Rounds of `steps` batches with another n each: full batches of examples that exist, none twice within a pass.
+    """Each round of `steps` batches has another n: batches are full, their examples exist, none is twice in a pass.
 
-    The round after a change is the part of the stream of that n which begins where so many batches end.
+    A round after a change uses the stream of the new n, from the place at which as many batches as before would end.
     """
     done = 0
     for n in counts:
@@ -128,7 +128,7 @@ def test_the_stream_of_batches_stays_sound_when_the_number_changes(counts, batch
 
 
 def test_a_new_example_is_used_within_two_passes():
-    """After 50 batches of 10 examples there are 11: the next 22 draws have the eleventh at least once."""
+    """After 50 batches of 10 examples there are 11: the next 22 draws include the eleventh at least once."""
     drawn = np.concatenate(list(batch_indices(11, 2, 50, 11, 3)))
     assert 10 in drawn
 
@@ -156,7 +156,7 @@ class _Agent:
 
 @pytest.fixture
 def agent(installed, tmp_path) -> Iterator[_Agent]:
-    """One with 23 examples, which is ready."""
+    """An agent with 23 examples, which is ready."""
     _write(tmp_path, "23")
     agent = _Agent(tmp_path)
     agent.trainer.start()

@@ -31,7 +31,7 @@ def test_set():
 
 
 def test_evaluation_is_the_metric_of_all_outputs(model, test_set):
-    """The value is that of the metric, once, on everything: not a mean over batches."""
+    """The metric is computed once, on all outputs, and is not a mean over batches."""
     x, y = test_set
     lengths = []
 

@@ -1,4 +1,4 @@
-"""The model that a round is trained from: bit by bit the coordinator's, however it came here, or none."""
+"""The model from which a round is trained: bit by bit the coordinator's, for any kind of download, or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DELTAS = [one for one in ENCODINGS if is_delta(one)]
 
 @pytest.fixture
 def versions(tmp_path):
-    """Of a model whose batch norm's gamma and beta are private."""
+    """Versions of a model whose batch norm has private gamma and beta."""
     return Versions(Scene(tmp_path, TOY, SGD, "affine"))
 
 
@@ -35,12 +35,12 @@ def store(tmp_path):
 
 
 def read(versions, store, command):
-    """What training would begin from."""
+    """The model from which training would begin."""
     return read_global_model(command, versions.scene.public, store)
 
 
 def assert_is(versions, number, tensors):
-    """All values of a version, and no other."""
+    """Check that `tensors` are the values of a version, and no others."""
     assert versions.content(tensors) == versions.content(versions.tensors[number])
 
 

@@ -29,7 +29,7 @@ DEVICES, ROUNDS = 10, 12
 
 
 class Device:
-    """A device that publishes the models of its rounds, and takes every update for committed."""
+    """A device that publishes the models of its rounds, and treats every update as committed."""
 
     def __init__(self, folder: Path, task: Task, data: DeviceData) -> None:
         folder.mkdir()
@@ -44,7 +44,7 @@ class Device:
         )
 
     def play(self, rounds: int) -> PersonalModel:
-        """Rounds, each of them committed; the model that is published at their end."""
+        """Run rounds, each of them committed; return the model that is published at their end."""
         for round in range(1, rounds + 1):
             assert self.update.run(self._scene.command(round=round), lambda *_: None, lambda: False) is not None
             self.update.make_model()
@@ -55,7 +55,7 @@ class Device:
 
 
 def _coin_flips(seed: int, train: int = 120, test: int = 30) -> DeviceData:
-    """Labels that nothing predicts: the honest accuracy of any model is a half."""
+    """Labels that no model can predict: the honest accuracy of any model is a half."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(train + test, FEATURES)).astype(np.float32)
     y = rng.integers(0, 2, train + test)
@@ -65,9 +65,9 @@ def _coin_flips(seed: int, train: int = 120, test: int = 30) -> DeviceData:
 @pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
 def test_the_reported_figure_is_what_the_published_model_scores_on_new_data(tmp_path, ordered):
-    """Ten devices choose among the models of twelve rounds; the mean of what they report is that on two thousand new examples.
+    """Ten devices choose among the models of twelve rounds; the mean of their reports is that on two thousand new examples.
 
-    Chosen on the thirty test examples, the models reported 0.63 where they scored 0.50.
+    Models that were chosen on the thirty test examples reported 0.63 and scored 0.50.
     """
     task = replace(TOY, validation_share=0.1, ordered=ordered)
     reported, honest, chosen = [], [], []
@@ -81,11 +81,11 @@ def test_the_reported_figure_is_what_the_published_model_scores_on_new_data(tmp_
         chosen.append(model.metadata.validation_accuracy or 0.0)
     assert np.mean(honest) == pytest.approx(0.5, abs=0.02)
     assert np.mean(reported) == pytest.approx(np.mean(honest), abs=0.06)
-    assert np.mean(chosen) > np.mean(honest) + 0.1  # what the choice was made on is no figure to report
+    assert np.mean(chosen) > np.mean(honest) + 0.1  # the figure of the choice is too high to report
 
 
 class _Watched(nn.Module):
-    """The toy model, which writes down what it is trained on: the first feature of each example is its number."""
+    """The toy model, which records its training examples: the first feature of each example is its number."""
 
     seen: set[int]
 
@@ -131,7 +131,7 @@ def test_training_sees_neither_validation_nor_test_examples(tmp_path, made_by):
 
 
 def _counting_task(ordered: bool) -> Task:
-    """A number of examples from a file, of an endless row; each new one is added at the end."""
+    """A task with a number of examples from a file, out of an endless sequence; each new one is added at the end."""
 
     def data_version(spec: str, root: Path) -> str:
         return (root / spec).read_text()
@@ -163,7 +163,7 @@ def test_a_device_whose_data_grow_holds_out_nothing_that_it_has_trained_on(tmp_p
             data = changed
         assert data.val_x is not None and len(data.val_x) >= 3
         assert len(data.train_x) + len(data.val_x) == examples
-        if not (ordered and examples == 299):  # an example that is gone at the end moves the last tenth back
+        if not (ordered and examples == 299):  # the loss of the last example moves the last tenth back
             assert not trained & {row.tobytes() for row in data.val_x}
         trained |= {row.tobytes() for row in data.train_x}
 

@@ -1,4 +1,4 @@
-"""The int8 model beside the personal model: made of the digits' 2NN, or left out in one line of the log."""
+"""The int8 model beside the personal model: made of the digits' 2NN, or left out with one log line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> DeviceData:
 
 
 class Device:
-    """A device with an int8 model; `play` is one committed round."""
+    """A device with an int8 model; `play` runs one committed round."""
 
     def __init__(self, folder: Path, task: Task, data: DeviceData, margin: float = MARGIN, **export: Any) -> None:
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ class Device:
 
 
 def test_int8_model_of_the_digits_is_smaller_and_no_worse_and_the_files_agree(tmp_path, digits):
-    """In the child process in which an agent makes it, whose memory returns."""
+    """The model is made in a child process, as by an agent, so that its memory is released."""
     device = Device(tmp_path, DIGITS, digits, run=run_forked)
     model, fp32 = device.play(), PersonalModel.open(tmp_path)
     known = model.metadata.int8

@@ -1,4 +1,4 @@
-"""What learning alone gives: trained on the device's own data only, at no risk to the round."""
+"""The measure of learning alone: training on the device's own data only, at no risk to the round."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT_S = 1e6
 
 
 class Device:
-    """A device with 23 examples; `play` is one round."""
+    """A device with 23 examples; `play` runs one round."""
 
     def __init__(self, folder: Path, plan=SGD, private="affine", counts=True) -> None:
         folder.mkdir(exist_ok=True)
@@ -43,7 +43,7 @@ class Device:
         self.update = LocalUpdate(self.trainer, PatchStore(self.patches), "ann", private="none")
 
     def play(self, round=1, limit_s=LIMIT_S, cancelled=lambda: False, **changes):
-        """The report as it travels, and the update's tensors."""
+        """The report as it is sent, and the update's tensors."""
         ends_at = time.monotonic() + limit_s if limit_s else 0.0
         command = self.scene.command(round=round, independent_ends_at=ends_at, **changes)
         done = self.update.run(command, lambda *_: None, cancelled)
@@ -145,7 +145,7 @@ def test_failed_measurement_does_not_fail_the_round(tmp_path, fault, monkeypatch
 
 
 def test_a_cancel_during_the_measure_keeps_the_patch_and_writes_no_update(tmp_path):
-    """What was trained is kept as after a cancel in the upload; the round, asked for once more, gives the same."""
+    """The trained patch is kept, as after a cancel in the upload; a repeated request for the round gives the same."""
     device = Device(tmp_path)
     steps = device.play(1, limit_s=0.0)[0]["steps"]
     patch = next(device.patches.glob("*.patch")).read_bytes()
@@ -183,7 +183,7 @@ def test_a_kill_during_the_measure_finds_the_patch_on_the_disk(tmp_path, monkeyp
 
 
 def test_wherever_it_is_killed_the_state_of_a_measure_lies_beside_the_update_of_its_round(tmp_path_factory):
-    """The state is as large as the model: on a disk that it fills, the update is there already."""
+    """The state is as large as the model: if it fills the disk, the update is already written."""
     states = 0
     for fatal in range(1, 100):
         folder = tmp_path_factory.mktemp("killed")
@@ -203,7 +203,7 @@ def test_wherever_it_is_killed_the_state_of_a_measure_lies_beside_the_update_of_
 
 
 def test_a_state_that_the_disk_refuses_costs_neither_update_nor_measure(tmp_path, monkeypatch, caplog):
-    """The next measure goes on from the state before it, and shows less than it could: it stays a lower bound."""
+    """The next measure continues from the former state and shows less than it could: it stays a lower bound."""
     device = Device(tmp_path)
     real = PatchStore.save
 
@@ -225,7 +225,7 @@ def test_a_state_that_the_disk_refuses_costs_neither_update_nor_measure(tmp_path
 def test_a_measure_after_long_training_is_given_up_in_time_for_the_upload(
     tmp_path, monkeypatch, trained_s, download_s, measured
 ):
-    """A measure has half of what training left of the round, less the time of the download; here it needs 20 s of 100."""
+    """A measure has half of the time that training left, less the time of the download; here it needs 20 s of 100."""
     device = Device(tmp_path)
     clock = [1000.0]
     monkeypatch.setattr("fedpatch.device_agent.training.local_only_training.time.monotonic", lambda: clock[0])

@@ -1,4 +1,4 @@
-"""LocalUpdate: what training does to a model, its moments and its statistics."""
+"""LocalUpdate: the effect of training on a model, its moments and its statistics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_first_step_of_adam_moves_by_the_learning_rate(trainer, start):
 
 
 def test_moments_carry_on(trainer, start):
-    """Two rounds of three steps are one of six, when model, moments and the place in the data are handed on."""
+    """Two rounds of three steps equal one of six, if model, moments and the place in the data are passed on."""
     half = replace(ADAM, steps=3)
     twice = run(trainer, run(trainer, start, half).tensors, half, first_batch=3)
     once = run(trainer, start, replace(ADAM, steps=6))
@@ -130,7 +130,7 @@ def test_training_changes_neither_inputs_nor_earlier_outputs(trainer, start):
 
 
 def test_user_accuracy_is_taken_before_and_after(trainer, start):
-    """Before is that of the model as it came in; after is what the next round, with that model, calls before."""
+    """`before` is measured with the received model; `after` equals `before` of a next round that begins with the result."""
     plan = replace(SGD, steps=40)
     first = run(trainer, start, plan)
     second = run(trainer, first.tensors, plan)
@@ -163,7 +163,7 @@ def test_a_cancelled_round_ends_between_steps(trainer, start, after):
 
 @pytest.mark.parametrize("asking", [1, 7])
 def test_a_cancelled_round_does_not_measure_its_model(trainer, start, asking):
-    """Neither before the first of its five steps nor after the last: that takes long where there are many test data."""
+    """A cancel before the first of its five steps or after the last skips the measurement, slow with many test data."""
     left = iter(range(asking - 1))
     assert run(trainer, start, SGD, cancelled=lambda: next(left, None) is None) is None
     assert next(left, None) is None
@@ -198,7 +198,7 @@ def test_diverging_loss_raises_with_step_and_remedy(trainer, start):
 
 
 def test_a_last_step_that_diverges_is_refused_with_the_tensor():
-    """A finite loss can still leave values that are not: its gradient overflows float32."""
+    """A finite loss can still lead to values that are not finite: its gradient overflows float32."""
     task = replace(TOY, loss=lambda outputs, targets: F.cross_entropy(outputs, targets) * 1e38)
     with pytest.raises(UpdateRefused, match=r"\w+\.\w+: \d+ of \d+ values are not finite.*learning rate") as caught:
         run(

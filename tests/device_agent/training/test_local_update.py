@@ -1,4 +1,4 @@
-"""A device's part of a round: what goes into an update, and what stays."""
+"""A device's part of a round: the content of an update, and the values that stay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def device(tmp_path):
 
 
 class Device:
-    """A LocalUpdate and the store behind it."""
+    """A LocalUpdate and its store."""
 
     def __init__(self, folder, name, task=TOY):
         self.folder = folder / name
@@ -121,7 +121,7 @@ def test_an_evaluation_measures_the_personal_copy_and_writes_nothing(tmp_path, d
 
 
 def test_a_finish_changes_no_bit_of_update_and_patch(tmp_path, device):
-    """Its copy begins with the model of the round: the values that it does not train are those of the round."""
+    """Its copy begins with the model of the round: values that the finish does not train are those of the round."""
     without, scene = (Scene(tmp_path, TOY, plan, "affine") for plan in (replace(FINISH, finish=UNSET), FINISH))
     updates = [scene.update(device.run(scene.command())[0])[1] for scene in (without, scene)]
     assert_equal(updates[1], updates[0])
@@ -134,7 +134,7 @@ def test_a_finish_changes_no_bit_of_update_and_patch(tmp_path, device):
 
 
 def test_an_evaluation_finishes_the_model_of_a_device_that_has_never_trained(tmp_path, device):
-    """As the finish of a round on the same model does, whatever was trained before; a repetition gives the same."""
+    """The result equals the finish of a round on the same model, after any training; a repetition gives the same."""
     scene = Scene(tmp_path, TOY, FINISH, "affine")
     command = replace(scene.command(round=2), evaluate=True)
     first = device.local_update.evaluate(command, lambda: False)
@@ -166,7 +166,7 @@ def control_of(device, scene, counted=99, run="run"):
 
 
 def begun_with(device, scene, **changes):
-    """c_i that a round began with: with c = 0, c_i+ - c_i is sent."""
+    """The c_i with which a round began: with c = 0, c_i+ - c_i is sent."""
     manifest, _ = device.run(scene.command(**changes))
     sent, after = scene.update(manifest)[1], control_of(device, scene, run=changes.get("key", key(1)).run)
     return {name: value - sent[name] for name, value in after.items()}
@@ -179,7 +179,7 @@ def assert_zero(values):
 
 
 def test_a_control_variate_goes_on_after_the_update_that_counted_last(tmp_path, device):
-    """Updates of rounds 2 and 3 were trained, and were refused or late: what they made of it is dropped."""
+    """Updates of rounds 2 and 3 were trained, but refused or late: their changes to it are dropped."""
     scene = Scene(tmp_path, TOY, CONTROL, "affine")
     assert_zero(begun_with(device, scene))
     first = control_of(device, scene)
@@ -220,7 +220,7 @@ def test_a_damaged_control_variate_begins_at_zero(tmp_path, device, caplog):
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 @pytest.mark.parametrize("kind", ["ditto", "pfedme"])
 def test_an_update_holds_no_trace_of_the_personal_copy(tmp_path, device, encoding, kind):
-    """Statistics of batch norm are left out: pFedMe's model and copy have the same, which travel by the policy."""
+    """Batch norm statistics are left out: they are the same in pFedMe's model and copy, and travel by the policy."""
     scene = Scene(tmp_path, TOY, replace(SGD, **make_terms(0.0, personal=f"{kind}:0.5")), "none")
     for round in (1, 2):
         device.run(scene.command(round=round, encoding=encoding))
@@ -251,7 +251,7 @@ def test_an_update_holds_no_trace_of_the_patch(tmp_path, device, private, encodi
         assert name.encode() not in raw
         assert not [trace for trace in traces(value) if trace in raw], name
     _, update = scene.update(manifest)
-    for name in update:  # this way of looking does find what is there
+    for name in update:  # the same check finds names that are there
         assert name.encode() in raw
     assert is_delta(encoding) or any(trace in raw for trace in traces(update["fc1.weight"]))
 
@@ -298,7 +298,7 @@ def test_private_moments_go_on_while_public_ones_come_from_the_coordinator(tmp_p
 
 
 def test_a_run_with_another_optimizer_keeps_the_patch_and_begins_new_moments(tmp_path, device):
-    """Moments that a plan does not ask for are dropped; those it asks for anew start from zero."""
+    """Moments that a plan does not ask for are dropped; if a later plan asks for them again, they start from zero."""
     adam, sgd = Scene(tmp_path, TOY, ADAM, "affine"), Scene(tmp_path, TOY, SGD, "affine")
     device.run(adam.command())
     device.run(sgd.command(round=2))
@@ -321,7 +321,7 @@ def test_a_repeated_round_gives_the_same_update(tmp_path, device):
 def test_a_private_tensor_among_the_public_ones_ends_the_round_before_anything_is_written(
     tmp_path, device, monkeypatch
 ):
-    """Whatever a fault in splitting would let through: the names that may leave are compared once more."""
+    """For any fault in splitting: the names that may leave are compared once more."""
     scene = Scene(tmp_path, TOY, SGD, "affine")
 
     def split_badly(tensors, policy, schema):
@@ -351,7 +351,7 @@ def test_loss_above_the_range_of_the_wire_is_clamped(tmp_path):
 
 
 def test_chunks_that_are_too_small_for_an_update_are_refused(tmp_path):
-    """More chunks than a manifest can announce would be offered for ever, and never understood."""
+    """An update with more chunks than a manifest can announce would be offered for ever, and never accepted."""
     task = replace(TOY, build_model=lambda: nn.Sequential(nn.Linear(12, 1400), nn.Linear(1400, 3)))
     command = Scene(tmp_path, task, SGD, "none").command(chunk_bytes=1, encoding="fp32")
     with pytest.raises(UsageError, match=rf"\d+ chunks of 1 bytes, at most {MAX_CHUNKS}"):
@@ -407,7 +407,7 @@ def test_tensors_of_the_global_model_are_used(tmp_path, device):
 
 
 def test_wherever_it_is_killed_an_update_lies_beside_the_patch_and_residual_of_its_round(tmp_path_factory):
-    """The patch is saved before the update: an update without it would be trained on what its device has forgotten."""
+    """The patch is saved before the update: an update without it would depend on a patch that the device has lost."""
     updates = 0
     for fatal in range(1, 100):
         folder = tmp_path_factory.mktemp("killed")

@@ -52,7 +52,7 @@ def terms(scene, **changes):
 
 
 def train(device, scene, secure, tensors=None, round=1):
-    """The layout, and what was written."""
+    """Train a round; return manifest, report, vector and command."""
     command = scene.command(tensors, round, encoding=f"masked-u{secure.bits}", secure=secure)
     done = device.run(command, lambda done, total: None, lambda: False)
     assert done is not None
@@ -62,7 +62,7 @@ def train(device, scene, secure, tensors=None, round=1):
 
 
 def test_vector_holds_the_step_and_the_report(tmp_path, device):
-    """By the unmasked update of another device with the same data and the same seed."""
+    """Compared with the unmasked update of another device with the same data and the same seed."""
     scene = scene_of(tmp_path)
     (tmp_path / "plain").mkdir()
     plain = Scene(tmp_path / "plain", TOY, SGD, "affine")
@@ -162,7 +162,7 @@ def test_vector_that_changed_on_the_disk_is_not_masked(tmp_path, device):
 
 
 def test_terms_of_another_model_fail_the_round(tmp_path, device):
-    """The grid has a range too few: a sentence, no crash."""
+    """The grid has one range too few: an error message, no crash."""
     scene = scene_of(tmp_path)
     with pytest.raises(Exception, match="ranges for"):
         train(device, scene, terms(scene, grid=write_grid((0.5,))))

@@ -1,4 +1,4 @@
-"""What a round leaves for the applications of the device: the model that it trained, if that is good enough."""
+"""The result of a round for the applications of the device: the trained model, if it is good enough."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VALIDATION = 15
 
 
 class Device:
-    """A device with a store of models, which takes every update for committed."""
+    """A device with a store of models, which treats every update as committed."""
 
     def __init__(self, folder: Path, task: Task = TOY, private: str = "affine", keep_margin: float = 1.0) -> None:
         self.scene = Scene(folder, task, ADAM, private)
@@ -67,7 +67,7 @@ class Device:
 def task_scored(left: list[float], goal: str = "max") -> Task:
     """The toy task with a metric that returns the numbers in `left`, in turn.
 
-    Before, after; of the new model on test data, on validation data; of the present one on validation data.
+    Order: before and after training; the new model on test data and on validation data; the present one on validation data.
     """
     task = replace(TOY, metric=lambda outputs, targets: left.pop(0))
     object.__setattr__(task, "metric_goal", goal)
@@ -76,7 +76,7 @@ def task_scored(left: list[float], goal: str = "max") -> Task:
 
 @pytest.mark.parametrize("private", POLICIES)
 def test_a_round_leaves_the_model_that_it_trained(tmp_path, private):
-    """Global values, patch, and what training made of both: the outputs are those of the trained module, in every policy."""
+    """Global values and patch, both after training: the outputs are those of the trained module, with every policy."""
     device = Device(tmp_path, private=private)
     report = device.play(1)
     personal = device.personal
@@ -120,7 +120,7 @@ def test_the_model_holds_this_devices_patch_and_not_the_initial_one(tmp_path):
     ],
 )
 def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, present, new, stays):
-    """Beyond the margin of 0.1, whichever way is better; the log and the note report it, and the update leaves all the same."""
+    """Beyond the margin of 0.1, for both goals of a metric; log and note report it, and the update is sent nevertheless."""
     left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left, goal), keep_margin=0.1)
     device.play(1)
@@ -144,7 +144,7 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
 
 
 def test_the_present_model_is_measured_anew(tmp_path):
-    """A score on other data does not count: the margin is between two models on the same data."""
+    """A score on other data does not count: two models are compared on the same data."""
     left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left), keep_margin=0.1)
     device.play(1)
@@ -219,7 +219,7 @@ def test_a_model_whose_test_figure_is_no_number_is_not_published(tmp_path, score
     ("new", "present", "stays"), [(float("nan"), 0.1, True), (0.1, float("nan"), False), (float("nan"),) * 2 + (False,)]
 )
 def test_a_validation_figure_that_is_no_number_loses_against_one(tmp_path, new, present, stays):
-    """Where neither is a number, as of a metric that one class leaves undefined, the newest model is published."""
+    """If neither is a number, as of a metric that is undefined with one class, the newest model is published."""
     left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left))
     device.play(1)
@@ -233,7 +233,7 @@ def test_a_validation_figure_that_is_no_number_loses_against_one(tmp_path, new, 
 
 @pytest.mark.parametrize("without", ["new", "present"])
 def test_without_validation_data_the_newest_model_is_published(tmp_path, without):
-    """However bad it looks on test data. A model made before there were any was trained on them, and is no match."""
+    """Even if it is worse on test data. A model from before the validation data was trained on them, so it is not compared."""
     device = Device(tmp_path, keep_margin=0.0)
     none = replace(device.data, val_x=device.data.train_x[:0], val_y=device.data.train_y[:0])
     for round, part in ((1, "present"), (2, "new")):
@@ -307,11 +307,11 @@ def test_a_disk_that_refuses_costs_no_round(tmp_path, caplog, monkeypatch):
 
 @pytest.mark.parametrize("deaths", [1, 2, 3])
 def test_an_export_that_ends_its_process_is_given_up(tmp_path, caplog, deaths):
-    """After the second time: rather no model than no rounds. An agent that begins anew tries it again."""
+    """After the second time rounds continue without a model. An agent tries it again after its next start."""
     device = Device(tmp_path)
     device.models.prepare("toy")
     for _ in range(deaths):
-        device.models.attempts.begin("toy", 9)  # and it never finishes
+        device.models.attempts.begin("toy", 9)  # an attempt that never finishes
     assert device.play(1).steps == 5
     assert (device.models.current("toy") is None) == (deaths >= 2)
     assert ("ended its process 2 times" in caplog.text) == (deaths >= 2)
@@ -346,7 +346,7 @@ def test_the_metadata_is_json_for_anybody(tmp_path):
 @pytest.mark.parametrize("private", POLICIES)
 @pytest.mark.parametrize("encoding", ["fp32+zstd", "delta-int8"])
 def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private, encoding):
-    """From the update that waits and the patch: exactly where the encoding keeps every bit, else as the coordinator has it."""
+    """From the waiting update and the patch: exact if the encoding keeps every bit, else as the coordinator has it."""
     device = Device(tmp_path, private=private)
     held = ModelCache(tmp_path / "held")
     store = PatchStore(tmp_path / "patches")
@@ -427,7 +427,7 @@ def test_finished_model_becomes_the_model_after_a_round_and_after_an_evaluate_ro
 
 
 def test_model_put_off_is_the_one_that_was_trained(tmp_path):
-    """While the process lives, no update is read back: it may be gone."""
+    """While the process lives it does not read the update, which may be gone."""
     device = Device(tmp_path)
     command = device.scene.command(encoding="delta-int8", hold=True)
     done = device.local_update.run(command, lambda *_: None, lambda: False)

@@ -1,4 +1,4 @@
-"""The steps of SGD and Adam are those of torch.optim, to the last bit, without what its classes load."""
+"""The steps of SGD and Adam equal those of torch.optim to the last bit, without the modules that its classes load."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_steps_are_those_of_torch(name):
 
 @pytest.mark.slow
 def test_a_round_of_training_does_not_load_torchs_compiler(tmp_path):
-    """It would add 70 MB to what a device has to have; that is what the optimizers of torch.optim do."""
+    """The optimizers of torch.optim load it; it would add 70 MB to the memory that a device needs."""
     program = f"""
 import sys
 from pathlib import Path

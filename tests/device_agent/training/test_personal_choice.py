@@ -37,9 +37,9 @@ CHOOSING = replace(RULES, val_x=RULES.test_x, val_y=RULES.test_y)
 
 
 class Device:
-    """A device that trains alone by schedule, and takes every update for committed.
+    """A device that trains alone by schedule, and treats every update as committed.
 
-    Its own model is better than the federated one, since the global model is far from any that fits.
+    Its own model is better than the federated one, since the global model is far from any model that fits.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ def test_candidate_is_never_worse_than_alone_on_validation_and_a_tie_is_federate
 def test_present_model_that_is_better_than_both_stays(tmp_path):
     left: list[float] = []
     device = Device(tmp_path, replace(TOY, metric=lambda outputs, targets: left.pop(0)), every=1, margin=0.0)
-    # Of the round before and after, of the model alone on test data; of both on validation data; on test data, on validation
-    # data; of the present one.
+    # Order: before and after the round; the model trained alone on test data; both models on validation data; the better
+    # one on test data and on validation data; the present one.
     left += [0.5, 0.5, 0.5, 0.7, 0.8, 0.5, 0.8]
     device.play(1)
     assert device.personal.metadata.source == ALONE

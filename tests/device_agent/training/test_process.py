@@ -1,4 +1,4 @@
-"""The training process by itself: what it does with a setup, with garbage, and when its agent is gone."""
+"""The training process by itself: its reaction to a setup, to garbage, and to the end of its agent."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_module_in_the_current_directory_is_not_imported(installed, tmp_path):
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_end_of_the_input_ends_the_process_after_its_last_work(failing):
-    """The states that are kept in memory are written; a disk that refuses is logged."""
+    """States that are kept in memory are written; a disk error is logged."""
     code = f"""
 import os, time
 from fedpatch.device_agent.training.training_process import CommandReader

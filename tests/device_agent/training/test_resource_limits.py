@@ -1,4 +1,4 @@
-"""The training process keeps out of the way, as the system sees it."""
+"""The limits and the low priority of the training process, as the system reports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 100
 
 @pytest.fixture
 def start(installed, tmp_path):
-    """Start a training process with such limits; it and its first answer."""
+    """Start a training process with such limits; return it and its first answer."""
     started = []
 
     def begin(**limits: int):
