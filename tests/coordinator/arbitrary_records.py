@@ -1,4 +1,4 @@
-"""Any records of rounds, for tests of what is made of them."""
+"""Any records of rounds, for tests of code that reads records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def records(
     seconds: st.SearchStrategy[float],
     reasons: st.SearchStrategy[dict[str, int]],
 ) -> st.SearchStrategy[RoundRecord]:
-    """Records with such device names and failures, counts, user accuracies, seconds of phases, and reasons."""
+    """Return records from these strategies: `words` for device names and failures, `measures` for user accuracies."""
     fields: dict[str, st.SearchStrategy[Any]] = {
         **dict.fromkeys(("cohort", "accepted", "declined", "reported", "late", "num_examples"), counts),
         **dict.fromkeys(("bytes_down", "bytes_up"), counts),

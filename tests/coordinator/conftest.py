@@ -1,4 +1,4 @@
-"""What several tests of the coordinator begin with."""
+"""Fixtures of several tests of the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.postgresql import PostgresServer, postgres_server
 
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
-    """FedAvg of the whole digits model."""
+    """A prepared run: FedAvg of the whole digits model."""
     return prepare(RunSettings(strategy="fedavg", private="none"))
 
 
@@ -31,14 +31,14 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One server for the tests of a process; each state directory has tables of its own in it."""
+    """One server for all tests of a process; each state directory has its own tables on this server."""
     with postgres_server() as server:
         yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
-    """Gives a state directory a registry in SQLite or in PostgreSQL, and returns the path that it has, or would have."""
+    """A function that gives a directory a registry in SQLite or PostgreSQL, and returns the path that a SQLite file has."""
     if request.param == "sqlite":
         return lambda directory: directory / REGISTRY_FILE
     server: PostgresServer = request.getfixturevalue("postgres")
@@ -53,7 +53,7 @@ def registry(tmp_path: Path, engine: Callable[[Path], Path]) -> Iterator[Registr
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of coordinator and devices."""
+    """The clock of coordinator and devices."""
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     return clock

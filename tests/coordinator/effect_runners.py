@@ -1,4 +1,4 @@
-"""A coordinator without a broker: a real engine and performer with real files, and devices that are played by hand."""
+"""A coordinator without a broker: a real engine and performer with real files; the test sends the devices' messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support.specs import there
 
 
 class Bench:
-    """A round with devices a and b that wait for nothing else; `again` is what the next process makes of it after a kill."""
+    """A coordinator whose rounds need only devices a and b; `again` is the next process after a kill."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Bench:
     ) -> None:
         self.prepared, self.registry, self.directory = prepared, registry, directory
         self.lines: list[str] = []
-        # How far some values of an update are from the others: equal ones take next to no bytes.
+        # Spread of an update's values: equal values are compressed to almost no bytes.
         self.noise = 0.0
-        # Without bounds: what such an update changes is chosen to be distinguishable, not to be usual.
+        # Without bounds: these updates are distinguishable, and their changes are not usual ones.
         terms = {"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", "norm_bound": "off", **changes}
         settings = RunSettings(**terms)
         run = run or new_run(registry, schema=prepared.schema.digest).id
@@ -110,7 +110,7 @@ class Bench:
         self.sent.append((device, envelope))
 
     def begin(self, devices: str = "ab") -> Bench:
-        """These devices are there, in this order, and accept."""
+        """Bring these devices online in this order; each accepts."""
         for device in devices:
             self.perform(self.engine.handle(DevicePresence(device, there()), time.monotonic()))
         for device in devices:
@@ -118,13 +118,13 @@ class Bench:
         return self
 
     def look(self) -> None:
-        """Some time later: offending devices are quarantined, as by the service."""
+        """Quarantine offending devices, as the service does from time to time."""
         held = self.quarantine.poll()
         if held is not None:
             self.perform(self.engine.handle(HoldsChanged(held), time.monotonic()))
 
     def again(self, **changes: Any) -> Bench:
-        """The coordinator was killed; another takes up what it finds on the disk."""
+        """Return the next coordinator after a kill; it resumes from the disk."""
         return Bench(
             self.directory,
             self.prepared,
@@ -135,7 +135,7 @@ class Bench:
         )
 
     def perform(self, effects: list[Any]) -> None:
-        """As the service does."""
+        """Run effects as the service does."""
         self.event_queue.now_is_present()
         run_effects(self.engine, effects, self.performer, lambda: self.event_queue.now)
 
@@ -145,18 +145,18 @@ class Bench:
             self.perform(self.engine.handle(event, self.event_queue.now))
 
     def receive(self, device: str, body: Any) -> None:
-        """A message of the open round."""
+        """Handle a device's message of the open round."""
         spec = self.engine.spec
         envelope = Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=self.engine.last_round)
         self.perform(self.engine.handle(DeviceMessage(device, envelope), time.monotonic()))
 
     def reported(self, number: int) -> set[str]:
-        """Devices that need do no more in a round, because it has their updates or is over."""
+        """Return the devices that are finished with a round, because it has their updates or is over."""
         current = self.engine.open
         return set("ab") if current is None or current.round.number != number else set(current.reports)
 
     def update(self, value: float, encoding: str = "") -> tuple[bytes, Any]:
-        """An update in which everything is about `value`, as the run wants it or in another encoding."""
+        """Return an update with values near `value`, in the run's encoding or another one."""
         assert self.engine.open is not None
         schema = self.prepared.travelling
         drawn = np.random.default_rng(round(1000 * value))
@@ -172,7 +172,7 @@ class Bench:
         return packed.blob, packed.manifest(2**16, schema)
 
     def upload(self, devices: str, value: float, encoding: str = "") -> None:
-        """The updates of these devices arrive whole, one after the other."""
+        """Handle the complete uploads of these devices, one after the other."""
         for device in devices:
             blob, manifest = self.update(value, encoding)
             self.receive(device, Offer(manifest))

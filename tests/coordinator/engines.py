@@ -1,4 +1,4 @@
-"""Engines in known states, and devices that play their part of a round in one call."""
+"""Engines in known states, and all messages of a device in a round in one call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIGEST = update(BLOB).digest
 
 
 def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any) -> Engine:
-    """One that has started."""
+    """Return an engine that has started."""
     resumable = changes.pop("resumable", None)
     made = Engine(run_spec(**changes), records=records, resumable=resumable, jitter=random.Random(1))
     made.handle(RunStarted(), now)
@@ -35,7 +35,7 @@ def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any
 
 
 def asking(devices: str = "ab", **changes: Any) -> Engine:
-    """An engine whose first round has invited these devices."""
+    """Return an engine whose first round has invited these devices."""
     made = engine(devices=len(devices), **changes)
     join(made, devices)
     made.handle(ModelPublished(model()), 0.0)
@@ -43,42 +43,42 @@ def asking(devices: str = "ab", **changes: Any) -> Engine:
 
 
 def join(made: Engine, devices: Iterable[str], now: float = 0.0, boot: str = "b1") -> None:
-    """Devices come online."""
+    """Bring devices online."""
     for device in devices:
         made.handle(DevicePresence(device, there(boot)), now)
 
 
 def leave(made: Engine, devices: Iterable[str], now: float) -> None:
-    """Devices go offline."""
+    """Take devices offline."""
     for device in devices:
         made.handle(DevicePresence(device, gone()), now)
 
 
 def accept(made: Engine, devices: Iterable[str], now: float = 1.0) -> None:
-    """Devices accept the round of number 1."""
+    """Let devices accept round 1."""
     for device in devices:
         send(made, device, Accept(10), now)
 
 
 def current(made: Engine) -> ActiveRound:
-    """The open round."""
+    """Return the open round."""
     assert made.open is not None
     return made.open
 
 
 def end_of(effects: Iterable[Effect]) -> EndRun:
-    """The only end of the run among these effects."""
+    """Return the only EndRun among these effects."""
     [end] = [effect for effect in effects if isinstance(effect, EndRun)]
     return end
 
 
 def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 1, **changes: Any) -> list[Effect]:
-    """A message of a device."""
+    """Handle a message of a device; return the effects."""
     return made.handle(DeviceMessage(device, envelope_of(body, number, **changes)), now)
 
 
 def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
-    """A device's whole round."""
+    """Handle a device's whole round; return the effects of its report."""
     number = made.last_round
     send(made, device, Accept(10), now, number)
     assert isinstance(sent(send(made, device, Offer(update(BLOB)), now, number))[0][1], Grant)
@@ -88,12 +88,12 @@ def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | Non
 
 
 def report_all(made: Engine, devices: Iterable[str], now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
-    """The whole round of several devices; the effects of the last report."""
+    """Handle the whole round of several devices; return the effects of the last report."""
     return [report_of(made, device, now, accuracy) for device in devices][-1]
 
 
 def aggregating() -> Engine:
-    """An engine that has a's report and has left b behind, at second 5."""
+    """Return an engine that aggregates a's update without b's, at second 5."""
     made = asking("ab", quorum=0.5, grace_s=0.0)
     accept(made, "ab")
     assert report_of(made, "a")[-1] == AggregateUpdates(1, ("a",))
@@ -101,5 +101,5 @@ def aggregating() -> Engine:
 
 
 def kinds(effects: list[Effect]) -> list[type]:
-    """What sort of effects these are."""
+    """Return the types of these effects."""
     return [type(effect) for effect in effects]

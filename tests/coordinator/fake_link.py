@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RecordedLink:
-    """What was published, in order; `idle` and `full` are set by the test."""
+    """A link that records published messages in order; the test sets `idle` and `full`."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, bytes, bool]] = []
@@ -12,24 +12,24 @@ class RecordedLink:
         self.full = False
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Note a message, if there is room."""
+        """Record a message, unless the link is full."""
         if not self.full:
             self.published.append((topic, payload, retain))
         return not self.full
 
     def subscribe(self, *filters: str) -> None:
-        """Nobody publishes here."""
+        """Do nothing: this link receives no messages."""
 
     def unsubscribe(self, *filters: str) -> None:
-        """Nobody publishes here."""
+        """Do nothing: this link receives no messages."""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
     def retained(self) -> set[str]:
-        """Topics on which a broker would hold something now."""
+        """Return the topics for which a broker would retain a message now."""
         held: dict[str, bytes] = {topic: payload for topic, payload, retain in self.published if retain}
         return {topic for topic, payload in held.items() if payload}

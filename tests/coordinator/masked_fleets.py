@@ -53,12 +53,12 @@ TERMS: Mapping[str, Any] = {
 
 
 def names(count: int) -> list[str]:
-    """Return so many names of devices, sorted."""
+    """Return this number of device names, sorted."""
     return [f"pi-{number:02}" for number in range(count)]
 
 
 def examples(device: str) -> int:
-    """Return how many examples a device trains on: another number for each, some above the weight cap."""
+    """Return the number of examples of a device: different for each device, and some above the weight cap."""
     return 20 + 3 * int(device.removeprefix("pi-"))
 
 
@@ -79,7 +79,7 @@ class MaskedDevice:
         self.spoil: Callable[[Array], Array] = lambda elements: elements
 
     def answers(self, envelope: Envelope) -> list[Any]:
-        """Return the messages and chunks that follow a message."""
+        """Return the device's messages and chunks in answer to a message."""
         envelope = self.tamper(envelope)
         number, name = envelope.round, RoundName(envelope.task, envelope.run, envelope.round)
         match envelope.body:
@@ -130,7 +130,7 @@ class MaskedDevice:
 
 
 def step_of(device: str, number: int, schema: Schema) -> dict[str, Array]:
-    """Return the step of a device in a round: a function of both."""
+    """Return the step of a device in a round; it depends only on both."""
     drawn = np.random.default_rng([number, int(device.removeprefix("pi-"))])
     return {spec.name: drawn.normal(scale=0.01, size=spec.shape) for spec in schema.specs}
 
@@ -140,7 +140,7 @@ Change = Callable[[str, Any], Any]
 
 
 class Clock:
-    """The time of a test, in place of time.monotonic."""
+    """The clock of a test, used instead of time.monotonic."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -172,14 +172,14 @@ class MaskedFleet:
         bench.performer._connection.send = lambda device, envelope: self._sent(real, device, envelope)  # type: ignore[method-assign]
 
     def come(self) -> MaskedFleet:
-        """All devices come online."""
+        """Bring all devices online."""
         for name in self.devices:
             presence = replace(there(), features=(*DEVICE_FEATURES, MASKED_FEATURE, *self.devices[name].features))
             self._perform(DevicePresence(name, presence))
         return self.settle()
 
     def settle(self) -> MaskedFleet:
-        """Deliver messages until nobody has any left."""
+        """Deliver messages until none is left."""
         bench = self.bench
         while bench.sent:
             waiting, bench.sent = deque(bench.sent), []
@@ -193,7 +193,7 @@ class MaskedFleet:
         return self
 
     def wait(self, seconds: float) -> MaskedFleet:
-        """Let time pass, as far as something is due, and deliver what follows."""
+        """Let time pass, act at each deadline, and deliver the resulting messages."""
         end = self.clock.now + seconds
         while (due := self.bench.engine.next_deadline()) is not None and due <= end:
             self.clock.now = max(self.clock.now, due)
@@ -203,7 +203,7 @@ class MaskedFleet:
         return self
 
     def _sent(self, real: Callable[[str, Envelope], Any], device: str, envelope: Envelope) -> Any:
-        """Check that the step that a message depends on is on the disk, and take the message."""
+        """Check that the step on which a message depends is on the disk, then send the message."""
         needed = {Roster: "roster", Inbox: "masking", Unmask: "reported"}.get(type(envelope.body))
         if needed is not None:
             entries = self.bench.registry.rounds.masking(envelope.run, envelope.round)

@@ -1,4 +1,4 @@
-"""A run that is played by hand under a clock of its own, with a meter that looks on."""
+"""A run with its own clock and a meter; the test sends the devices' messages."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.support.specs import model, report, there, update
 
 
 class Metered:
-    """Devices of these names are there, and the first round has begun at 0. What the coordinator does takes `busy_s` each.
+    """A run whose devices are online and whose first round began at second 0.
 
-    Publishing the model, aggregating and saving are what takes time. `accuracies` are what devices report.
+    Publishing the model, aggregating and saving take `busy_s` each. Devices report `accuracies`.
     """
 
     def __init__(self, directory: Path, devices: str = "ab", *, busy_s: float = 0.0, **changes: Any) -> None:
@@ -43,11 +43,11 @@ class Metered:
             self.state(device, there())
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of one series, without its prefix."""
+        """Return the value of one series; the name is without prefix."""
         return self.metrics.registry.get_sample_value(f"fedpatch_{name}", labels)
 
     def look(self) -> None:
-        """As the service does after an event, a good while after the last time."""
+        """Update the gauges as the service does after an event, 10 s after the last update."""
         self.now += 10.0
         self.meter.look(self.now, waiting=7)
 
@@ -70,7 +70,7 @@ class Metered:
             self.upload(device, accuracy)
 
     def upload(self, device: str, accuracy: float | None = 0.5) -> None:
-        """A whole update, from the word that it takes part."""
+        """Handle a device's whole round, from its acceptance on."""
         self.accuracies[device] = accuracy
         self.receive(device, Accept(10))
         self.receive(device, Offer(update(BLOB)))
@@ -85,7 +85,7 @@ class Metered:
         run_effects(self.engine, effects, self, lambda: self.now)
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
-        """What the engine waits for is done at once, and is observed."""
+        """Yield the event for which the engine waits, and report the effect to the meter."""
         began_at = self.now
         self.now += self._busy_s if isinstance(effect, PublishModel | AggregateUpdates | SaveRecord) else 0.0
         match effect:

@@ -28,12 +28,12 @@ TERMS: dict[str, Any] = {
 
 
 def prepare_private() -> Prepared:
-    """FedAvg of the digits model without its batch norm, the only public values that are trained."""
+    """Return a prepared FedAvg run of digits with private batch norm, so that all public values are trained."""
     return prepare(RunSettings(**TERMS))
 
 
 class PrivateBench(Bench):
-    """Its devices know differential privacy."""
+    """A coordinator whose devices support differential privacy."""
 
     def begin(self, devices: str = "ab") -> Bench:
         present = there()
@@ -46,7 +46,7 @@ class PrivateBench(Bench):
 
 
 class CountedDraws:
-    """Random bytes in place of the operating system's: another stream for each draw, or those of an earlier run by round."""
+    """Replaces os.urandom: a different stream for each draw, or the bytes of an earlier run by round."""
 
     def __init__(self, by_round: dict[int, bytes] | None = None) -> None:
         self.draws = 0
@@ -56,7 +56,7 @@ class CountedDraws:
         self._round = 0
 
     def installed(self, patch: Any) -> None:
-        """In place of os.urandom, and beside each use of noise."""
+        """Replace os.urandom, and record each use of noise."""
         real = sealed_noise.SealedNoise.of_round
         draws = self
 
@@ -78,5 +78,5 @@ class CountedDraws:
 
 
 def files_of_noise(directory: Path) -> list[str]:
-    """The names of the files of noise in a run's directory."""
+    """Return the names of the noise files in a run's directory."""
     return sorted(path.name for path in directory.glob("noise-*"))

@@ -1,4 +1,4 @@
-"""Rows of a registry: runs, devices, and any change that another program makes."""
+"""Rows of a registry: runs, devices, and changes by other programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 
 
 def new_run(registry: Registry, created_at: float = 0.0, **changes: Any) -> RunInfo:
-    """Add a run; `changes` are other terms than those of a FedAvg run of digits."""
+    """Add a FedAvg run of digits; `changes` replace some of its terms."""
     terms = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}, "schema": "5c" * 32}
     return registry.create_run(created_at=created_at, **{**terms, **changes})
 
@@ -29,18 +29,18 @@ def seen(
     version: str = "",
     tasks: Sequence[str] = (),
 ) -> None:
-    """Note the presence of one device."""
+    """Record the presence of one device."""
     registry.seen_devices(fleet, [Sighting(device, now, online, version, tuple(tasks))])
 
 
 def driver_of(registry: Registry) -> sqlite3.Connection:
-    """Return the driver's connection of a registry in a SQLite file."""
+    """Return the sqlite3 connection of a registry in SQLite."""
     assert isinstance(registry._db, SqliteDatabase)
     return registry._db.driver
 
 
 def change(path: Path, *statements: str) -> None:
-    """Change a database as any SQLite program does."""
+    """Change a database as another SQLite program would."""
     with closing(sqlite3.connect(path, timeout=10)) as db:
         for statement in statements:
             db.execute(statement)

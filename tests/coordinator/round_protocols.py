@@ -19,7 +19,7 @@ BLOB = b"u" * 350
 
 
 class Bench:
-    """A round of devices a, b, ... that all were invited at second 0."""
+    """A round whose devices a, b, ... were all invited at second 0."""
 
     def __init__(self, devices: str = "ab", target: int = 0, limit_s: float | None = None, **changes: Any) -> None:
         spec = run_spec(**changes)
@@ -35,13 +35,13 @@ class Bench:
         return [effect for body in bodies for effect in self.open.on_message(device, body, now)]
 
     def see(self, device: str, state: DeviceState, now: float = 1.0) -> list[Effect]:
-        """A presence, after the fleet took note of it, as the engine does."""
+        """Handle a presence after the fleet has recorded it, as the engine does."""
         known = self.fleet.boot(device)
         self.fleet.update(device, state)
         return self.open.on_presence(device, known, state, now)
 
     def lose(self, device: str, end: str) -> None:
-        """It is out of the round: "late", "failed" or "declined"."""
+        """Make a device leave the round: "late", "failed" or "declined"."""
         if end == "late":
             self.open.tick(10.0)
         else:
@@ -61,11 +61,11 @@ class Bench:
         return [effect for part in parts for effect in self.open.on_chunk(device, part, now)]
 
     def report(self, device: str, accuracy: float | None = 0.5, now: float = 3.0, blob: bytes = BLOB) -> list[Effect]:
-        """An update that is uploaded and stored."""
+        """Let a device upload an update, which is then stored."""
         self.upload(device, blob)
         return self.open.stored(device, update(blob).digest, report(accuracy), now)
 
     def upload(self, device: str, blob: bytes = BLOB) -> list[Effect]:
-        """An offer that is granted, and its chunks."""
+        """Let a device offer an update, which is granted, and send its chunks."""
         assert isinstance(sent(self.receive(device, Offer(update(blob))))[0][1], Grant)
         return self.chunks(device, blob)

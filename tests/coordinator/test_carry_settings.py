@@ -1,4 +1,4 @@
-"""Settings of buffered rounds: which fit together, and the reasons of those that do not."""
+"""Settings of buffered rounds: valid combinations, and the reasons of refused ones."""
 
 from __future__ import annotations
 

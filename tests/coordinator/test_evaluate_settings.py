@@ -1,4 +1,4 @@
-"""Settings of evaluate rounds, and their figures in words, for trackers and in JSON."""
+"""Settings of evaluate rounds, and their figures in text, for trackers and in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a run that are terms of its plan: they reach the plan, and nonsense is refused with the remedy."""
+"""Settings of a run that are terms of its plan: they reach the plan, and invalid values are refused with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policies `norms` and `head` of a run: the coordinator turns them into names, which devices of any version know."""
+"""The policies `norms` and `head` of a run: the coordinator converts them to names, which devices of any version understand."""
 
 from __future__ import annotations
 

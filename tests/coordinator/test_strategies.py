@@ -1,4 +1,4 @@
-"""Strategies of users: found as module:attribute or by an entry point, checked, and played as fedpatch's own."""
+"""Strategies of users: found as module:attribute or by an entry point, checked, and run like built-in strategies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NUMBER = 7
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
-    """The current directory, which holds half_step.py."""
+    """The current directory, which has half_step.py."""
     (tmp_path / "half_step.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -88,7 +88,7 @@ def test_server_learning_rate_is_refused_by_a_strategy_without_server_optimizer(
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a package with a strategy under a name."""
+    """A function that installs a package with a strategy under a name."""
 
     def install(name: str) -> None:
         info = tmp_path / "other-1.2.dist-info"

@@ -1,4 +1,4 @@
-"""The chain of deltas that lead to the present model."""
+"""The chain of deltas that leads to the present model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ steps_of_any_history = st.lists(
 
 
 def straight(count: int, size: int = 10) -> list[ServerDelta]:
-    """A history without a fault: after round 1 the content is "1", and so on."""
+    """Return a history without gaps: after round 1 the content is "1", after round 2 it is "2"."""
     return [
         ServerDelta(n, f"v-{n - 1}", str(n - 1), str(n), Packed(bytes(size), size, "delta-int8"))
         for n in range(1, count + 1)

@@ -29,7 +29,7 @@ CENTRED = AggregateRule("centred")
 
 
 def play(ways: list[Array], rule: AggregateRule = CENTRED, order: list[int] | None = None) -> MaskedMean:
-    """The mean of groups of two devices, each with one of the steps."""
+    """Return the mean over groups of two devices; each group has one of the steps."""
     updates, groups = {}, []
     for number, way in enumerate(ways):
         devices = (f"pi-{number}a", f"pi-{number}b")

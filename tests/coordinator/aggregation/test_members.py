@@ -1,4 +1,4 @@
-"""Updates that are means of several devices: flat and two-level rounds give one model, caps count members."""
+"""Updates that are means of several devices: flat and two-level rounds give the same model, caps count members."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BASE = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in SCHEMA.specs}
 
 
 def mean(updates: dict[str, tuple[int, dict[str, Array]]], members: dict[str, int] | None = None, **changes: Any):
-    """The aggregate of updates, each with its examples."""
+    """Return the mean of updates, each given with its number of examples."""
     counts = {device: examples for device, (examples, _) in updates.items()}
     limits = replace(Limits(), **changes)
     found = aggregate(
@@ -43,7 +43,7 @@ def mean(updates: dict[str, tuple[int, dict[str, Array]]], members: dict[str, in
 
 @st.composite
 def sites(draw: st.DrawFn) -> list[list[tuple[int, dict[str, Array]]]]:
-    """The updates of one to five sites of one to six devices."""
+    """Return the updates of one to five sites, each with one to six devices."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     scale = draw(st.sampled_from((1e-3, 1.0, 1e3)))
 
@@ -75,7 +75,7 @@ def test_cap_of_examples_is_multiplied_by_members():
 
 
 def test_median_of_examples_counts_each_member_of_a_relay():
-    # One device with 1000 examples and thirty with 10 each: the median device has 10.
+    # One device has 1000 examples, thirty have 10 each: the median is 10.
     found = example_weights({"ann": 1000, "site": 300}, ExamplesCap(factor=2.0), {"site": 30})
     assert found == {"ann": 20, "site": 300}
 

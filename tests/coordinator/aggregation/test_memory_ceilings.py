@@ -1,4 +1,4 @@
-"""The memory that hostile bytes take until they are refused."""
+"""Limits of the memory that hostile bytes can occupy before they are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NESTED = b"\x82\xa4meta" + b"\x91" * 60_000 + b"\xc0\xa7tensors\x90"
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most that is held at a time while `call` refuses what it is given."""
+    """Return the peak memory while `call` refuses its input."""
     tracemalloc.start()
     try:
         with pytest.raises((UpdateRefused, WireError)):
@@ -44,12 +44,12 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def update(blob: bytes, raw_bytes: int, encoding: str = "fp32") -> Callable[[], object]:
-    """An update of these bytes, as announced."""
+    """Return a call that decodes these bytes with the announced sizes."""
     return lambda: decode_and_validate_update(blob, TERMS, encoding=encoding, raw_bytes=raw_bytes)
 
 
 def offer(**changes: int) -> Callable[[], object]:
-    """A manifest that states so much."""
+    """Return a call that checks a manifest with these sizes."""
     stated: dict[str, Any] = {
         "size_bytes": MAX_BLOB_BYTES,
         "chunk_bytes": 2**20,

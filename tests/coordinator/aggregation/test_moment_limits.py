@@ -1,4 +1,4 @@
-"""Bounds of moments and counters: their limits, how they are clipped, and updates that no plan can produce."""
+"""Bounds of moments and counters: their limits, clipping, and updates that no plan can produce."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USUAL = {"weights": 2.0, "exp_avg": 3.0, "exp_avg_sq": 5.0, "stats bn.running_me
 
 
 def update(w: float = 0.0, first: float = 0.0, second: float = 0.0, step: float = 0.0) -> dict[str, Array]:
-    """An update with the same value in each tensor of a kind."""
+    """Return an update in which all tensors of a kind have the same value."""
     values = {"w": w, "w:exp_avg": first, "w:exp_avg_sq": second, "w:step": step}
     return {spec.name: np.full(spec.shape, values[spec.name], spec.dtype) for spec in SCHEMA.specs}
 
@@ -56,7 +56,7 @@ def update(w: float = 0.0, first: float = 0.0, second: float = 0.0, step: float 
     ids=lambda value: value.action if isinstance(value, NormBound) else "",
 )
 def test_limits_follow_the_reference_and_the_action(bound, expected):
-    """The factor of second moments is a square, and a counter counts at least one a step."""
+    """The factor of second moments is squared; the reference of a counter is at least one per step."""
     assert norm_limits(USUAL, bound) == expected
 
 
@@ -75,7 +75,7 @@ def test_first_update_of_a_run_is_bounded_by_the_model_too(base_norm, weights):
         (TRACKED, "clip", True),
         (TRACKED, "reject", True),
         (Schema((WEIGHT,)), "clip", False),
-        (SCHEMA, "clip", True),  # it has counters
+        (SCHEMA, "clip", True),  # this schema has counters
     ],
 )
 def test_norms_of_the_cohort_are_needed_for_multiples_of_a_reference(schema, action, needed):
@@ -132,7 +132,7 @@ TERMS = UpdateRequirements(SCHEMA, frozenset(), "ab" * 32, model=update(step=4.0
 
 
 def validate(terms: UpdateRequirements = TERMS, num_examples: int = 50, **values: float) -> dict[str, Array]:
-    """The tensors of an update from so many examples, once it is accepted."""
+    """Return the tensors of an accepted update from `num_examples` examples."""
     meta = asdict(report(base=terms.base)) | {"num_examples": num_examples}
     packed = pack(update(**values), SCHEMA, meta, "fp32")
     return decode_and_validate_update(packed.blob, terms, encoding="fp32", raw_bytes=packed.raw_bytes)[1]

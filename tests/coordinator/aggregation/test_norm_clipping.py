@@ -66,7 +66,7 @@ def fold(
     order: Iterable[str] = (),
     past: References | None = None,
 ) -> AggregateResult:
-    """The aggregate with a plan of 20 examples a step, onto a model of zeros unless `base` is given."""
+    """Return the aggregate with a plan of 20 examples per step; the default `base` is a model of zeros."""
     counted = counts if isinstance(counts, dict) else dict.fromkeys(updates, counts)
     return aggregate(
         {device: counted[device] for device in list(order) or list(updates)},
@@ -95,7 +95,7 @@ def tensors(schema: Schema, value: float) -> dict[str, np.ndarray]:
 def models(
     draw: st.DrawFn, schema: Schema = SCHEMA, element: st.SearchStrategy[float] = values
 ) -> dict[str, np.ndarray]:
-    """Any tensors of a schema; integers are small."""
+    """Return any tensors of a schema; integers are small."""
     drawn = {}
     for spec in schema.specs:
         one = st.integers(0, 99) if spec.dtype == "int64" else element
@@ -120,7 +120,7 @@ def test_clip_leaves_an_update_within_the_bound_as_it_is(base, update, limit):
 
 @given(models(element=sane), models(element=sane), limits)
 def test_clipping_keeps_the_direction(base, update, limit):
-    """Each value lies between the global model's and its own, at one share of the way, but for a rounding."""
+    """Each value moves by the same share from the global model's value to the update's value, except for rounding."""
     pulled = clip(update, base, SCHEMA, {"weights": limit})
     if pulled is None:
         return
@@ -171,7 +171,7 @@ def test_aggregate_order_of_updates_changes_no_bit(order, bound):
 
 @given(st.permutations("abcde"))
 def test_mean_of_updates_that_cancel_out_is_the_same_in_every_order(order):
-    """Sums of numbers of very different size differ by their order."""
+    """Sums of numbers of very different size depend on the order of summation."""
     sent = zip("abcde", (1e30, 1.0, -1e30, 3e-8, 0.1), strict=True)
     updates = {device: tensors(MOVING, value) for device, value in sent}
     assert bits(fold(updates, order=order).mean) == bits(fold(updates).mean)
@@ -206,7 +206,7 @@ def bits(update: Update) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_huge_variance_of_one_device_is_clipped(bound):
-    """A variance of 1e30 counts for ten times what is usual; nothing else of that update is touched."""
+    """A variance of 1e30 counts as ten times the usual change; the rest of that update stays unchanged."""
     updates = {device: tensors(TRACKING, 1.5) for device in "abcd"}
     updates["d"]["bn.running_var"] = np.full((2,), 1e30, np.float32)
     folded = fold(updates, bound=bound, schema=TRACKING, base=tensors(TRACKING, 1.0))
@@ -224,7 +224,7 @@ def test_bound_off_clips_nothing():
 
 
 def test_fixed_bound_clips_weights():
-    """Of a model without statistics and counters, for which no reference is needed."""
+    """A model without statistics and counters needs no reference."""
     folded, base = fold({"a": tensors(WEIGHTS, 3.0)}, bound="clip:2", schema=WEIGHTS), tensors(WEIGHTS, 0.0)
     assert norm(folded.mean, base, WEIGHTS) == pytest.approx(2.0)
     assert folded.clipped == {"a": {"weights": pytest.approx(3 * math.sqrt(7) / 2)}}
@@ -232,11 +232,11 @@ def test_fixed_bound_clips_weights():
 
 @given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
 def test_clip_any_statistics_are_within_their_bound(base, sent, bound):
-    """Tensor by tensor, each on the line to the global model; what is within its bound stays as it is, to the last bit."""
+    """Each tensor is clipped alone, on the line to the global model; a tensor within its bound keeps every bit."""
     cohort = {str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}
     limits = norm_limits(references(cohort, {}), parse_norm_bound(bound))
     for update in sent:
-        # Without that of the weights, which would pull everything back.
+        # The limit of the weights is left out, because it would pull back all tensors.
         most = {part: limit for part, limit in limits.items() if part.startswith("stats ")}
         pulled = tensors_of(update, clip(update, base, TRACKING, most))
         for name in ("n", "s", "bn.running_var"):
@@ -263,7 +263,7 @@ def test_aggregate_order_of_statistics_changes_no_bit(sent, order, bound):
     st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.0, 0.5)]),
 )
 def test_moments_of_any_gradients_are_accepted(_, clients, betas):
-    """Any number of steps, averaged over any clients, in float32 as devices have them."""
+    """Moments after any number of steps, averaged over any clients, are accepted. They are float32, as on devices."""
     first, second = (np.float32(beta) for beta in betas)
     sums: dict[str, np.ndarray] = tensors(MOVING, 0.0)
     for gradients in clients:
@@ -290,7 +290,7 @@ def test_impossible_moments_are_refused():
 
 
 def test_betas_whose_series_has_no_sum_bound_no_first_moment():
-    """Where older gradients weigh more in the first than in the second moment, any first moment can be."""
+    """If older gradients weigh more in the first than in the second moment, any first moment is possible."""
     wild = tensors(MOVING, 0.0) | {"w:exp_avg": np.full((2, 2), 1e6, np.float32)}
     plan = TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.75)
     check_moments(wild, MOVING, plan)
@@ -301,7 +301,7 @@ def test_betas_whose_series_has_no_sum_bound_no_first_moment():
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.8, 0.7)])
 def test_first_moment_is_bounded_by_the_greatest_that_gradients_give(betas):
-    """Each gradient as large as makes m / sqrt(v) greatest; a fifth more is refused."""
+    """The gradients that make m / sqrt(v) greatest are accepted; a first moment one fifth larger is refused."""
     (b1, b2), ages = betas, np.arange(500)
     gradients = (b1 / b2) ** ages
     second = (1 - b2) * np.sum(b2**ages * gradients**2)
@@ -325,7 +325,7 @@ def test_update_beyond_the_bound_is_refused_with_reject_only():
     ("found", "registered", "refused"), [(300, 100, False), (301, 100, True), (2**53, None, False)]
 )
 def test_examples_far_above_the_registered_are_refused(found, registered, refused):
-    """Data grow: twice as many and a hundred are accepted."""
+    """Data grow, so twice the registered number plus a hundred is accepted."""
     try:
         check_registered(found, registered)
     except UpdateRefused as error:
@@ -370,10 +370,10 @@ def test_references_of_three_updates_ignore_the_past(found):
     [
         ([1e9], (2.0, 3.0), 3.0),  # one update against two rounds
         ([1e9], (2.0,), 2.0),
-        ([1e9], (), 1e9),  # the very first
-        ([1.0, 1e9], (), 1.0),  # of two the lower
-        ([1.0, 1e9], (2.0, 50.0), 2.0),  # one round takes part
-        ([0.0, 1.0], (2.0,), 1.0),  # nor can a device that changes nothing hold the other one up
+        ([1e9], (), 1e9),  # first round
+        ([1.0, 1e9], (), 1.0),  # the lower of two
+        ([1.0, 1e9], (2.0, 50.0), 2.0),  # one earlier round is used
+        ([0.0, 1.0], (2.0,), 1.0),  # a device that changes nothing does not hold the other one back
     ],
 )
 def test_of_fewer_than_three_updates_the_rounds_before_take_part(found, past, reference):
@@ -393,13 +393,13 @@ def test_single_device_raises_its_reference_by_the_factor_at_most():
 
 
 def test_single_device_in_the_first_round_moves_the_weights_by_the_factor_times_the_model():
-    """There is no other measure yet; a model of zeros has none at all."""
+    """The first round has no other reference. With a model of zeros there is no reference at all."""
     base, updates = tensors(WEIGHTS, 1.0), {"a": tensors(WEIGHTS, 1e30)}
     folded = fold(updates, 5, bound="auto:3", schema=WEIGHTS, base=base)
     assert norm(folded.mean, base, WEIGHTS) <= 3 * math.sqrt(7) * (1 + 1e-6)
     assert folded.clipped.keys() == {"a"}
     assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS).clipped
-    # With another update, or another round, there is.
+    # Another update, or an earlier round, is a reference.
     assert not fold(updates | {"b": updates["a"]}, 5, bound="auto:3", schema=WEIGHTS, base=base).clipped
     past: References = {**folded.references, "weights": (1e30, 1e30)}
     assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS, base=base, past=past).clipped
@@ -422,7 +422,7 @@ def test_reference_of_a_single_update_is_kept_at_its_limit(updates, kept):
 
 @given(st.lists(models(MOVING, sane), min_size=1, max_size=3), st.lists(models(MOVING, sane), min_size=1, max_size=2))
 def test_references_of_a_round_do_not_depend_on_the_order(first, second):
-    """A round that is aggregated once more after a crash gives the same bits and references."""
+    """A round that is aggregated again after a crash gives the same bits and references."""
     found = []
     for turn in (list, reversed):
         past: Any = {}
@@ -436,7 +436,7 @@ def test_references_of_a_round_do_not_depend_on_the_order(first, second):
 
 
 def _plausible(update: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """With step counts of two steps."""
+    """Return the update with step counts of two steps."""
     return {
         name: np.float32(2.0) * np.ones_like(array) if name.endswith(":step") else array
         for name, array in update.items()
@@ -449,7 +449,7 @@ COUNTED = Schema((*WEIGHTS.specs, TensorSpec("bn.num_batches_tracked", (), "int6
 @pytest.mark.parametrize(("bound", "factor"), [("auto:2", 2), ("clip:1e9", 10), ("reject:1e9", 10)])
 @pytest.mark.parametrize("devices", [1, 2, 3, 6])
 def test_counters_grow_by_the_plans_steps(bound, factor, devices):
-    """Of one device as of six: 40 examples in batches of 20 are two steps."""
+    """With any number of devices: 40 examples in batches of 20 are two steps."""
     base, names = tensors(COUNTED, 0.0), "abcdef"[:devices]
     honest, wild = (
         {name: np.full_like(array, count) if _is_counter(name) else array for name, array in base.items()}
@@ -472,7 +472,7 @@ def _is_counter(name: str) -> bool:
 
 @given(st.integers(0, 2**26), st.integers(1, 3000), st.floats(0.0, 0.99))
 def test_step_counts_of_honest_devices_are_accepted(begun, steps, fraction):
-    """As torch counts them: one by one in float32, from a mean that need not be whole."""
+    """Counted as in torch: one by one in float32, beginning with a mean that can be a fraction."""
     base = tensors(MOVING, 0.0)
     start = np.float32(begun + fraction)
     end = start
@@ -503,7 +503,7 @@ def test_pace_makes_norms_of_many_and_few_examples_comparable():
 
 
 def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
-    """Each round one of four sends as much as is let through; the mean stays within the bound of honest gradients."""
+    """In each round one of four devices sends an excessive value; the mean stays within the bound of honest gradients."""
     steps, honest = 2, 1.0
     state = tensors(MOVING, 0.0)
     past: References = {}
@@ -515,7 +515,7 @@ def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
         folded = fold({**dict.fromkeys("abc", kind), "d": foe}, 40, bound="auto:2", base=state, past=past)
         assert folded.clipped.keys() == {"d"}
         state, past = folded.mean, folded.references
-    # Four times the mean square of honest gradients from one of four devices.
+    # One of four devices contributes four times the mean square of honest gradients.
     assert max(float(state[f"{name}:exp_avg_sq"].max()) for name in WEIGHTS.names) <= (3 + 4) / 4 * honest * 1.5
 
 

@@ -1,4 +1,4 @@
-"""The noised mean of clipped updates: its laws, and an audit by canaries of the epsilon that it claims."""
+"""The noised mean of clipped updates: its laws, and an audit of its claimed epsilon by canaries."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SILENT = np.zeros(values_of(SCHEMA))
 
 
 def moved(way: Array) -> dict[str, Array]:
-    """An update that moves the model by these ten values."""
+    """Return an update that moves the model by these ten values."""
     return {"a": BASE["a"] + way[:6].reshape(2, 3), "b": BASE["b"] + way[6:]}
 
 
 def step(updates: list[dict[str, Array]], noise: Array = SILENT, denominator: int = 1) -> Array:
-    """The flat change of the model."""
+    """Return the change of the model as a flat array."""
     mean = private_mean(updates, noise, schema=SCHEMA, base=BASE, policy=POLICY, denominator=denominator)
     return np.concatenate([(mean[name] - BASE[name]).reshape(-1) for name in ("a", "b")])
 
@@ -46,7 +46,7 @@ def test_one_update_moves_the_sum_by_the_clip_at_most(way):
 
 @given(st.lists(ways, min_size=1, max_size=5), ways, st.integers(0, 99))
 def test_one_more_update_changes_the_release_by_the_clip_at_most(others, way, seed):
-    """The sensitivity, whatever the noise and the other updates."""
+    """The sensitivity is the clip, with any noise and any other updates."""
     noise = np.random.default_rng(seed).normal(size=10)
     updates = [moved(one) for one in others]
     change = step([*updates, moved(way)], noise) - step(updates, noise)
@@ -101,7 +101,7 @@ def test_normals_of_extreme_bytes_are_finite(word):
     assert np.isfinite(normals(word * 16, 2)).all()
 
 
-# ---- the audit: 1,000 canaries in one release (Steinke, Nasr and Jagielski 2023), each a device with an axis of its own
+# ---- the audit: 1,000 canaries in one release (Steinke, Nasr and Jagielski 2023), each canary a device with its own axis
 
 CANARIES = 1_000
 SIDE = Schema((TensorSpec("w", (CANARIES,), "float64", "weight"),))
@@ -110,7 +110,7 @@ AUDITED = PrivacyPolicy(noise_multiplier=1.0, clip=0.5)
 
 
 def audited_epsilon(deviation: float, seed: int) -> float:
-    """Return a lower bound of epsilon, of a release whose noise is `deviation` times the claimed one.
+    """Return a lower bound of the epsilon of a release whose noise is `deviation` times the claimed noise.
 
     A coin per canary decides whether its update is in the sum; the attacker guesses from the released value on its axis.
     """

@@ -1,4 +1,4 @@
-"""The quantised step of the server: coordinator and devices hold the same bits, and the residual keeps the rest."""
+"""The quantised step of the server: coordinator and devices hold the same bits, and the residual keeps the rounding error."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ TRAINED = tuple(spec.name for spec in SCHEMA.specs if spec.trainable)
 
 
 def drawn(schema: Schema, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """Values as a round may end with."""
+    """Return values like the result of a round."""
     rng = np.random.default_rng(seed)
     return {spec.name: np.abs(rng.normal(0.0, scale, spec.shape)).astype(spec.dtype) for spec in schema.specs}
 
 
 def began(strategy: Strategy, seed: int) -> ServerState:
-    """The state before the first round."""
+    """Return the state before the first round."""
     return strategy.init(drawn(SCHEMA, seed), SCHEMA)
 
 
 def played(strategy: Strategy, encoding: str, seed: int, rounds: int = 3) -> list[tuple[ServerState, ServerState]]:
-    """Where each round aimed at, and the state that its step led to; the first is the beginning."""
+    """Return for each round the intended state and the state after the quantised step; the first pair is the initial state."""
     states = [(began(strategy, seed), began(strategy, seed))]
     travelling = strategy.travelling(SCHEMA)
     for number in range(1, rounds + 1):
@@ -114,9 +114,9 @@ GOALS = {
 @pytest.mark.parametrize("goals", sorted(GOALS))
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_error_of_rounding_never_grows(encoding, goals, devices):
-    """Where few devices train all of the way to their own optimum in each round, however far a round's rounding misses it.
+    """A few devices train to their own optimum in each round, however large the rounding error of a round is.
 
-    What is given later is then made up for twice: with it, coarse rounding at random would grow without bound.
+    A full residual would correct this error a second time, and with coarse random rounding it would grow without bound.
     """
     strategy, rng = STRATEGIES.own["fedavg"](), np.random.default_rng(7)
     own = [{**drawn(SCHEMA, 2), "fc.weight": GOALS[goals](rng, (30, 40)).astype(np.float32)} for _ in range(devices)]
@@ -140,7 +140,7 @@ def test_error_of_rounding_never_grows(encoding, goals, devices):
         aimed = strategy.finish(state, mean.result(), SCHEMA)
         state = quantised_step(state, aimed, SCHEMA, encoding, step_seed(3, number), round_seed(3, number))[0]
     missed = np.sqrt(np.mean((state.tensors["fc.weight"] - wanted) ** 2))
-    # A single device's optimum is reached; several differ in every round, and are rounded each time.
+    # One device reaches its optimum. Several devices differ in every round, and their updates are rounded each time.
     spread = np.sqrt(np.mean([(one["fc.weight"] - wanted) ** 2 for one in own]))
     size = max(1, np.sqrt(np.mean(wanted**2)))
     assert missed < (2e-3 * size if devices == 1 else 1.5 * spread)

@@ -46,7 +46,7 @@ values = st.floats(-100, 100, width=32)
 
 
 def model(*numbers: float) -> Update:
-    """Eight values of the trained tensors from as many numbers, or from one; the statistics are 1."""
+    """Return a model whose eight trained values repeat these numbers; the statistics are 1."""
     flat = np.resize(np.array(numbers, np.float32), 8)
     return {
         "bn.running_var": np.ones(2, np.float32),
@@ -109,7 +109,7 @@ def test_clip_centred_moves_by_at_most_the_radius_in_each_pass(fleet, radius):
     scale=st.sampled_from([1.0, 1e3, 1e6]),
 )
 def test_trimmed_mean_stays_within_the_honest_extremes(honest, bad, scale):
-    """At 20 %, one bad device of five or more is left out wherever it is extreme."""
+    """With 20 %, one bad device of five or more is left out for each value in which it is extreme."""
     updates = {f"honest-{number}": update for number, update in enumerate(honest)}
     updates["bad"] = {name: array * np.float32(scale) for name, array in bad.items()}
     found = flat(combine(updates, "trimmed:0.2").mean)
@@ -186,7 +186,7 @@ def test_trim_in_small_blocks_gives_the_bits_of_one_block(monkeypatch):
 
 @given(numbers=st.lists(values, min_size=4, max_size=9))
 def test_trim_counts_equal_values_of_all_devices_alike(numbers):
-    """A value that no device changes pulls none, whatever the order of the names."""
+    """A value that no device changes reduces no device's share, in any order of the names."""
     updates = {str(place): model(number, *[0.0] * 7) for place, number in enumerate(numbers)}
     changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, ZERO, SCHEMA)
     shares = trim(changes, 0.25, lambda shape: np.empty(shape, np.float32)).shares

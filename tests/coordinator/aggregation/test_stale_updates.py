@@ -1,4 +1,4 @@
-"""Updates of earlier models: their move to the present one, and their weight in the mean."""
+"""Updates of earlier models: their rebase to the present model, and their weight in the mean."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_stale_update_counts_as_its_change_with_less_weight():
     base, old = model(4.0), model(0.0)
     updates = {"a": model(5.0), "b": model(3.0)}
     mean = mean_of(updates, base, {"b": Staleness(3, 0.5, old)})
-    # a moves the weights by 1 with weight 1, b by 3 with weight 1/2.
+    # Update a moves the weights by 1 and has weight 1; update b moves them by 3 and has weight 1/2.
     assert np.allclose(mean["w"], 4.0 + (1.0 + 1.5) / 1.5)
 
 
@@ -87,7 +87,7 @@ def test_order_of_arrival_changes_no_bit():
     )
 )
 def test_stale_updates_with_error_feedback_lose_no_part_of_the_changes(rounds):
-    """The changes of a device are all in the model or in its residual, whichever way the model moved meanwhile."""
+    """All changes of a device are in the model or in the device's residual, however the model moved in the meantime."""
     present = start = model(0.0)
     moved, changed = np.zeros(3), np.zeros(3)
     residual: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""The strategies of the paper's Table 1, with vectors that can be checked by hand."""
+"""The strategies of the paper's Table 1, with test vectors that a reader can recompute."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def filled(schema: Schema, value: float) -> dict[str, np.ndarray]:
 
 
 def after(strategy: Strategy, *means: float) -> ServerState:
-    """State that began at 1 and saw means of these values."""
+    """Return the state that began at 1, after rounds with means of these values."""
     state = strategy.init(filled(SCHEMA, 1), SCHEMA)
     for mean in means:
         state = strategy.finish(state, filled(strategy.travelling(SCHEMA), mean), SCHEMA)
     return state
 
 
-# --- finding one ----------------------------------------------------------------------------------
+# --- finding a strategy ---------------------------------------------------------------------------
 
 
 def test_strategies_of_fedpatch_are_found_by_name():
@@ -107,7 +107,7 @@ def test_server_learning_rate_must_be_above_zero(rate):
         find_strategy("fedadam", rate)
 
 
-# --- what devices do ------------------------------------------------------------------------------
+# --- plans of devices -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_state_read_back_gives_the_same_next_round(strategy):
     assert same(resumed.server, straight.server)
 
 
-# --- each by itself -------------------------------------------------------------------------------
+# --- each strategy alone --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-adam"])
@@ -229,7 +229,7 @@ def test_step_counts_are_averaged_by_examples():
 
 
 def test_fedadam_by_hand():
-    """Two rounds from 1 with delta 1 - 0.5 = 0.5 and then omega - 0.5, without bias correction.
+    """Two rounds from 1: delta is 1 - 0.5 = 0.5, then omega - 0.5. There is no bias correction.
 
     Round 1: m = 0.1 * 0.5 = 0.05, v = 0.001 * 0.25 = 0.00025, omega = 1 - 0.01 * 0.05 / (sqrt(0.00025) + 0.0001).
     """
@@ -253,7 +253,7 @@ def test_server_learning_rate_scales_the_step():
 
 
 def reference_server(name: str, means: list[float], eta: float, beta: float, beta_2: float, tau: float) -> list[float]:
-    """Models of one parameter that begins at 1, by the pseudo-code of Hsu et al. 2019 and Reddi et al. 2021, Algorithm 2."""
+    """Return models of one parameter that begins at 1, by pseudo-code of Hsu et al. 2019 and Reddi et al. 2021, Algorithm 2."""
     x, m, v, models = 1.0, 0.0, 0.0 if name == "fedadam" else tau**2, []
     for mean in means:
         delta = mean - x
@@ -286,7 +286,7 @@ def test_server_optimizer_steps_by_the_equation_of_its_paper(name, beta, beta_2,
     strategy = find_strategy(name, eta)
     state, models = strategy.init(filled(SCHEMA, 1), SCHEMA), []
     for mean in means:
-        # The reference has one precision; the state's tensors are of 32 bits.
+        # The reference computes in float64; the state's tensors are float32.
         state = strategy.finish(state, filled(SCHEMA, mean), SCHEMA)
         models.append(float(state.tensors["fc.weight"][0]))
     expected = reference_server(name, [float(np.float32(mean)) for mean in means], eta, beta, beta_2, tau)

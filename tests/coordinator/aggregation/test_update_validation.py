@@ -1,4 +1,4 @@
-"""Validation of updates and offers: the reason with which one is refused."""
+"""Validation of updates and offers: the reasons of refusals."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PRIVATE = frozenset({"bn.weight", "bn.bias"})
 
 
 def update(**changes) -> dict[str, np.ndarray]:
-    """An acceptable update; `fc_weight=[..]` changes a tensor."""
+    """Return an acceptable update; `fc_weight=[..]` changes a tensor."""
     tensors = {spec.name: np.ones(spec.shape, spec.dtype) for spec in SCHEMA.specs}
     for name, value in changes.items():
         spec = next(spec for spec in SCHEMA.specs if spec.name.replace(".", "_").replace(":", "_") == name)
@@ -38,14 +38,14 @@ def update(**changes) -> dict[str, np.ndarray]:
 
 
 def refusal(tensors, num_examples: int = 5) -> UpdateRefused:
-    """The error with which an update is refused."""
+    """Return the error of a refused update."""
     with pytest.raises(UpdateRefused) as caught:
         check_update(tensors, SCHEMA, PRIVATE, num_examples)
     assert caught.value.reason in set(RefuseReason)
     return caught.value
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refused updates ------------------------------------------------------------------------------
 
 
 def test_update_of_the_schema_is_accepted():
@@ -112,7 +112,7 @@ def test_mean_is_weighted_by_examples():
     """(1 * [0, 4] + 3 * [4, 0]) / 4 = [3, 1]; the integer (1 * 10 + 3 * 11) / 4 = 10.75 is rounded to 11."""
     mean = WeightedMean(PAIR)
     mean.add(pair(10, 0, 4), 1)
-    mean.result()["w"] += 100  # more updates may follow a result
+    mean.result()["w"] += 100  # updates can be added after a result
     mean.add(pair(11, 4, 0), 3)
     assert same(mean.result(), pair(11, 3, 1))
     assert (mean.num_updates, mean.weight) == (2, 4)
@@ -148,14 +148,14 @@ def test_refused_update_changes_nothing(tensors, num_examples, error):
 
 @st.composite
 def updates(draw, dtypes=DTYPES):
-    """A schema and some weighted updates that fit it."""
+    """Return a schema and some weighted updates that match it."""
     schema = draw(schemas(min_size=1, dtypes=dtypes))
     update = st.tuples(tensors_of(schema, finite=True), st.integers(1, 1000))
     return schema, draw(st.lists(update, min_size=1, max_size=4))
 
 
 def mean_of(schema: Schema, weighted) -> dict[str, np.ndarray]:
-    """Fold all updates in the order they come."""
+    """Add all updates in the given order, and return their mean."""
     mean = WeightedMean(schema)
     for tensors, num_examples in weighted:
         mean.add(tensors, num_examples)

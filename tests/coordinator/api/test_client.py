@@ -1,4 +1,4 @@
-"""The client of a state directory: what it reads, changes and writes, and data frames of it."""
+"""The client of a state directory: reading, changes, writing, and data frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORD = RoundRecord(
 
 @pytest.fixture
 def client(tmp_path: Path) -> Client:
-    """Of a run with two rounds, and a device in each of two fleets."""
+    """Return a client with one run of two rounds, and one device in each of two fleets."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         run = new_run(registry, 1.0e9).id
         registry.rounds.finish(run, RECORD)

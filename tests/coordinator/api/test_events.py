@@ -1,4 +1,4 @@
-"""Events that the status of a run becomes."""
+"""Events that are made of the status messages of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both blob stores: one law for both, places that cannot be used, and requests that fail."""
+"""Both blob stores: common behaviour, unusable places, and failed requests."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_unusable_store_is_named_with_remedy_without_secrets(s3, monkeypatch, ca
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Answers `refused` requests with 503, and passes on all others to the server on `port`."""
+    """Answers the first `refused` requests with 503, and forwards all others to the server on `port`."""
 
     refused = 3
     port = 0
@@ -135,7 +135,7 @@ class Busy(BaseHTTPRequestHandler):
         link.close()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_request_is_repeated_until_the_store_answers(s3, s3_server: S3Server, monkeypatch):
@@ -193,7 +193,7 @@ def test_run_resumes_on_another_machine_from_the_store(s3, tmp_path: Path, prepa
 
 
 class Counted(FileBlobs):
-    """Counts the requests under way."""
+    """Counts the concurrent requests."""
 
     now = most = 0
     lock = threading.Lock()
@@ -216,7 +216,7 @@ def test_read_ahead_returns_each_blob_and_keeps_its_bound(tmp_path):
     expected = [(tmp_path / key).read_bytes() for key in keys]
     with ThreadPoolExecutor(8) as pool:
         ahead = ReadAhead(blobs, keys, pool, 3)
-        for _ in range(2):  # the robust rules read them several times
+        for _ in range(2):  # the robust rules read updates several times
             assert [ahead.get(key) for key in keys] == expected
         assert [ahead.get(key) for key in reversed(keys)] == expected[::-1]
         assert len(ahead._requests) <= 3
@@ -259,7 +259,7 @@ def test_request_that_the_store_never_answers_is_abandoned_soon_after_the_proces
 def test_next_leader_has_all_blobs_in_a_folder_of_its_own_where_the_one_before_does_not_write(
     store: str, tmp_path: Path, before: int | None
 ):
-    """`before` is the epoch of the leader before; None: a coordinator without standbys."""
+    """`before` is the epoch of the previous leader; None: a coordinator without standbys."""
     run = tmp_path / "r-1"
     former = open_blobs(store, run, before)
     for key in ("checkpoint-000001.fp", "updates/000002/pi-1.fp", "privacy-book.fp"):
@@ -290,5 +290,5 @@ def test_run_that_is_resumed_without_standbys_moves_back(store: str, tmp_path: P
 
 @pytest.fixture(params=["file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a store that several machines reach."""
+    """URL of a store that several machines can reach."""
     return f"file://{tmp_path}/shared" if request.param == "file" else str(request.getfixturevalue("s3"))

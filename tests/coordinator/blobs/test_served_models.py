@@ -1,4 +1,4 @@
-"""Settings of models that devices fetch by URL, and the URLs that follow from them."""
+"""Settings of models that devices fetch by URL, and the resulting URLs."""
 
 from __future__ import annotations
 

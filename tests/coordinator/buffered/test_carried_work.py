@@ -1,4 +1,4 @@
-"""Work that a round leaves to a later version: its weight, its age, and signs of the device."""
+"""Carried work: its weight, its age, and signs of life of its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of the fifths of a fleet in the weights of a version."""
+"""Speed classes: the share of each fifth of the fleet in the weights of a version."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True).filter(lambda
 
 
 def read_rules(text: str) -> set[tuple[str, str, str]]:
-    """All (user, access, filter) of an acl_file; `readwrite` counts as two."""
+    """Return all triples (user, access, filter) of an acl_file; `readwrite` counts as two."""
     found, user = set(), ""
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
@@ -34,7 +34,7 @@ def read_rules(text: str) -> set[tuple[str, str, str]]:
 
 
 def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
-    """The same by the topic table: a device has its own name in topics, other users have `+`."""
+    """Return the triples by the topic table: in topics a device has its own name, other users have `+`."""
     found = set()
     for row in TOPICS:
         for user, party in members.items():

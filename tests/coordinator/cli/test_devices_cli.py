@@ -15,7 +15,7 @@ from tests.support.programs import Ended, Program
 
 @pytest.fixture
 def devices(fedpatch: Program, tmp_path: Path) -> Callable[..., Ended]:
-    """`fedpatch devices` of two fleets, each of which has a pi-1."""
+    """`fedpatch devices` with two fleets, which both have a device pi-1."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         for fleet, device in (("kitchen", "pi-1"), ("kitchen", "pi-2"), ("garden", "pi-1")):
             seen(registry, device, fleet=fleet, now=1.0, online=True)

@@ -45,7 +45,7 @@ HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "starlette", "torch"
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """State of a run that reached its target, and of a later one that is still going on; two devices."""
+    """State directory with a run that reached its target, a later run that is not finished, and two devices."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         first = new_run(registry, 1.0e9).id
         for record in ROUNDS:
@@ -60,7 +60,7 @@ def state_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def elsewhere(state_dir: Path, tmp_path_factory, monkeypatch) -> Path:
-    """The same, as the state directory of a demo in the current directory."""
+    """A copy of `state_dir` as the state directory of a demo in the current directory."""
     here = tmp_path_factory.mktemp("here")
     monkeypatch.chdir(here)
     copied: Path = here / "demo-out" / "coordinator"
@@ -80,7 +80,7 @@ def test_show_json_prints_the_object_of_the_run(fedpatch, state_dir):
 
 
 def test_show_json_takes_user_accuracy_from_the_last_aggregated_round(fedpatch, state_dir):
-    """A failed round measured a part of its devices."""
+    """A failed round has measured only a part of its devices."""
     run = _first_run(state_dir)
     with Registry(state_dir / REGISTRY_FILE) as registry:
         registry.rounds.finish(run, replace(ROUNDS[1], round=3, outcome="failed", user_accuracy=0.1, failure="x"))
@@ -171,7 +171,7 @@ def test_strategies_lists_all_strategies(fedpatch):
     ("because", "code"), [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)]
 )
 def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, because, code):
-    """Stdout has the JSON object alone; a failed run prints how to resume it."""
+    """Stdout has only the JSON object; a failed run prints to stderr how to resume it."""
     summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
     monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
@@ -189,7 +189,7 @@ def test_signal_after_the_end_of_a_run_does_not_lose_its_result(fedpatch, tmp_pa
 
 
 def test_resume_passes_on_changed_settings_and_the_password(fedpatch, state_dir, monkeypatch):
-    """A run does not store the password; a password file overrides the environment."""
+    """The password is passed on because a run does not store it; a password file overrides the environment."""
     calls = []
 
     def resume_run(*args: object, **given: object) -> RunSummary:

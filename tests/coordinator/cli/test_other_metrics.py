@@ -1,4 +1,4 @@
-"""A run whose metric is an error: less is better, and it may be any number."""
+"""A run whose metric is an error: a lower value is better, and any number is valid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORD = RoundRecord(3, "aggregated", 4, 4, 0, 4, 0.31, 0.9, 0.29, metric="MAE",
 
 
 def _played(target: float | None, *errors: float):
-    """An engine after a round in which devices measured these errors."""
+    """Return an engine after a round in which devices measured these errors."""
     names = "abcdef"[: len(errors)]
     made = asking(names, rounds=9, target_ua=target, metric=MAE)
     for device, error in zip(names, errors, strict=True):
@@ -61,7 +61,7 @@ def test_output_has_the_name_of_the_metric(capsys):
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
-    """A run of digits with an error for a metric, of a module in the current directory."""
+    """Settings of a run whose metric is an error; its task is in a module in the current directory."""
     (tmp_path / "digits_by_error.py").write_text(
         "from dataclasses import replace\nfrom fedpatch.shared.tasks.bundled.digits import TASK as DIGITS\n"
         "TASK = replace(DIGITS, metric_name='MAE', metric_goal='min')\n"

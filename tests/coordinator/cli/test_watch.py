@@ -1,4 +1,4 @@
-"""`fedpatch watch`: the run and the credentials that it uses by default."""
+"""`fedpatch watch`: its default run and credentials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.programs import Program
 
 
 def begin(place: Path, fleet: str, created_at: float, ended: str | None = None, **more: str) -> str:
-    """A run in a state directory; its id."""
+    """Create a run in a state directory, and return its id."""
     place.mkdir(exist_ok=True)
     settings = {"broker": f"mqtts://broker:{int(created_at)}", "fleet": fleet, "username": None, **more}
     with Registry(place / REGISTRY_FILE) as registry:
@@ -50,7 +50,7 @@ def test_newest_run_without_runs_is_a_usage_error(tmp_path):
 def test_watch_without_its_broker_exits_with_3(how, monkeypatch, capsys):
     monkeypatch.setattr(
         fedpatch.coordinator.operations.watch, "CONNECT_TIMEOUT_S", 3.0
-    )  # in which it is refused on a busy machine, too
+    )  # time for the refused connection, also on a busy machine
     ended = Program(fedpatch.cli.main, monkeypatch, capsys)(
         "watch", "--broker", f"mqtt://127.0.0.1:{free_port()}", *how
     )
@@ -82,7 +82,7 @@ def test_watch_uses_the_certificate_of_the_run_unless_another_is_given(tmp_path,
 
 
 def test_watch_uses_the_password_file_of_the_run_unless_user_or_password_is_given(tmp_path, monkeypatch):
-    """Another user has another password."""
+    """The run's password file is not for another user."""
     begin(tmp_path, "kitchen", 100.0, username="boss", password_file="/run/boss")
     nothing = dict.fromkeys(("broker", "fleet", "username", "insecure", "password_file", "ca_file", "cert_file"))
     assert broker_settings(nothing, tmp_path).password_file == Path("/run/boss")

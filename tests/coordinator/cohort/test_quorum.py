@@ -30,21 +30,21 @@ def test_documentation_pages_contain_each_paragraph_of_the_rule(page):
         (10, 0, 0, 10, 8),
         (4, 0, 0, 4, 4),
         (4, 1, 0, 3, 3),  # an offender among four
-        (4, 2, 0, 2, 2),  # two of them
-        (4, 3, 0, 2, 2),  # one device is left, and does not decide alone
+        (4, 2, 0, 2, 2),  # two offenders
+        (4, 3, 0, 2, 2),  # one device remains; two updates are still needed
         (2, 1, 0, 2, 2),
         (1, 0, 0, 1, 1),
         (1, 1, 0, 1, 1),
-        (4, 0, 1, 3, 3),  # one is away for long
-        (4, 0, 2, 4, 4),  # half of them are: all count
+        (4, 0, 1, 3, 3),  # one missing device
+        (4, 0, 2, 4, 4),  # half of the fleet is missing: all count
         (4, 0, 3, 4, 4),
         (10, 0, 4, 6, 5),
         (10, 0, 5, 10, 8),
-        (10, 4, 3, 6, 5),  # half of those that are left are away
+        (10, 4, 3, 6, 5),  # half of the remaining six are missing: all six count
     ],
 )
 def test_devices_meant_and_updates_needed_with_the_default_quorum(fleet, left, missing, meant, needed):
-    """Full participation: the devices that count, and 80 % of them."""
+    """With full participation a round is meant for all devices that count, and needs 80 % of them."""
     assert devices_meant(Standing(fleet, left, missing), 1.0, 0.8, 1) == meant
     assert updates_needed(meant, 0.8, 1) == needed
 

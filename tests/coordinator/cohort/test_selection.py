@@ -1,4 +1,4 @@
-"""The cohort: a random selection that follows from seed, round and devices."""
+"""The cohort: a random selection that depends only on seed, round and devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ seeds = st.integers(0, 2**53)
 def test_select_from_a_hundred_devices_has_target_and_invited_counts(
     participation, over_select, min_cohort, target, invited
 ):
-    """int(C * |S|) updates are wanted, never fewer than the minimum; more are invited, never more than there are."""
+    """The target is int(C * |S|) updates, at least the minimum; more devices are invited, at most all."""
     chosen = select(DEVICES, participation, over_select, min_cohort, 0, 1)
     assert (chosen.target, len(chosen.invited)) == (target, invited)
 
@@ -80,7 +80,7 @@ def test_select_with_larger_over_selection_extends_the_smaller_cohort(devices, p
 
 
 def test_select_returns_the_recorded_cohort():
-    """A run that is resumed with another version of the program goes on with the same cohorts."""
+    """A run that is resumed with another version of the program keeps its cohorts."""
     assert select(DEVICES, 0.05, 1.0, 1, 7, 3).invited == ("pi072", "pi073", "pi018", "pi078", "pi037")
 
 
@@ -90,7 +90,7 @@ def test_select_differs_between_rounds_and_between_seeds():
 
 
 def test_select_invites_every_device_equally_often():
-    """Over 1,000 rounds of 10 in 100, each device is asked about 100 times (five standard deviations: 48)."""
+    """In 1,000 rounds with 10 of 100 devices, each is invited about 100 times (five standard deviations: 48)."""
     counts = Counter(device for number in range(1000) for device in select(DEVICES, 0.1, 1.0, 1, 0, number).invited)
     assert set(counts) == set(DEVICES)
     assert max(abs(count - 100) for count in counts.values()) < 48

@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass
 class Served:
-    """A console that listens."""
+    """A running console."""
 
     url: str
     state_dir: Path
@@ -67,7 +67,7 @@ class Served:
         return self.url.rstrip("/")
 
     def ask(self, path: str, body: Any = None, method: str = "", **headers: str) -> Answer:
-        """One request; header names have _ in place of -, and an empty value leaves a header out."""
+        """Send a request; write - as _ in header names. An empty value leaves a header out."""
         usual = {"Host": f"127.0.0.1:{self.port}", "Cookie": self.cookie, "X-CSRF-Token": self.csrf}
         if body is not None:
             usual |= {"Origin": self.origin, "Content-Type": "application/json"}
@@ -90,7 +90,7 @@ class Served:
             connection.close()
 
     def login(self, token: str = TOKEN) -> Answer:
-        """Log in; later requests are those of the session."""
+        """Log in; later requests belong to the session."""
         answer = self.ask("/api/login", {"token": token})
         if answer.status == 200:
             self.cookie = answer.headers["set-cookie"].partition(";")[0]
@@ -98,13 +98,13 @@ class Served:
         return answer
 
     def publish(self, message: StatusMessage) -> None:
-        """A status message of the coordinator arrives."""
+        """Pass a status message of the coordinator to the console."""
         data = encode(Envelope(message.status, task="digits", run=message.run, round=message.round))
         self.feed.events.put(Received(run_status(FLEET), data, retained=False))
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Wait for an event that another thread brings about."""
+    """Wait until another thread makes a condition true."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline
@@ -113,7 +113,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 @contextmanager
 def filled(state_dir: Path, *, rounds: int = 3, devices: int = 3, status: str = "running") -> Iterator[Registry]:
-    """A registry with a run of so many rounds and a fleet, open to write."""
+    """A registry, open for writing, with a fleet and a run of this number of rounds."""
     state_dir.mkdir(exist_ok=True, mode=0o700)
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = new_run(
@@ -132,7 +132,7 @@ def filled(state_dir: Path, *, rounds: int = 3, devices: int = 3, status: str = 
 def served(
     state_dir: Path, *, actions: bool = False, streams: EventStreams | None = None, **terms: Any
 ) -> Iterator[Served]:
-    """A console on a free port of this machine; with `actions` its token is TOKEN."""
+    """Serve a console on a free port of this machine; with `actions` its token is TOKEN."""
     if actions:
         token_file = state_dir / "token"
         token_file.write_text(TOKEN)

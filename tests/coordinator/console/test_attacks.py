@@ -1,4 +1,4 @@
-"""A console under attack: other sites, wrong tokens, paths, headers, pages that hold streams or do not read."""
+"""Attacks on a console: other sites, wrong tokens, paths, headers, pages that keep streams open or do not read them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_logins_whose_bodies_arrive_at_the_same_time_are_barred_as_those_one_aft
     async def logins() -> None:
         bodies = asyncio.Event()
         tasks = [asyncio.ensure_future(login(bodies)) for _ in range(30)]
-        await asyncio.sleep(0.05)  # each request has arrived but for its body
+        await asyncio.sleep(0.05)  # each request has arrived except its body
         bodies.set()
         await asyncio.gather(*tasks)
 
@@ -226,7 +226,7 @@ def _rss() -> int:
 def _status(console: Served, path: str) -> int:
     try:
         return console.ask(path).status
-    except OSError:  # too many connections for a moment
+    except OSError:  # too many connections at the moment
         return 0
 
 
@@ -249,7 +249,7 @@ def test_thousand_idle_streams_leave_a_hundred_and_the_page_is_served(console):
 
 
 def test_slow_page_costs_no_memory_and_is_cut(tmp_path, monkeypatch):
-    """It reads nothing, while the fleet changes more often than its buffers hold."""
+    """The page reads nothing, while the fleet has more changes than fit into the page's buffers."""
     monkeypatch.setattr(server, "IDLE_S", 0.2)
     streams = EventStreams(patience_s=0.5)
 
@@ -266,7 +266,7 @@ def test_slow_page_costs_no_memory_and_is_cut(tmp_path, monkeypatch):
         while streams.count:
             number = next(numbers)
             streams.publish_from_thread(Snapshot(live={"line": "x" * 50_000}, live_number=number))
-            # Otherwise snapshots wait for the server's loop, which would count here too.
+            # Otherwise snapshots wait in the queue of the server's loop, and their memory would count too.
             wait_until(partial(has_taken, number))
         assert _rss() - before < 30e6
         assert console.ask("/").status == 200

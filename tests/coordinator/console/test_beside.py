@@ -1,4 +1,4 @@
-"""A console beside a coordinator: the pipe never holds the coordinator up, and the console ends with it."""
+"""A console beside a coordinator: the pipe never blocks the coordinator, and the console ends with the coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.coordinator.observability.statuses import collecting, fleet
 
 
 class _View:
-    """Keeps what it was shown."""
+    """Records the messages and lines that it is shown."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -43,7 +43,7 @@ def test_status_comes_out_of_the_pipe_as_it_went_in():
     pipe.write(collecting(*fleet(9)))
     pipe.write(collecting(*fleet(8)))  # too early
     now[0] = LEAST_S
-    pipe.write(collecting(*fleet(9), elapsed_s=9.0))  # nothing new but the time
+    pipe.write(collecting(*fleet(9), elapsed_s=9.0))  # only the time has changed
     now[0] = REPEAT_S
     pipe.write(collecting(*fleet(9)))
     os.close(writing)

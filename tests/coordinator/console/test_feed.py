@@ -1,4 +1,4 @@
-"""The thread that reads: a registry that comes later, changes, is replaced or damaged, and the status of a coordinator."""
+"""The reading thread: a registry that is created later, changed, replaced or damaged, and the status of a coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_registry_may_come_later(tmp_path):
     empty = reader.look(Snapshot(), 0.0)
     assert empty == Snapshot() and reader.problem == ""
     with filled(tmp_path / "state", rounds=2):
-        assert reader.look(empty, 0.5) is empty  # it is looked for once a second
+        assert reader.look(empty, 0.5) is empty  # the reader looks for a registry once a second
         assert len(reader.look(empty, 2.0).rounds) == 2
 
 

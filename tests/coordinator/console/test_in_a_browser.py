@@ -20,7 +20,7 @@ from tests.coordinator.registry_builders import new_run
 from tests.coordinator.report.report_runs import record
 from tests.support.browser import Browser, browser
 
-# The first test waits for Chromium, which on a busy machine takes its time.
+# The first test waits for the start of Chromium, which takes long on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 
 _ROUNDS = "document.querySelectorAll('#rounds-table tbody tr').length"
@@ -36,11 +36,11 @@ def chromium(tmp_path_factory) -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def no_complaints(chromium) -> Iterator[None]:
-    """Each page leaves the browser's console empty, and asks no other host, unless the test clears both."""
+    """No page writes to the browser's console or sends a request to another host, unless the test clears both lists."""
     chromium.complaints.clear()
     chromium.requests.clear()
     yield
-    # The console of a test ends before its page does, which then looks for it in vain.
+    # The console of a test ends before the page; then the page's event stream fails.
     assert [one for one in chromium.complaints if '"EventSource"' not in one and '/events"' not in one] == []
     assert [url for url in chromium.requests if not url.startswith(("http://127.0.0.1:", "about:"))] == []
 
@@ -121,7 +121,7 @@ def test_operator_logs_in_holds_a_device_and_releases_it(chromium, tmp_path):
         chromium.wait_for("document.querySelector('#fleet-table tbody tr').textContent.includes('sends nonsense')")
         assert registry.holds.held(FLEET) == {"pi-1": "quarantined"}
         chromium.wait_for("document.querySelector('tr.detail button').textContent === 'Release'")
-        chromium.wait_for("!document.getElementById('ask-dialog').open")  # the table may be quicker than the answer
+        chromium.wait_for("!document.getElementById('ask-dialog').open")  # the table may precede the answer
         chromium.ask("document.querySelector('tr.detail button').click()")
         chromium.ask("document.getElementById('ask-ok').click()")
         chromium.wait_for("!document.querySelector('#fleet-table tbody tr').textContent.includes('quarantined')")
@@ -208,7 +208,7 @@ def test_hostile_names_are_shown_as_text(chromium, tmp_path):
 
 @contextmanager
 def two_runs(chromium: Browser, directory: Path) -> Iterator[None]:
-    """A console that lists two runs with other settings, open in the browser."""
+    """Open a console in the browser that lists two runs with different settings."""
     with filled(directory) as registry, served(directory) as console:
         other = new_run(registry, 1.7e9, private="affine", settings={"fleet": FLEET, "rounds": 7})
         registry.rounds.finish(other.id, record(1))
@@ -230,7 +230,7 @@ def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp
 def test_a_late_answer_for_an_earlier_choice_of_runs_is_not_drawn(chromium, tmp_path):
     with two_runs(chromium, tmp_path):
         chromium.ask(_HOLD_FIRST_RUN)
-        # The settings of the newest run are loaded already: the older one is chosen first.
+        # The settings of the newest run are loaded already, so the older run is chosen first.
         chromium.ask("[...document.querySelectorAll('#runs-table input')].reverse().forEach(box => box.click())")
         chromium.wait_for("document.querySelectorAll('#compare-table tbody tr').length > 0")
         chromium.ask("window.release()")

@@ -1,4 +1,4 @@
-"""Runs that are begun on the console: only of files that were named at its start, each in a process of its own."""
+"""Runs that are started on the console: only from files named at its start, each in its own process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_run_at_work_is_not_begun_twice_and_lacks_the_lower_priority_of_the_cons
     monkeypatch.setattr(run_starter, "START_S", 0.0)
     starter = RunStarter(tmp_path, [file])
     with ThreadPoolExecutor(1) as console:
-        console.submit(os.nice, 5).result()  # of this thread
+        console.submit(os.nice, 5).result()  # lowers the priority of this thread only
         assert "console-nightly.log" in console.submit(starter.begin, "nightly").result()
     (process,) = starter._processes.values()
     try:
@@ -100,7 +100,7 @@ def test_named_runs_are_shown_to_and_started_by_the_operator_only(file, tmp_path
     monkeypatch.setattr(run_starter, "START_S", 120.0)
     place = tmp_path / "state"
     with filled(place), served(place, actions=True, begin=(file,)) as console:
-        file.unlink()  # a run that begins ends at once
+        file.unlink()  # so a started run ends at once
         assert console.ask("/api/session").json["begin"] == []
         assert console.ask("/api/begin/nightly", {}).status == 403
         assert not (place / "console-nightly.log").exists()

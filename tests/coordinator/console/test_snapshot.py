@@ -1,4 +1,4 @@
-"""What a page is sent: everything once, then only what has changed."""
+"""Messages to a page: first the whole snapshot, then only changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of a console: what is refused before anything listens, TLS, logins, hosts and origins."""
+"""The terms of a console: settings that are refused before it listens, TLS, logins, hosts and origins."""
 
 from __future__ import annotations
 

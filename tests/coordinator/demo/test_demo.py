@@ -1,4 +1,4 @@
-"""A whole fleet on this machine, and how its devices are started, watched and ended."""
+"""A whole fleet on this machine: start, supervision and end of its devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Callable[..., DemoDevice]]:
-    """Makes a device whose process runs a program of ours instead of an agent."""
+    """A function that makes a device whose process runs a given program instead of an agent."""
     made: list[DemoDevice] = []
 
     def make(program: str, *, ready: bool = False) -> DemoDevice:
@@ -184,13 +184,13 @@ def test_task_without_demo_data_has_no_demo(tmp_path):
 
 
 def demo(out: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Play a demo to its end."""
+    """Run a demo to its end."""
     command = [sys.executable, "-m", "fedpatch", "demo", "--out", str(out), "--json", *argv]
     return subprocess.run(command, cwd=out.parent, capture_output=True, text=True, check=False, timeout=250)
 
 
 def left_of(out: Path) -> list[str]:
-    """Command lines of the processes that name `out`, after a while for those that are ending."""
+    """Wait up to 100 s for the processes that name `out` to end; return the command lines of the others."""
     give_up_at = time.monotonic() + 100.0
     while (found := _processes_of(out)) and time.monotonic() < give_up_at:
         time.sleep(0.05)

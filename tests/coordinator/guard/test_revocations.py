@@ -1,4 +1,4 @@
-"""Revoked devices and a run that goes on."""
+"""Devices that are revoked while a run continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = logging.getLogger("fedpatch.coordinator").name
 
 
 def record(directory: Path, *, revoked: str = "", issued: str = "", fleet: str = "kitchen") -> None:
-    """Certificates of a and b, of which those of `revoked` are taken back; then new ones for `issued`."""
+    """Write a CA record with certificates of a and b, revoked for `revoked`, and new certificates for `issued`."""
     names = [(name, name in revoked) for name in "ab"] + [(name, False) for name in issued]
     entries = [
         Entry(serial=f"{number:x}", part=DEVICE, name=name, not_after=9, revoked_at=int(gone))
@@ -34,7 +34,7 @@ def record(directory: Path, *, revoked: str = "", issued: str = "", fleet: str =
 
 
 def started(devices: str = "ab") -> Engine:
-    """An engine whose devices are there, in the middle of a round."""
+    """Return an engine whose devices are online, in the middle of a round."""
     made = engine(devices=len(devices))
     made.handle(RunStarted(), 0.0)
     join(made, devices)
@@ -42,7 +42,7 @@ def started(devices: str = "ab") -> Engine:
 
 
 def poll(revocations: Revocations, run: Engine, now: float) -> list[Effect]:
-    """What follows from the CA's record, as the service asks for it."""
+    """Return the effects of reading the CA's record, as the service reads it."""
     return run.handle(DevicesRevoked(revocations.poll(run.fleet.members)), now)
 
 
@@ -155,7 +155,7 @@ def test_revocation_during_the_first_read_is_noticed(tmp_path: Path, monkeypatch
 
 
 def test_record_that_becomes_readable_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Neither its text nor its time has changed, only its owner."""
+    """Only the owner of the file has changed, not its text or time."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
 

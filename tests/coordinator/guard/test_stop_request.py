@@ -1,4 +1,4 @@
-"""The request to stop a run after its open round: the file, and who may ask."""
+"""The request to stop a run after its open round: the file, and refused requests."""
 
 from __future__ import annotations
 

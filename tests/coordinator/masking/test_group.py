@@ -1,4 +1,4 @@
-"""One group as a state machine: which messages change it, when it opens, and when it is lost."""
+"""One group as a state machine: the messages that change it, and the conditions under which it is opened or lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request(size: int, rule: ThresholdRule) -> WorkRequest:
 
 
 class Members:
-    """A group and the devices in it, which answer by their own state machine."""
+    """A group and its devices, which answer with their own state machines."""
 
     def __init__(self, size: int = 8, rule: ThresholdRule = ThresholdRule.HALF) -> None:
         self.rounds = {name: MaskingRounds(name, random.Random(name).randbytes) for name in names(size)}
@@ -60,7 +60,7 @@ class Members:
         return body
 
     def share(self, sharing: Collection[str]) -> Members:
-        """These members send their shares; those in the masking set get their inbox."""
+        """Let these members send their shares; the members of the masking set get their inbox."""
         for name in sharing:
             assert self.group.add_shares(name, self.shares(name))
         self.group.end_sharing()
@@ -69,7 +69,7 @@ class Members:
         return self
 
     def revealed(self, count: int, wrong: Collection[str]) -> MaskedGroup:
-        """All updates are committed; the first members reveal one after another, some of them wrong shares."""
+        """Commit all updates; then the first `count` members reveal one after another, some of them wrong shares."""
         self.group.end_collecting(list(self.rounds))
         for name in names(count):
             reveal = self.reveal(name)
@@ -91,14 +91,14 @@ def some(size: int) -> st.SearchStrategy[set[str]]:
 
 
 def most(size: int) -> st.SearchStrategy[set[str]]:
-    """All but a few."""
+    """Draw all members except a few."""
     return st.sets(st.sampled_from(names(size)), max_size=size // 4).map(lambda lost: set(names(size)) - lost)
 
 
 @examples(60)
 @given(st.data(), st.integers(2, 12), st.sampled_from(ThresholdRule))
 def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
-    """For any members that share, upload and reveal, in any order."""
+    """This holds for any members that share, upload and reveal, in any order."""
     members = Members(size, rule)
     group, threshold = members.group, threshold_of(rule, size)
     members.share(data.draw(some(size) | most(size)))
@@ -130,7 +130,7 @@ def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
 
 @pytest.mark.parametrize(("rule", "threshold"), [(ThresholdRule.HALF, 5), (ThresholdRule.TWO_THIRDS, 6)])
 class TestThreshold:
-    """Of eight members: with the threshold a group goes on, with one below it is lost."""
+    """A group of eight continues with as many members as the threshold, and is lost with one fewer."""
 
     def test_of_shares(self, rule, threshold):
         assert Members(8, rule).share(names(threshold)).group.state is GroupState.SHARED

@@ -46,7 +46,7 @@ def test_so_many_devices_as_the_least_group_are_one_group(least):
 
 @given(st.integers(0, 100), st.integers(2, 20), st.data())
 def test_no_group_is_larger_than_the_largest_one_and_as_few_devices_as_need_be_are_left_out(count, least, data):
-    """The grid of a site's sums is one for groups up to the parent's largest one."""
+    """The grid of a site's sums is made for groups up to the size of the parent's largest group."""
     most = data.draw(st.integers(least, 40))
     groups = draw_groups(devices(count), 1, 1, size=most, least=least, most=most)
     assert all(least <= len(group) <= most for group in groups)
@@ -64,7 +64,7 @@ def test_groups_differ_between_rounds_and_seeds():
 
 
 def test_two_devices_share_a_group_as_often_as_by_chance():
-    """In 2,000 rounds of two groups of eight: with probability 7 / 15."""
+    """With two groups of eight the probability is 7 / 15; the test draws 2,000 rounds."""
     together = Counter(
         any({"pi-000", "pi-001"} <= set(group) for group in draw_groups(devices(16), 1, number, size=8, least=8))
         for number in range(2000)

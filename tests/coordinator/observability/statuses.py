@@ -18,7 +18,7 @@ from fedpatch.shared.wire.run_status import DeviceStatus, RunStatus
 
 
 def waiting(*devices: DeviceStatus, **fields: Any) -> StatusMessage:
-    """A run that waits: 3 of 10 devices are present."""
+    """Return the status of a run that waits: 3 of 10 devices are present."""
     records, unwilling = tuple(fields.pop("records", ())), fields.pop("unwilling", {})
     run, number = fields.pop("run", "20260504-101500-3fa9c1"), fields.pop("round", 0)
     status = replace(EMPTY_STATUS, **{"rounds_in_all": 30, "target_ua": 0.97, "present": 3, "wanted": 10, **fields})
@@ -27,14 +27,14 @@ def waiting(*devices: DeviceStatus, **fields: Any) -> StatusMessage:
 
 
 def collecting(*devices: DeviceStatus, **fields: Any) -> StatusMessage:
-    """Round 3, open, after two completed rounds."""
+    """Return the status with round 3 open, after two completed rounds."""
     reported = sum(device.state == State.REPORTED for device in devices)
     known = {"round": 3, "phase": "collecting", "present": 10, "reported": reported, "needed": 8, "elapsed_s": 4.2}
     return waiting(*devices, **{**known, "records": (record(1, 0.4), record(2, 0.8)), **fields})
 
 
 def record(number: int, ua: float = 0.912, **fields: Any) -> RoundRecord:
-    """A completed round without trouble."""
+    """Return the record of a completed round without problems."""
     usual = RoundRecord(
         number,
         "aggregated",
@@ -52,7 +52,7 @@ def record(number: int, ua: float = 0.912, **fields: Any) -> RoundRecord:
 
 
 def fleet(count: int) -> tuple[DeviceStatus, ...]:
-    """Devices in all states; progress differs."""
+    """Return devices in all states, with different progress."""
     states = list(State)
     return tuple(
         DeviceStatus(
@@ -63,14 +63,14 @@ def fleet(count: int) -> tuple[DeviceStatus, ...]:
 
 
 def text_of(message: StatusMessage, *, over: bool = False) -> list[str]:
-    """Lines of the frame on a terminal of 80 columns."""
+    """Return the lines of the frame on a terminal of 80 columns."""
     console = Console(file=io.StringIO(), width=80, record=True, markup=False)
     console.print(draw(message, over=over))
     return console.export_text().splitlines()
 
 
 def passed_on(message: StatusMessage) -> StatusMessage:
-    """The message as a watcher receives it."""
+    """Return the message as a watcher receives it."""
     received = decode(encode(Envelope(message.status, run=message.run, round=message.round)))
     assert isinstance(received.body, RunStatus)
     return received_message(received, received.body)

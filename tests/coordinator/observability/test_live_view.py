@@ -104,7 +104,7 @@ def test_sparkline_keeps_number_and_order_of_values(values):
 
 
 def plain_lines(*messages: StatusMessage) -> list[str]:
-    """Lines that a plain view prints."""
+    """Return the lines that a plain view prints."""
     stream = io.StringIO()
     with PlainView(stream) as view:
         for message in messages:
@@ -123,7 +123,7 @@ class TestPlainView:
         ("known", "printed"),
         [
             ([[], [1, 2], [2, 3], [4, 5]], [1, 2, 3, 4, 5]),
-            ([[1, 2], [1, 2, 3]], [3]),  # the first status of a resumed run has the rounds before
+            ([[1, 2], [1, 2, 3]], [3]),  # the first status of a resumed run has the earlier rounds
         ],
     )
     def test_each_new_round_is_printed_once(self, known, printed):
@@ -162,7 +162,7 @@ class TestPlainView:
 
 
 def test_round_line_names_offenders_and_an_accuracy_of_a_minority():
-    """An accuracy that fewer devices than the quorum measured reaches no target."""
+    """An accuracy of fewer devices than the quorum is marked, since it cannot reach the target."""
     one = record(1, offenders={"foe": "not_finite"}, measured=2, needed=8)
     line = round_line(one, 30)
     assert "not asked again: foe (not_finite)" in line and "user accuracy of 2 devices only" in line
@@ -189,7 +189,7 @@ def test_make_view_draws_only_on_a_capable_terminal(terminal, monkeypatch):
 
 
 def live_output(messages: list[StatusMessage]) -> str:
-    """Characters that a live view writes."""
+    """Return the characters that a live view writes."""
     stream = io.StringIO()
     with LiveView(Console(file=stream, force_terminal=True, width=80)) as view:
         for message in messages:
@@ -238,7 +238,7 @@ def _is_one_frame(shown: list[str]) -> bool:
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
 def test_terminal_shows_one_whole_frame_below_the_lines(tmp_path: Path, socket_folder: Path):
-    """In tmux, 80 columns wide, although the frame is drawn many times."""
+    """In tmux with 80 columns one frame is visible, although the frame is drawn many times."""
     script = tmp_path / "show.py"
     script.write_text(_IN_TMUX)
     tmux = ["tmux", "-S", str(socket_folder / "socket"), "-f", "/dev/null"]
@@ -247,7 +247,7 @@ def test_terminal_shows_one_whole_frame_below_the_lines(tmp_path: Path, socket_f
     try:
         shown: list[str] = []
         give_up_at = time.monotonic() + 100.0
-        while not _is_one_frame(shown):  # a capture may fall into a redraw
+        while not _is_one_frame(shown):  # a capture may happen during a redraw
             assert time.monotonic() < give_up_at, shown
             capture = [*tmux, "capture-pane", "-p"]
             shown = subprocess.run(capture, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -257,7 +257,7 @@ def test_terminal_shows_one_whole_frame_below_the_lines(tmp_path: Path, socket_f
 
 
 def test_closed_stderr_does_not_stop_the_run():
-    """As in `fedpatch run 2>&1 | head`."""
+    """The case of `fedpatch run 2>&1 | head`."""
 
     class Closed(io.StringIO):
         def write(self, _: str) -> int:

@@ -1,4 +1,4 @@
-"""The metrics endpoint: it serves while a run goes on, and a run goes on without it."""
+"""The metrics endpoint: it serves during a run, and a run continues without it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.monitoring.prometheus import fetch
 
 
 class Printed:
-    """A view that keeps its lines."""
+    """A view that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

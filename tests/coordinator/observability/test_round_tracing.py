@@ -1,4 +1,4 @@
-"""Traces of rounds: their spans, their bound on devices, and their way to a real OTLP receiver."""
+"""Traces of rounds: their spans, their limit of devices, and their export to a real OTLP receiver."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ask(device: str, number: int) -> SendMessage:
 
 @pytest.fixture
 def memory() -> Any:
-    """The SDK's exporter into memory, and a tracer of it."""
+    """The finished spans of the SDK's in-memory exporter, and a tracer that writes to it."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -112,7 +112,7 @@ def test_failed_round_is_an_error_with_its_reason(memory):
 
 @pytest.fixture
 def receiver() -> Iterator[Any]:
-    """An OTLP receiver over HTTP: its URL, and the requests that it got."""
+    """An OTLP receiver over HTTP: its URL, its requests, and the status of its answers."""
     requests: list[tuple[str, bytes]] = []
     answer = [200]
 
@@ -153,7 +153,7 @@ def test_receiver_gets_the_trace_with_the_fleet_before_the_run_ends(receiver, mo
 
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
-    """A tracking server, which takes traces at /v1/traces: its URL."""
+    """Run an MLflow tracking server, which accepts traces at /v1/traces; yield its URL."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/runs.db"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

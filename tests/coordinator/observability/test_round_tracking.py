@@ -1,4 +1,4 @@
-"""Trackers of a run: the figures of a round, and the observer that feeds them."""
+"""Trackers of a run: the figures of a round, and the observer that passes them to trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: rounds, traffic, states of devices, vitals, and a bound on the series of single devices."""
+"""Metrics of a run: rounds, traffic, states of devices, vitals, and the limit of series for single devices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_phases_of_rounds_add_up_to_their_time(tmp_path):
     seconds = [run.value("round_phase_seconds_sum", phase=phase, side="coordinator") for phase in PHASES]
     counts = {run.value("round_phase_seconds_count", phase=phase, side="coordinator") for phase in PHASES}
     assert counts == {3.0} == {run.value("round_seconds_count")}
-    # Three times publishing, aggregating and saving, and the wait of the first.
+    # Publishing, aggregating and saving in three rounds, and the wait of the first round.
     assert run.value("round_seconds_sum") == sum(one or 0.0 for one in seconds) == 3 * 3.0 + 4.0 == run.now
     assert run.value("last_round_phase_seconds", phase="checkpoint") == 1.0
     assert run.value("round_phase_seconds_count", phase="train", side="device") == 6.0
@@ -87,7 +87,7 @@ def test_gauges_of_the_open_round_are_0_between_rounds(tmp_path):
 
 
 def test_user_accuracy_is_that_of_the_last_aggregated_round(tmp_path):
-    """A failed round measured a part of its devices."""
+    """A failed round has measured only a part of its devices."""
     run = Metered(tmp_path, rounds=9)
     assert run.value("user_accuracy", stat="mean", moment="before") is None
     run.upload("a", 0.2)
@@ -210,7 +210,7 @@ _EVENTS = st.tuples(st.sampled_from("abc"), _STATES | _DECLINES)
 
 
 def _series(metrics: Metrics) -> dict[str, set[str]]:
-    """Devices with series, by name of the metric."""
+    """Return the devices with series, by name of the metric."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
@@ -339,7 +339,7 @@ SERIES = {
 
 @pytest.fixture
 def played(tmp_path) -> Metered:
-    """Devices a and b, and a round that has begun."""
+    """A run with devices a and b, and an open round."""
     return Metered(tmp_path)
 
 
@@ -362,7 +362,7 @@ def test_device_has_series_of_the_vitals_that_it_reported(played):
 
 
 def test_stale_vitals_and_those_of_offline_devices_have_no_series(played):
-    """A constant gauge would look healthy."""
+    """Otherwise a constant gauge would show a healthy device."""
     played.vitals("a", WELL)
     played.vitals("b", WELL)
     played.state("b", replace(there(), online=False))

@@ -1,4 +1,4 @@
-"""The follower of a run: the status that it shows, and the lines about silence, absence and the end."""
+"""The follower of a run: its status, and its lines about silence, absence and the end."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ OVER = received(collecting(stopped="target_ua").status)
 
 @pytest.fixture
 def follower() -> StatusFollower:
-    """A follower that is connected since second 0."""
+    """A follower that has been connected since second 0."""
     return StatusFollower("home", "broker.local:1883", 0.0)
 
 
 @pytest.fixture
 def following(follower: StatusFollower) -> StatusFollower:
-    """A follower that took the presence of the coordinator and, at second 1, its status."""
+    """A follower that received the coordinator's presence at second 0, and its status at second 1."""
     follower.take(there(), 0.0)
     follower.take(STATUS, 1.0)
     return follower
@@ -95,7 +95,7 @@ def test_coordinator_that_dies_is_away_until_it_is_back(following):
 
 
 def test_status_before_presence_reports_the_return_once(follower):
-    """Messages of different topics have no order."""
+    """Messages of different topics can arrive in any order."""
     follower.take(STATUS, 1.0)
     follower.take(there(online=False), 2.0)
     assert follower.take(STATUS, 3.0) == ["the coordinator is back"]

@@ -1,4 +1,4 @@
-"""The status message: built from an engine, of bounded size, and the same frame for a watcher as for the coordinator."""
+"""The status message: built from an engine, of bounded size, and drawn the same by a watcher and the coordinator."""
 
 from __future__ import annotations
 

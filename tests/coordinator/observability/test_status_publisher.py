@@ -1,4 +1,4 @@
-"""When the coordinator publishes its status."""
+"""Conditions under which the coordinator publishes its status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Publishing:
         self.publisher = StatusPublisher(self.link, "home", run_spec())
 
     def at(self, now: float, present: int = 0, **fields: object) -> bool:
-        """Offer a status; whether it was published."""
+        """Offer a status, and return whether it was published."""
         before = len(self.link.published)
         self.publisher.publish(waiting(present=present, **fields), now)
         return len(self.link.published) > before
@@ -89,14 +89,14 @@ def test_broker_that_ends_three_connections_at_the_first_status_gets_no_more(pub
     for start in (0.0, 100.0, 200.0):
         assert publishing.at(start)
         for attempt in range(3):
-            publishing.publisher.disconnected(start + 0.1 + attempt)  # and two attempts that fail
+            publishing.publisher.disconnected(start + 0.1 + attempt)  # the connection ends, then two attempts fail
         publishing.publisher.connected()
     assert not publishing.at(300.0, present=1)
     assert "allow the coordinator to write it" in caplog.text
 
 
 def test_connection_that_ends_later_does_not_stop_the_publisher(publishing):
-    """A line that breaks once a minute is no broker that forbids the topic."""
+    """A connection that breaks once a minute does not mean that the broker forbids the topic."""
     for start in range(0, 600, 60):
         assert publishing.at(start + 0.0)
         assert publishing.at(start + 10.0)

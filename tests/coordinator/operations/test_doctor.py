@@ -1,4 +1,4 @@
-"""`fedpatch doctor`: the checks of task, devices and disk; those of brokers are in tests/broker."""
+"""`fedpatch doctor`: the checks of task, devices and disk; the checks of brokers are in tests/broker."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def published(settings: RunSettings, **states: DeviceState) -> Iterator[RunSetti
 
 
 def state(schema: str, **more: Any) -> DeviceState:
-    """State of a device that matches the run."""
+    """Return the state of a device that matches the run."""
     fits = DeviceState(True, "x", __version__, (TaskCapability("digits", schema, 144),), ENCODINGS)
     return replace(fits, **more)
 

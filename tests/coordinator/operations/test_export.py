@@ -32,26 +32,26 @@ SEED = 5
 
 @dataclass(frozen=True)
 class Run:
-    """A run of which the checkpoints after rounds 2 and 3 are there."""
+    """A run with the checkpoints after rounds 2 and 3."""
 
     state_dir: Path
     id: str
     prepared: Prepared
 
     def tensors(self, round: int) -> dict[str, Array]:
-        """The whole model after a round, with the initial private tensors."""
+        """Return the whole model after a round, with the initial private tensors."""
         initial = initial_tensors(self.prepared.task, SEED)
         public = {name: _moved(initial[name], round) for name in self.prepared.public.names}
         return initial | public
 
 
 def _moved(array: Array, round: int) -> Array:
-    """As if it had been trained."""
+    """Return the array with values that look trained."""
     return (array * (1 + 0.1 * round)).astype(array.dtype)
 
 
 def begin(state_dir: Path, private: str, blobs: str | None = None) -> Run:
-    """A run with that policy, of two rounds."""
+    """Make a run with this policy of private tensors."""
     given: dict[str, Any] = {"private": private, "seed": SEED, "state_dir": state_dir, "blobs": blobs}
     settings = RunSettings(broker="mqtt://b", task="digits", **given)
     prepared = prepare(settings)
@@ -68,7 +68,7 @@ def begin(state_dir: Path, private: str, blobs: str | None = None) -> Run:
 
 
 def outputs(run: Run, round: int) -> Array:
-    """What torch makes of the whole model after a round."""
+    """Return the outputs of the whole model after a round, computed by torch."""
     module = run.prepared.task.build_model()
     load_tensors(module, run.tensors(round))
     with torch.no_grad():

@@ -31,7 +31,7 @@ def _device(name: str, fleet: str = "kitchen", *, online: bool = True, version: 
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """Three devices of a fleet; one of them was revoked."""
+    """State directory with three devices of a fleet, one of them revoked."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         for name, online in (("pi-1", True), ("pi-2", False), ("pi-3", True)):
             seen(registry, name, fleet="kitchen", now=1.0, online=True, version="0.1.0", tasks=["digits"])

@@ -1,4 +1,4 @@
-"""`fedpatch ca` and `fedpatch device` as an operator types them."""
+"""`fedpatch ca` and `fedpatch device` on the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.programs import Ended, Program
 
 @pytest.fixture
 def fedpatch(fedpatch: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """The command line, with the CA of a kitchen in the state directory of this folder."""
+    """The command line, with the CA of the fleet `kitchen` in the state directory of the current folder."""
     monkeypatch.chdir(tmp_path)
     well(fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan"))
     return fedpatch
@@ -31,7 +31,7 @@ def well(ended: Ended) -> Ended:
 
 
 def listed(fedpatch: Program) -> dict[str, dict[str, object]]:
-    """The output of `fedpatch device list --json`, by name."""
+    """Return the output of `fedpatch device list --json`, by name."""
     return {one["name"]: one for one in json.loads(well(fedpatch("device", "list", "--json")).out)}
 
 

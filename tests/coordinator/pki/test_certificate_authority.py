@@ -30,7 +30,7 @@ def certificate(pem: bytes) -> x509.Certificate:
 
 
 def crl(authority: Authority) -> set[int]:
-    """The serial numbers that brokers refuse."""
+    """Return the serial numbers that brokers refuse."""
     found = x509.load_pem_x509_crl((authority.directory / "ca.crl").read_bytes())
     return {one.serial_number for one in found}
 
@@ -131,7 +131,7 @@ def test_open_replaces_a_foreign_revocation_list(authority: Authority):
 
 
 def pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey, password: bytes = b"") -> bytes:
-    """A private key as PKCS 8, locked by the password if there is one."""
+    """Return a private key as PKCS 8, encrypted with the password if there is one."""
     lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
 

@@ -1,4 +1,4 @@
-"""The record of a CA: writing, reading, and refusing files that are no record."""
+"""The record of a CA: writing, reading, and refusing other files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_record_of_a_later_version_or_with_impossible_entries_is_refused(tmp_pat
 
 
 def test_unreadable_record_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Else a new CA would replace it, or a revoked device be accepted."""
+    """Otherwise a new CA would replace it, or a revoked device would be accepted."""
     (tmp_path / INDEX_NAME).mkdir()
     with pytest.raises(StateError, match="run fedpatch as the user whom the CA belongs to"):
         read_index(tmp_path)

@@ -19,11 +19,11 @@ Kills = Callable[[Callable[[Authority], object], int], Iterator[tuple[Path, bool
 
 
 class Killed(BaseException):
-    """Stands for kill -9: no handler catches it."""
+    """Simulates kill -9: no handler catches it."""
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, write: int, *, after: bool, what: Callable[[], object]) -> bool:
-    """Whether `what` was killed at a write, counted from 0, before or after its rename; else it came to its end."""
+    """Kill `what` at a write, counted from 0, before or after its rename; return whether it was killed before its end."""
     count = itertools.count()
     real = os.replace
 
@@ -51,7 +51,7 @@ def crl(directory: Path) -> set[str]:
 
 @pytest.fixture(params=[False, True], ids=["before", "after"])
 def kills(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kills:
-    """Run a command on a new CA that has issued a certificate, killed at each of its writes in turn."""
+    """Run a command on a new CA with one issued certificate, once for each write, and kill it at this write."""
 
     def each_write(command: Callable[[Authority], object], at_least: int) -> Iterator[tuple[Path, bool]]:
         for write in itertools.count():
@@ -90,7 +90,7 @@ def test_every_certificate_on_disk_is_recorded_after_a_kill(kills: Kills):
 
 
 def test_list_never_expires_before_its_ca_after_a_kill(kills: Kills):
-    """Brokers accept no client with an expired list."""
+    """Brokers with an expired list accept no client."""
     for place, _ in kills(lambda authority: authority.renew(now=NOW + 1), 1):
         with Authority.open(place, now=NOW + 2) as again:
             found = x509.load_pem_x509_crl((place / "ca.crl").read_bytes())

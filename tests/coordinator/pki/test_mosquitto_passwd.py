@@ -19,7 +19,7 @@ VECTOR = (
 
 
 def index_of(*devices: str, revoked: str = "") -> Index:
-    """A record of devices with passwords."""
+    """Return a record of devices with passwords."""
     entries = [
         Entry(serial=f"{number:x}", part=DEVICE, name=name, kind=PASSWORD, revoked_at=int(name == revoked))
         for number, name in enumerate(devices, 1)
@@ -28,7 +28,7 @@ def index_of(*devices: str, revoked: str = "") -> Index:
 
 
 def test_password_line_equals_that_of_mosquitto():
-    """The vector was made by mosquitto_passwd 2.0.11 for the password `secret`."""
+    """The expected line was made by mosquitto_passwd 2.0.11 for the password `secret`."""
     made = VECTOR.partition("$101$")[2].partition("$")[0]
     assert password_line("pi-1", "secret", base64.b64decode(made)) == VECTOR
 

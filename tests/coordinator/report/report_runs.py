@@ -1,4 +1,4 @@
-"""Runs for reports: a small one, a long one, and any at all."""
+"""Runs for reports: of any length, and with arbitrary values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = records(words=WORDS, counts=COUNTS, measures=MEASURES, seconds=SECONDS
 
 
 def info(id: str = "20260504-101500-3fa9c1", **changes: Any) -> RunInfo:
-    """The registry's record of a run."""
+    """Return the registry's record of a run."""
     terms: dict[str, Any] = dict(
         created_at=1.78e9, task="digits", strategy="fedavg", private="affine", settings={"target_ua": 0.9},
         schema="0" * 64, epoch=1, status="finished", stopped_because="target_ua", user_accuracy=0.9, model=None,
@@ -43,7 +43,7 @@ RUNS = st.builds(
 
 
 def record(number: int, **changes: Any) -> RoundRecord:
-    """A round of three devices, two of which report; the runs learn a little in each."""
+    """Return a round with three devices, of which two report; the accuracy rises with the number."""
     accuracy = 1 - 0.9 / number
     terms: dict[str, Any] = dict(
         outcome="aggregated", cohort=3, accepted=2, declined=1, reported=2, user_accuracy=accuracy,
@@ -55,5 +55,5 @@ def record(number: int, **changes: Any) -> RoundRecord:
 
 
 def run(rounds: int = 5, id: str = "20260504-101500-3fa9c1", **changes: Any) -> Run:
-    """A run of so many rounds."""
+    """Return a run of this number of rounds."""
     return Run(info(id, **changes), tuple(record(number) for number in range(1, rounds + 1)))

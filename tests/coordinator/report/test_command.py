@@ -1,4 +1,4 @@
-"""`fedpatch report` from the command line, on registries of every sort."""
+"""`fedpatch report` on the command line, with all kinds of registries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture
 def fedpatch(fedpatch: Program, monkeypatch, tmp_path_factory) -> Program:
-    """The program, in an empty directory."""
+    """The command line in an empty directory."""
     monkeypatch.chdir(tmp_path_factory.mktemp("here"))
     return fedpatch
 

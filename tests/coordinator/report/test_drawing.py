@@ -1,4 +1,4 @@
-"""The charts of a report, drawn from any records at all."""
+"""The charts of a report, drawn from arbitrary records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CARDS = ("#ffffff", "#f4f6f8"), ("#14181c", "#1e242a")
 
 
 def _page(*runs: Run) -> ElementTree.Element:
-    """As XML, which is stricter than HTML: a tag that something escaped into would not be closed."""
+    """Parse the page as XML, which is stricter than HTML: a tag from unescaped text would not be closed."""
     return ElementTree.fromstring(make_page(runs, 1.78e9, "0.1.0"))
 
 
@@ -48,7 +48,7 @@ def test_any_records_give_a_well_formed_page_with_named_charts(runs):
 @examples(8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_picture(runs):
-    """Also names with characters that no font has, or that begin with what matplotlib leaves out."""
+    """This includes names with characters that no font has, and names whose first character makes matplotlib skip them."""
     assert Image.open(io.BytesIO(png(curves_of(runs)))).width > 500
 
 
@@ -100,7 +100,7 @@ def test_thinned_curve_keeps_ends_peaks_and_order(points, limit):
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_every_colour_has_the_contrast_of_wcag(scheme):
-    """3:1 for lines and blocks, 4.5:1 for text (WCAG 2.2, 1.4.11 and 1.4.3), on the ground of a figure."""
+    """At least 3:1 for lines and blocks, 4.5:1 for text (WCAG 2.2, 1.4.11 and 1.4.3), on the background of a figure."""
     for ground in CARDS[scheme]:
         for name in COLOURS.keys() - {"rule"}:
             least = 3.0 if name.startswith("c") else 4.5

@@ -1,4 +1,4 @@
-"""The report of a real run as Chromium shows it: curves, names, both colour schemes, on a phone and on a desk."""
+"""The report of a real run as Chromium shows it: curves, names, both colour schemes, on phones and desktops."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.coordinator.report.report_runs import record, run
 from tests.support.browser import Browser, browser
 from tests.support.paths import ROOT
 
-# The first test waits for two demos and for Chromium, which on a busy machine take their time.
+# The first test waits for two demos and for Chromium, which take long on a busy machine.
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 _DOCS = ROOT / "docs"
 _SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
-# Texts of charts that stick out of them; a pixel is the rounding of fonts.
+# Texts that extend beyond their chart by more than a pixel, the rounding of fonts.
 _OUTSIDE = """[...document.querySelectorAll('.chart svg')].filter(s => s.checkVisibility()).flatMap(s => {
   const edge = s.getBoundingClientRect();
   return [...s.querySelectorAll('text')].filter(t => { const b = t.getBoundingClientRect();
@@ -45,7 +45,7 @@ def _fedpatch(*argv: object) -> None:
 
 @pytest.fixture(scope="module")
 def pages(chromium, tmp_path_factory) -> tuple[Path, Path]:
-    """Of a run with real devices, and of that run beside another one."""
+    """Paths of two reports: one run with real devices, and this run beside another run."""
     if find_spec("amqtt") is None or find_spec("sklearn") is None:
         pytest.skip("the demo is not installed (pip install 'fedpatch[demo]')")
     folder = tmp_path_factory.mktemp("runs")
@@ -156,7 +156,7 @@ def test_long_labels_and_words_stay_inside(chromium, tmp_path):
 
 @pytest.mark.parametrize(("name", "width", "height", "dark"), _SHOTS)
 def test_documentation_has_pictures_of_a_report(request, name, width, height, dark):
-    """Small enough for a repository; UPDATE_DOCS=1 takes them anew."""
+    """The pictures are small enough for a repository; UPDATE_DOCS=1 makes them again."""
     place = _DOCS / "images" / f"{name}.png"
     if "UPDATE_DOCS" in os.environ:
         chromium, pages = map(request.getfixturevalue, ("chromium", "pages"))

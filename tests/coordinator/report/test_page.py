@@ -29,13 +29,13 @@ def _page(*runs: Run) -> str:
 
 
 def _text(markup: str) -> str:
-    """As a person reads it, on one line; a bar between cells and paragraphs."""
+    """Return the visible text on one line, with a bar between cells and paragraphs."""
     body = re.sub(r"<style>.*?</style>", "", markup, flags=re.DOTALL)
     return unescape(re.sub(r"(<[^>]*>)+", "|", body))
 
 
 def _rows(markup: str, label: str) -> list[list[str]]:
-    """The rows of the table of that name."""
+    """Return the rows of the table with this label."""
     found = re.search(rf'<div[^>]*aria-label="{label}".*?<tbody>(.*?)</tbody>', markup, re.DOTALL)
     assert found, label
     rows = re.findall(r"<tr>(.*?)</tr>", found[1])

@@ -1,4 +1,4 @@
-"""The deadline that follows from the rounds before."""
+"""The automatic deadline, derived from earlier rounds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.specs import model, run_spec, sent, there
 
 
 def good(number: int = 1, p90_s: float | None = 100.0, deadline_s: float = 600.0) -> RoundRecord:
-    """A round that made a model."""
+    """Return the record of a round that made a model."""
     return RoundRecord(number, "aggregated", 4, 4, 0, 4, deadline_s=deadline_s, report_p90_s=p90_s)
 
 
 def failed(deadline_s: float, took_s: float, p90_s: float | None = None) -> RoundRecord:
-    """A round that missed its quorum after so many seconds."""
+    """Return the record of a round that missed its quorum after `took_s` seconds."""
     seconds = PhaseSeconds(select=1.0, recruit=2.0, train=took_s - 2.0)
     return RoundRecord(
         2,

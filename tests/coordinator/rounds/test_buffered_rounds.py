@@ -1,4 +1,4 @@
-"""Buffered rounds of an engine: work that a round does not wait for is taken by a later one, once, unless it is too old."""
+"""Buffered rounds of an engine: a later round takes carried work once, unless the work is too old."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CARRY = CarryPolicy(max_staleness=2, power=0.5)
 
 
 def carrying(devices: str = "abc", last: Progress = TRAINING, **changes: Any) -> Engine:
-    """An engine whose first version of two updates is made; the last device still trains for round 1, or downloads."""
+    """Return an engine after a first version of two updates; the last device is still training or downloading for round 1."""
     given = {"quorum_updates": 2, "grace_s": 0.0, "carries": True, "carry": CARRY, "rounds": 9, **changes}
     made = asking(devices, **given)
     for device in devices:
@@ -66,12 +66,12 @@ def carrying(devices: str = "abc", last: Progress = TRAINING, **changes: Any) ->
 
 
 def next_version(made: Engine, now: float = 7.0, version: int = 1) -> list[Effect]:
-    """The model of the next round is published."""
+    """Publish the model of the next round."""
     return made.handle(ModelPublished(model(b"n" * 250), version=version), now)
 
 
 def upload(made: Engine, device: str, number: int, now: float = 8.0) -> list[Effect]:
-    """A device offers and sends the update of a round; the effects of its commit."""
+    """Let a device offer and send the update of a round; return the effects of its commit."""
     [(_, body)] = sent(send(made, device, Offer(update(BLOB)), now, number))
     assert isinstance(body, Grant)
     last = [made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), now) for index in range(4)][-1]
@@ -141,7 +141,7 @@ def test_work_beyond_max_staleness_is_cancelled_and_its_update_refused_without_o
     effects = send(made, "c", Offer(update(BLOB)), 11.0, 1)
     [(_, body)] = sent(effects)
     assert isinstance(body, Refused)
-    assert body.reason is RefuseReason.LATE  # this device does not know the word `stale`
+    assert body.reason is RefuseReason.LATE  # this device does not support the reason `stale`
     assert not made.fleet.offenders
 
 
@@ -190,7 +190,7 @@ def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
 
 
 def test_device_that_downloads_at_the_end_of_its_round_is_carried():
-    """Else a device whose download takes longer than each round would never train."""
+    """Otherwise a device whose download takes longer than each round would never train."""
     made = carrying(last=DOWNLOADING)
     assert made.carried.busy == {"c"}
     next_version(made)
@@ -276,7 +276,7 @@ def test_end_of_the_process_cancels_no_carried_training(end):
 
 @pytest.mark.parametrize("moment", ["before the offer", "between rounds"])
 def test_device_whose_upload_goes_on_is_not_invited_to_another_round(moment):
-    """A presence that is older than the job may come before the upload, and between two rounds."""
+    """A presence older than the job may arrive before the upload or between two rounds."""
     made = carrying(round_interval_s=20.0)
     made.handle(TimePassed(), 20.0)
     next_version(made, 20.0)

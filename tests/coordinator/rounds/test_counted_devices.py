@@ -1,4 +1,4 @@
-"""Runs whose devices decline, vanish or offend: the rounds that begin, the quorum, and the end of the run."""
+"""Runs whose devices decline, vanish or offend: the start of rounds, the quorum, and the end of the run."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3,
 
 
 def fleet_of(devices: str, **changes: Any) -> Engine:
-    """A run with default terms whose first round has invited these devices, all that it waits for."""
+    """Return a run with default terms whose first round has invited these devices, and waits for no others."""
     return asking(devices, **{**DEFAULTS, **changes})
 
 
 def next_round(made: Engine, now: float) -> list[str]:
-    """Lets the pause pass; the devices that the next round invites."""
+    """Let the pause pass; return the devices that the next round invites."""
     if made.open is None:
         made.handle(TimePassed(), now)
     effects = made.handle(ModelPublished(model()), now)
@@ -57,7 +57,7 @@ def next_round(made: Engine, now: float) -> list[str]:
 
 
 def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float = 0.5) -> list[Effect]:
-    """Everything of one round up to its aggregate, and what follows from that."""
+    """Handle a whole round up to its aggregate; return the effects of the aggregate."""
     effects: list[Effect] = []
     for device in devices:
         effects = report_of(made, device, now, accuracy)
@@ -71,7 +71,7 @@ def offend(made: Engine, device: str, now: float, reason: RefuseReason = RefuseR
 
 
 def play_to_the_end(made: Engine, now: float, accepting: str = "") -> EndRun:
-    """Let time pass until the run ends; in each round some devices accept and no device reports."""
+    """Let time pass until the run ends; in each round the devices in `accepting` accept and no device reports."""
     effects: list[Effect] = []
     while made.stopped is None:
         for device in accepting:
@@ -98,14 +98,14 @@ class TestDecline:
         assert {record.outcome for record in made.records} == {"failed"}
 
     def test_device_that_cannot_take_part_leaves_the_count(self):
-        """Its version of the task is another one: the other three make the rounds."""
+        """One device declines because it has another version of the task; the other three complete the rounds."""
         made = fleet_of("abcd")
         send(made, "d", Decline(DeclineReason.SCHEMA_MISMATCH, "another version"))
         all_report(made, "abc", 5.0)
         assert (made.records[0].needed, made.required_devices()) == (3, 3)
 
     def test_decline_with_reason_revoked_counts_as_any_other_decline(self):
-        """A device's own words do not decide whether one device alone may make the model of two."""
+        """The text of a decline has no influence: a fleet of two still needs two updates."""
         made = fleet_of("ab")
         send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
         assert made.fleet.standing(2) == Standing(2, left=1)
@@ -171,7 +171,7 @@ class TestVanish:
         assert current(made).round.policy.target == 4
 
     def test_absent_devices_that_are_online_do_not_stand_in_for_those_that_vanish(self):
-        """Two of ten hang and two more go: after a minute the six others go on."""
+        """Two of ten devices hang and two more go offline: after a minute the run continues with the other six."""
         made = resumed("abcdefghij", absent={"i": 3, "j": 3}, round_interval_s=60.0)
         join(made, "abcdefghij")
         assert next_round(made, 0.0) == list("abcdefgh")
@@ -189,7 +189,7 @@ class TestVanish:
         assert next_round(made, 0.0) == list("abd")
 
     def test_run_that_waited_in_vain_invites_absent_devices_early(self):
-        """All four are needed, and one of them hung for long: it may have recovered."""
+        """All four devices are needed, and the absent one, which hung for long, may have recovered."""
         made = resumed("abcd", absent={"d": 4}, min_cohort=4)
         join(made, "abcd")
         assert (made.open, made.present, made.required_devices()) == (None, 3, 4)
@@ -197,7 +197,7 @@ class TestVanish:
         assert next_round(made, RETURN_S) == list("abcd")
 
     def test_half_of_the_fleet_absent_or_given_up_all_count(self):
-        """One of four hangs, and one goes."""
+        """One of four devices hangs, and one is offline."""
         made = resumed("abcd", absent={"d": 3})
         join(made, "abd")
         assert made.handle(TimePassed(), RETURN_S) == []
@@ -215,7 +215,7 @@ class TestVanish:
 
 
 def resumed(known: str, absent: dict[str, int], **changes: Any) -> Engine:
-    """A run that is taken up after its 6th round, in which these devices were absent."""
+    """Return a run that is resumed after its 6th round; `absent` is from the record of this round."""
     before = [RoundRecord(6, "aggregated", 4, 4, 0, 4, absent=absent)]
     spec = run_spec(**{**DEFAULTS, "devices": len(known), **changes})
     made = Engine(spec, records=before, jitter=random.Random(1))
@@ -225,7 +225,7 @@ def resumed(known: str, absent: dict[str, int], **changes: Any) -> Engine:
 
 
 def again(made: Engine, devices: str) -> Engine:
-    """The run in its next epoch, as the registry lets it be taken up."""
+    """Return the run in its next epoch, as resumed from the registry."""
     spec = run_spec(**{**DEFAULTS, "epoch": made.spec.epoch + 1, "devices": len(devices)})
     resumed = Engine(spec, records=made.records, jitter=random.Random(1))
     resumed.fleet.remember(devices)

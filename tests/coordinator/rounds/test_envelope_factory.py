@@ -1,4 +1,4 @@
-"""Envelopes: each message has run, epoch and round; the answer to a stale message has those of that message."""
+"""Envelopes: each message has run, epoch and round; the answer to a stale message has the values of that message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate rounds in the engine: when they come, whom they ask, what counts, and what they leave as it is."""
+"""Evaluate rounds in the engine: their start, invited devices, counted answers, and unchanged state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWS = (EVALUATE_FEATURE,)
 
 
 def fleet(devices: str, old: str = "", every: int = 2, **changes: Any) -> Engine:
-    """An engine with devices that can measure, and `old` ones that cannot."""
+    """Return an engine with devices that can measure, and `old` devices that cannot."""
     made = engine(devices=len(devices + old), evaluate_every=every, **changes)
     for device in devices + old:
         made.handle(DevicePresence(device, replace(there("b1"), features=() if device in old else KNOWS)), 0.0)
@@ -35,14 +35,14 @@ def fleet(devices: str, old: str = "", every: int = 2, **changes: Any) -> Engine
 
 
 def train(made: Engine, devices: str, now: float) -> None:
-    """A whole training round, of those of the devices that are asked."""
+    """Complete a training round with those of the devices that are asked."""
     invited = dict(asked(made.handle(ModelPublished(model()), now)))
     report_all(made, [device for device in devices if device in invited], now)
     made.handle(Aggregated(), now)
 
 
 def until_evaluation(devices: str, **changes: Any) -> Engine:
-    """An engine whose third round, an evaluate round, has asked these devices."""
+    """Return an engine whose third round, an evaluate round, has asked these devices."""
     made = fleet(devices, **changes)
     train(made, devices, 1.0)
     train(made, devices, 2.0)
@@ -50,17 +50,17 @@ def until_evaluation(devices: str, **changes: Any) -> Engine:
 
 
 def asked(effects: list[Effect]) -> list[tuple[str, bool]]:
-    """The devices that get a work request, each with whether it shall only measure, sorted."""
+    """Return the devices that get a work request, sorted, each with a flag for a request that only measures."""
     return sorted((device, body.evaluates) for device, body in sent(effects) if isinstance(body, WorkRequest))
 
 
 def measured(value: float | None = 0.5, base: str = "") -> Evaluation:
-    """The answer of a device."""
+    """Return the answer of a device."""
     return Evaluation(base or model().digest, value, 20, 0.25)
 
 
 def last(made: Engine) -> RoundRecord:
-    """The last record."""
+    """Return the last record."""
     return made.records[-1]
 
 

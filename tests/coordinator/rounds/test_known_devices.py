@@ -1,4 +1,4 @@
-"""The devices that a run knows: who is there, who is eligible, who is starting, and whose last will counts."""
+"""The known devices of a run: present, eligible and starting devices, and the last wills that count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = TaskCapability("mnist", SCHEMA, 5)
 
 
 def fleet() -> Fleet:
-    """With one device that has the task."""
+    """Return a fleet with one device that has the task."""
     known = Fleet(TASK)
     assert known.update("a", there())
     return known
@@ -203,7 +203,7 @@ OTHER_TASKS = (TaskCapability("faces", "11" * 32, 10), TaskCapability("gaits", "
 
 
 def starting(boot: str = "b1"):
-    """Presence of a device that is loading its task."""
+    """Return the presence of a device that is loading its task."""
     return there(boot, tasks=())
 
 

@@ -1,4 +1,4 @@
-"""Relays in a run: which are asked, what they are told, and how their figures count in the record."""
+"""Relays in a run: invited relays, their requests, and the weight of their figures in the record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.specs import SCHEMA, TASK, model, report, run_spec, sent, the
 
 
 def relay(members: int):
-    """The presence of a relay that speaks for so many devices."""
+    """Return the presence of a relay with this number of members."""
     return there(tasks=(TaskCapability(TASK, SCHEMA, 10 * members, members_field(members)),))
 
 
@@ -100,7 +100,7 @@ def test_evaluation_with_more_members_than_registered_fails_the_relay():
 
 
 def _evaluated(answers: dict[str, tuple[float, int]]) -> RoundRecord:
-    """The record of an evaluate round with these user accuracies and members; `site` has 3 registered members."""
+    """Return the record of an evaluate round with these user accuracies and members; `site` has 3 registered members."""
     made = engine(devices=len(answers), evaluates_only=True, limits=Limits(max_members=5))
     for device, members in {device: 3 if device == "site" else 1 for device in answers}.items():
         made.handle(DevicePresence(device, replace(relay(members), features=(EVALUATE_FEATURE,))), 0.0)

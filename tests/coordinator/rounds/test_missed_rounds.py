@@ -1,4 +1,4 @@
-"""Devices that miss rounds are invited less and less, and no round depends on them."""
+"""Devices that miss rounds are invited less and less often, and no round depends on them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestAbsences:
         assert LONGEST_PERIOD == 16
 
     def test_devices_that_missed_most_are_kept_then_the_first_by_name(self):
-        """Devices that are named last have missed two rounds, and all others one."""
+        """The ten devices with the last names have missed two rounds, all others one."""
         names = [f"pi-{number:03}" for number in range(MAX_ABSENT + 50)]
         absences = Absences()
         absences.note(1, names[-10:], [])
@@ -122,7 +122,7 @@ class TestAbsences:
 
 class TestRounds:
     def play(self, made, reporters: str, now: float, silent: str = "") -> float:
-        """A round in which these report, those accept and stay silent, and time passes until it is over."""
+        """Complete a round in which `reporters` report and `silent` devices only accept; return the time of the next round."""
         number = made.last_round
         for device in silent:
             if device in made.open.round.participants:
@@ -157,7 +157,7 @@ class TestRounds:
         assert now < 100.0 + 40 * 2.0 + len(asked) * 11.0
 
     def test_mute_device_among_six_costs_the_grace_less_and_less(self):
-        """The round asks for it after the quorum, and it has not answered when the round closes."""
+        """After the quorum the round asks the mute device again, and closes without an answer."""
         made = asking("abcdef", quorum=0.8, deadline_s=600.0, auto_deadline=True, grace_s=10.0, rounds=10)
         now = 0.0
         for _ in range(10):
@@ -177,7 +177,7 @@ class TestRounds:
             assert sorted(made.open.round.participants) == list(invited)
 
     def test_absent_device_that_is_invited_does_not_stand_in_for_one_that_leaves(self):
-        """Of a, b and c, which count, c offends: two updates are enough, whether the mute x was asked too or not."""
+        """Devices a, b and c count, and c offends: two updates are enough, with or without an invitation of the mute x."""
         record = RoundRecord(1, "aggregated", 4, 3, 0, 3, absent={"x": 1})
         for before, invited in (([], "abc"), ([record], "abcx")):
             made = engine(before, devices=len(invited), quorum=0.8, rounds=9)

@@ -1,4 +1,4 @@
-"""The record of a round: the worst tenth of its devices, and each device where they are few."""
+"""The record of a round: the worst tenth of its devices, and each device if there are only a few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _record(accuracies: dict[str, float], metric: MetricTerms | None = None) -> 
 
 
 def test_p10_is_the_worst_tenth_of_the_devices():
-    """Of eleven devices it is the second; of an error the second greatest."""
+    """With eleven devices p10 is the second lowest accuracy, or the second greatest error."""
     values = {f"pi-{number:02}": number / 10 for number in range(11)}
     assert _record(values).user_accuracy_p10 == 0.1
     assert _record(values, metric_terms("MAE", "min", None)).user_accuracy_p10 == 0.9
@@ -47,7 +47,7 @@ def test_played_round_records_the_accuracy_of_its_devices():
 
 
 def test_user_accuracy_of_a_round_is_the_mean_and_not_the_median():
-    """Every device counts alike (paper, section 4.2)."""
+    """Every device has the same weight (paper, section 4.2)."""
     assert _record({"a": 0.9, "b": 0.8, "c": 0.1}).user_accuracy == pytest.approx(0.6)
 
 

@@ -118,7 +118,7 @@ RECORD = RoundRecord(10, "aggregated", 3, 3, 0, 3, user_accuracy=0.5)
 
 
 def report(before, alone, after=None):
-    """A report with these user accuracies."""
+    """Return a report with these user accuracies."""
     return replace(REPORT, user_accuracy_before=before, user_accuracy_after=after, user_accuracy_independent=alone)
 
 

@@ -55,7 +55,7 @@ from tests.support.specs import (
 
 
 def asked(effects) -> list[str]:
-    """Who is sent a work request."""
+    """Return the devices that are sent a work request."""
     return [device for device, body in sent(effects) if isinstance(body, WorkRequest)]
 
 
@@ -101,13 +101,13 @@ class TestInvitations:
                 UNSET,
             ][: len(devices)]
             assert made.common_request.model.url is UNSET
-            # Chunks that were just published are on their way; of those that were not, the first request has all published.
+            # Chunks published a moment ago are not resent. If no chunks were published, the first request publishes all.
             large = FAN_OUT_BYTES_S
             assert made.resend_due(need, 10.5, waiting=int(large)) == resent
             assert made.resend_due(need, 10.9, waiting=int(large)) == []
 
     def test_missing_chunks_are_resent_by_the_number_of_devices_without_the_model(self, monkeypatch):
-        """Those that are invited, and those that have accepted."""
+        """Devices without the model are invited devices and devices that have accepted."""
         bench = Bench("abc")
         bench.receive("a", Accept(10))
         waited: list[int] = []
@@ -219,7 +219,7 @@ class TestAnswers:
     )
     @pytest.mark.parametrize("end", ["late", "failed", "declined"])
     def test_work_of_a_device_that_is_out_is_cancelled(self, body, end):
-        """Messages of work: the round went on without the device."""
+        """The device still sends messages of work, but the round continues without it."""
         bench = Bench("abc", quorum=0.1)
         bench.receive("b", Accept(10))
         bench.lose("a", end)
@@ -228,7 +228,7 @@ class TestAnswers:
 
 class TestMissingChunks:
     def need(self, *indices: int) -> Need:
-        """Asks for these chunks of the model."""
+        """Return a request for these chunks of the model."""
         return Need(model().digest, Bitmap(3, indices).to_bytes())
 
     def test_requested_chunks_are_published_again(self):
@@ -241,7 +241,7 @@ class TestMissingChunks:
 
 class TestPresence:
     def job(self, phase: JobPhase, round_number: int = 1, epoch: int = 1) -> JobStatus:
-        """The phase that a device reports."""
+        """Return the job status that a device reports."""
         return JobStatus(RUN, epoch, round_number, phase)
 
     def test_presence_of_a_device_that_was_not_invited_is_ignored(self):
@@ -269,7 +269,7 @@ class TestPresence:
         assert bench.state("a") is state
 
     def test_restarted_device_is_invited_again(self):
-        """It has lost its work."""
+        """A restarted device has lost its work."""
         bench = Bench("ab").accept_all()
         bench.receive("a", Progress(JobPhase.TRAINING, 1, 2))
         assert asked(bench.see("a", there("b2"))) == ["a"]
@@ -282,7 +282,7 @@ class TestPresence:
         assert bench.state("a") is State.UPLOADING
 
     def test_device_back_without_its_job_is_invited_again(self):
-        """Also where the connection broke before the request came through."""
+        """This includes a connection that broke before the request arrived."""
         bench = Bench("abc")
         bench.receive("a", Accept(10))
         bench.see("b", gone())
@@ -293,7 +293,7 @@ class TestPresence:
     @pytest.mark.parametrize("phase", list(JobPhase))
     @pytest.mark.parametrize("other", [{"epoch": 0}, {"round_number": 7}], ids=str)
     def test_device_on_another_job_is_invited_until_it_answers(self, phase, other):
-        """The same round before the coordinator's restart is another job, too."""
+        """The same round of an earlier epoch is also another job."""
         bench = Bench("ab").accept_all()
         assert asked(bench.see("a", there(job=self.job(phase, **other)))) == ["a"]
         assert asked(bench.open.tick(5.0)) == asked(bench.open.tick(8.0)) == ["a"]
@@ -476,7 +476,7 @@ class TestRecord:
 
 
 class TestCountedOut:
-    """A device that the round has counted out, and what still arrives from it."""
+    """A device that is out of the round: its late messages and chunks."""
 
     def test_chunks_of_a_device_that_was_given_up_are_ignored(self):
         bench = Bench("abc", quorum=0.1, rejoin_s=5.0).accept_all()
@@ -508,7 +508,7 @@ def test_chunks_that_several_devices_miss_are_published_once():
 
 
 def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
-    """A thousand devices take a broker seconds; fewer waiting devices take less."""
+    """A broker needs seconds to send to a thousand devices, and less time for fewer waiting devices."""
     large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
     need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
     takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S

@@ -1,4 +1,4 @@
-"""A round that an earlier coordinator had open: committed updates count, and the other devices are invited again."""
+"""A round that an earlier coordinator left open: committed updates count, and the other devices are invited again."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ EPOCH = 2
 def opening(
     invited: str, accepted: str = "", reported: str = "", spent_s: float = 0.0, closing: bool = False
 ) -> RoundStart:
-    """Round 1 as recorded in its journal."""
+    """Return round 1 as recorded in its journal."""
     ledger = RoundJournal(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
     return RoundStart(ledger, {device: CommittedUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
 
 
 def going_on(unfinished: RoundStart, now: float = 0.0, **changes: Any) -> tuple[Engine, list[Any]]:
-    """The next epoch's engine, and what it does once the model lies on the broker."""
+    """Return the next epoch's engine, and its effects after the model is published."""
     made = Engine(run_spec(epoch=EPOCH, **changes), unfinished=unfinished, jitter=random.Random(1))
     assert made.handle(RunStarted(), now) == [PublishModel(1)]
     return made, made.handle(ModelPublished(model()), now)
@@ -55,7 +55,7 @@ def states(made: Engine) -> dict[str, State]:
 
 
 def test_time_spent_by_an_earlier_process_counts_once():
-    """Before the model is published, and after it."""
+    """This holds before and after the model is published."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("ab", spent_s=7.0), jitter=random.Random(1))
     made.handle(RunStarted(), 0.0)
     assert current(made).spent_s(2.0) == 9.0
@@ -69,7 +69,7 @@ def test_traffic_of_a_resumed_round_has_all_committed_updates():
 
 
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
-    """The journal names it, regardless of its answers: the round needs an update less, and its record says why."""
+    """The journal names the offender: the round needs one update less, and its record has the reason."""
     known = opening("abcd", accepted="abcd", reported="ab")
     ledger = replace(known.ledger, offenders={"d": "not_finite"})
     made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
@@ -145,7 +145,7 @@ def test_message_of_the_old_epoch_is_answered_with_a_request_of_the_new(body):
 
 @pytest.mark.parametrize(("rejoin_s", "returns_s"), [(5.0, RETURN_S), (90.0, 90.0)])
 def test_accepted_devices_have_rejoin_s_and_at_least_return_s_to_come_back(rejoin_s, returns_s):
-    """Where the broker was away too, an agent may take a minute to be back."""
+    """If the broker was offline too, an agent may need a minute to reconnect."""
     made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=rejoin_s, quorum=0.6)
     made.handle(TimePassed(), returns_s - 0.1)
     assert states(made)["b"] is State.LOST
@@ -161,7 +161,7 @@ def test_invited_devices_have_the_whole_time_to_answer_again():
 
 @pytest.mark.parametrize("end", [Interrupted(), Suspended()])
 def test_end_before_the_model_is_published_keeps_the_time_spent(end):
-    """A disk that is full at each start must not keep a round open for ever."""
+    """A round must not stay open forever because the disk is full at each start."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=100.0), jitter=random.Random(1))
     made.handle(RunStarted(), 0.0)
     assert made.handle(end, 5.0)[0] == SavePause(105.0)
@@ -211,7 +211,7 @@ def test_bytes_of_committed_updates_are_in_the_record():
 
 
 class TestSilence:
-    """Of a device that had accepted: its word that it failed may have been lost, or the request with its acceptance."""
+    """An accepted device may be silent because its failure message was lost, or the request and its acceptance were lost."""
 
     def test_silent_device_is_sent_the_request_again(self):
         made = asking("ab")
@@ -242,7 +242,7 @@ class TestSilence:
 
 
 def report_of_again(made: Engine, device: str) -> list[Any]:
-    """A device's whole round, under the new epoch."""
+    """Handle a device's whole round in the new epoch; return the effects of its report."""
     manifest = update(BLOB)
     made.handle(DeviceMessage(device, replace(envelope_of(Accept(10)), epoch=EPOCH)), 1.0)
     made.handle(DeviceMessage(device, replace(envelope_of(Offer(manifest)), epoch=EPOCH)), 1.0)

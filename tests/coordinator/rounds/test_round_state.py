@@ -1,4 +1,4 @@
-"""The round: its transition table, its laws under any events at any times, and single cases."""
+"""The round: its transition table, its invariants under any events at any times, and single cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpatch.coordinator.rounds.participant_transitions import TABLE, Event, Ph
 from fedpatch.coordinator.rounds.round_phases import Participant, Round, RoundPolicy
 from fedpatch.shared.errors import IllegalTransition
 
-# A row per state, a column per event: the next state, "-" where the event changes nothing.
+# The next state for each state (row) and event (column); "-": the event changes nothing.
 GRID = """
            accept    decline   train     offer      report    fail    vanish  restart
 invited    accepted  declined  training  uploading  reported  failed  lost    -
@@ -44,7 +44,7 @@ POLICY = RoundPolicy(
 
 @st.composite
 def policies(draw) -> RoundPolicy:
-    """Any policy that the settings allow, with times that collide."""
+    """Return any policy that the settings allow, with times that are often equal."""
     times = st.sampled_from((0.0, 0.1, 5.0, 10.0, 33.3))
     return RoundPolicy(
         target=draw(st.integers(1, 5)),
@@ -68,7 +68,7 @@ STEPS = st.lists(
 
 
 def step(current: Round, now: float, device: str | None, event: Event) -> None:
-    """One event of a device, or without a device a tick."""
+    """Handle an event of a device, or a tick if there is no device."""
     if device is None:
         current.tick(now)
     else:
@@ -80,14 +80,14 @@ def insides(current: Round) -> dict:
 
 
 def begun(now: float = 0.0, devices: tuple[str, ...] = DEVICES, policy: RoundPolicy = POLICY) -> Round:
-    """A round with its invitations out."""
+    """Return a round whose invitations are sent."""
     current = Round(1, policy, now)
     current.begin(devices, now)
     return current
 
 
 def collecting(phase: Phase) -> bool:
-    """Whether the round still waits for devices."""
+    """Return whether the round still waits for devices."""
     return phase in (Phase.RECRUITING, Phase.COLLECTING)
 
 
@@ -103,7 +103,7 @@ def test_each_event_in_each_state_leads_to_the_state_of_the_grid(state, event):
 
 @given(policies(), STEPS)
 def test_any_round_is_over_in_time(policy, steps):
-    """Nothing is awaited after the deadline and the grace time."""
+    """After deadline plus grace period the round waits for no device."""
     current, now = begun(100.3, policy=policy), 100.3
     for wait_s, device, event in steps:
         now += wait_s
@@ -115,7 +115,7 @@ def test_any_round_is_over_in_time(policy, steps):
 
 @given(policies(), STEPS)
 def test_deadlines_lead_to_the_end(policy, steps):
-    """Woken at `next_deadline` only, a round comes to its end, and each waking has an effect."""
+    """A round that gets ticks only at `next_deadline` ends, and each tick has an effect."""
     current, now = begun(100.3, policy=policy), 100.3
     for wait_s, device, event in steps:
         now += wait_s
@@ -130,7 +130,7 @@ def test_deadlines_lead_to_the_end(policy, steps):
     assert not collecting(current.phase)
 
 
-@example(  # who was lost is back, at a time at which it could have been given up later
+@example(  # a lost device is back before the time at which the round would have stopped waiting for it
     replace(POLICY, deadline_s=0.5, rejoin_s=0.1), [(0.0, "a", Event.VANISH), (0.0, "a", Event.ACCEPT)], 0.5
 )
 @given(policies(), STEPS, st.floats(0, 1))
@@ -149,7 +149,7 @@ def test_nothing_happens_before_the_next_deadline(policy, steps, fraction):
 
 @given(policies(), STEPS)
 def test_no_device_counts_twice(policy, steps):
-    """A final state stays, and a closed round has its quorum."""
+    """A final state does not change, and a closed round has its quorum."""
     current, now = begun(policy=policy), 0.0
     final: dict[str, State] = {}
     for wait_s, device, event in steps:
@@ -241,14 +241,14 @@ QUORUM_POLICY = RoundPolicy(
 
 
 def begin(devices: str = "abcd", **changes: Any) -> Round:
-    """A round at time 0 with a device per letter, which is meant for them except by `changes`."""
+    """Return a round at time 0 with a device per letter; it is meant for these devices unless `changes` has another target."""
     current = Round(1, replace(QUORUM_POLICY, **{"target": len(devices), **changes}), 0.0)
     current.begin(tuple(devices), 0.0)
     return current
 
 
 def play(current: Round, now: float, *events: str) -> Round:
-    """Events as `device:event`, `*:event` for all devices, `device:event!` for one with which a device leaves the count."""
+    """Handle events `device:event`; `*:event` is for all devices; after `device:event!` the device does not count."""
     for event in events:
         names, _, what = event.partition(":")
         for device in current.participants if names == "*" else names:
@@ -257,14 +257,14 @@ def play(current: Round, now: float, *events: str) -> Round:
 
 
 def facts(current: Round) -> set[str]:
-    """The phase or the failure, devices by state, and what the round needs and waits for."""
+    """Return phase or failure, devices by state, needed updates, acceptances, next deadline and time of the quorum."""
     found = {current.failure or current.phase.value, f"needed={current.needed}", f"accepts={len(current.accepted())}"}
     found |= {f"next={current.next_deadline()}", f"quorum_s={current.quorum_s}"}
     return found | {f"{state.value}={''.join(current.devices(state))}" for state in State}
 
 
 def case(name: str, script: str, devices: str = "abcd", **changes: Any) -> Any:
-    """A script of steps `second event event = fact fact`; a step without events is a tick."""
+    """Return a test case with a script of steps `second event event = fact fact`; a step without events is a tick."""
     return pytest.param(script, devices, changes, id=name)
 
 
@@ -360,7 +360,7 @@ def test_collecting(script, devices, changes):
 
 
 def follow(current: Round, script: str) -> None:
-    """Check the facts of each step."""
+    """Run each step of a script, and check its facts."""
     for step in script.split("; "):
         given, _, expected = step.partition(" = ")
         second, *events = given.split()

@@ -1,4 +1,4 @@
-"""The run engine: when rounds begin and end, which messages are stale, and when the run is over."""
+"""The run engine: start and end of rounds, stale messages, and the end of the run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TestBeginning:
         assert made.handle(TimePassed(), 61.0) + made.handle(DevicePresence("b", there()), 62.0) == []
 
     def test_time_limit_ends_the_wait_for_devices(self):
-        """Also where floating point rounds the deadline."""
+        """This also holds if floating point rounds the deadline."""
         made = engine(devices=1, wait_s=60.0, time_limit_s=0.3, now=1_000_000.1)
         deadline = made.next_deadline()
         assert deadline is not None
@@ -181,7 +181,7 @@ class TestRound:
         assert made.handle(TimePassed(), 7.0) == []
         assert made.eta_s(9.0) is None
         assert kinds(made.handle(Aggregated(), 9.0)) == [RetractModel, SaveRecord, PublishModel]
-        assert made.eta_s(10.0) == 5.0  # the last quorum came after 6 s
+        assert made.eta_s(10.0) == 5.0  # the last quorum was reached after 6 s
         [record] = made.records
         assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
 
@@ -299,19 +299,19 @@ class TestEnd:
 
 
 def waiting_engine(*devices: str, **changes: Any) -> Engine:
-    """An engine that was started at second 0 and knows these devices."""
+    """Return an engine that was started at second 0, with these devices online."""
     started = engine(**changes)
     join(started, devices)
     return started
 
 
 def opened(effects: list[Effect]) -> list[int]:
-    """Numbers of the rounds that begin."""
+    """Return the numbers of the rounds that begin."""
     return [effect.round for effect in effects if isinstance(effect, PublishModel)]
 
 
 def all_decline(made: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
-    """A round in which every device declines."""
+    """Let every device decline a round; return the effects."""
     made.handle(ModelPublished(model()), now)
     number = made.last_round
     return [
@@ -322,7 +322,7 @@ def all_decline(made: Engine, now: float, reason: DeclineReason = DeclineReason.
 
 
 class Handler:
-    """Runs effects; the model is published at once."""
+    """Records effects; the model is published at once."""
 
     def __init__(self) -> None:
         self.ran: list[Effect] = []
@@ -361,7 +361,7 @@ def test_run_fails_after_max_failed_rounds_that_follow_a_successful_one():
 
 
 class TestUnwilling:
-    """Online devices whose owners' preferences come first."""
+    """Online devices that decline because of their owners' preferences."""
 
     def test_device_is_not_invited_before_its_retry_time(self):
         made = waiting_engine("a", "b", rounds=9, devices=2, quorum=0.5)
@@ -396,7 +396,7 @@ class TestUnwilling:
 
 
 class TestPause:
-    """Between a round that failed and the next."""
+    """The pause between a failed round and the next one."""
 
     def test_pause_doubles_with_each_failure(self):
         made = waiting_engine("a", max_failed_rounds=4, rounds=9)
@@ -442,7 +442,7 @@ class TestPause:
             now = made.next_deadline() or now
             made.handle(TimePassed(), now)
         assert made.stopped is Stopped.FAILED
-        assert now == 14.0  # at 0, 2, 6 and 14 seconds
+        assert now == 14.0  # rounds failed at 0, 2, 6 and 14 seconds
 
     def test_successful_round_is_followed_at_once(self):
         made = waiting_engine("a")
@@ -451,7 +451,7 @@ class TestPause:
 
 
 class TestLink:
-    """What the coordinator's own connection means for rounds."""
+    """The effect of the coordinator's own connection on rounds."""
 
     def test_no_round_begins_without_a_broker(self):
         made = waiting_engine()
@@ -498,7 +498,7 @@ class TestLastWords:
 
     @pytest.mark.parametrize("published", [False, True])
     def test_interrupt_leaves_no_record_of_the_open_round(self, published):
-        """A resume plays it again under the same number."""
+        """A resume runs this round again with the same number."""
         made = waiting_engine("a")
         if published:
             made.handle(ModelPublished(model()), 0.0)
@@ -541,7 +541,7 @@ class TestInterval:
 
 
 def play(made: Engine, device: str, now: float, received: list[Body] | None = None) -> list[int]:
-    """The open round, in which one device reports at `now`; numbers of the rounds that begin then."""
+    """Complete the open round with a report at `now`; return the numbers of the rounds that begin then."""
     made.handle(ModelPublished(model()), 0.0)
     effects = report_of(made, device, now)
     if received is not None:

@@ -1,4 +1,4 @@
-"""Silent devices fail long before the deadline; slow devices do not."""
+"""Silent devices fail long before the deadline; slow devices do not fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_S = 100_000.0
 
 
 def bench(devices: str = "abcd", reported: str = "", **changes) -> Bench:
-    """A round with a far deadline, of devices that all accepted at second 1 and of which some reported at second 2."""
+    """Return a round with a distant deadline; all devices accepted at second 1, those in `reported` reported at second 2."""
     given = {"quorum": 1.0, "deadline_s": DEADLINE_S, "grace_s": 10.0, "rejoin_s": 10.0, **changes}
     made = Bench(devices, **given).accept_all()
     reports(made, reported)
@@ -40,7 +40,7 @@ def reports(made: Bench, devices: str, now: float = 2.0) -> None:
 
 
 def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> dict[float, list[str]]:
-    """Lets time pass; `talking` devices report progress every 10 s. Who is asked (again), by second."""
+    """Let time pass while device `talking` reports progress every 10 s; return the devices that are asked again, by second."""
     asked: dict[float, list[str]] = {}
     now, talks_at = since, since
     while made.open.round.phase is Phase.COLLECTING and now < until:
@@ -89,7 +89,7 @@ class TestMuteDevice:
         assert (made.open.round.phase, made.open.round.closing_at) == (Phase.AGGREGATING, 12.0)
 
     def test_mute_device_has_the_time_of_its_download(self, monkeypatch):
-        """The probe may wait behind the chunks of a large model on a slow line."""
+        """On a slow connection the probe may be queued behind the chunks of a large model."""
         made = bench("a")
         monkeypatch.setattr(made.open._issued_invitations, "size_bytes", lambda device: int(600 * SLOW_BYTES_S))
         wait(made, 600.0 + SILENT_S)
@@ -167,7 +167,7 @@ class TestUpload:
 
 class TestDeviceThatStarts:
     def test_starting_device_has_starting_s_to_come_back(self):
-        """Its agent was restarted in the round and loads torch for minutes."""
+        """The device's agent was restarted during the round and needs minutes to load torch."""
         made = bench(reported="abc")
         made.see("d", there("b2", tasks=()), now=5.0)
         assert made.state("d") is State.INVITED
@@ -192,7 +192,7 @@ class TestWithoutBroker:
         for now in (100.0, 200.0, 300.0):
             made.open.tick(now, connected=False)
         made.open.listen(connected=True, now=300.0)
-        given_up_at = 300 + int(1.5 * SILENT_S)  # the device too needs time to connect again
+        given_up_at = 300 + int(1.5 * SILENT_S)  # the device also needs time to reconnect
         for now in range(301, given_up_at):
             made.open.tick(float(now))
         assert made.state("a") is State.ACCEPTED
@@ -210,7 +210,7 @@ def test_since_without_a_message_is_the_beginning():
 @pytest.mark.parametrize(
     ("asked_at", "uploads", "connected", "mute_at"),
     [
-        (1.0, False, True, None),  # it sent a message later than the request
+        (1.0, False, True, None),  # the device sent a message after the request
         (2.0, False, True, None),  # message and request crossed
         (3.0, False, True, 3.0 + ANSWER_S),
         (3.0, True, True, 2.0 + UPLOAD_ANSWER_S),
@@ -240,7 +240,7 @@ def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
 
 @pytest.mark.parametrize(("spoke_at", "missed"), [(2.0, ["d"]), (4.0, [])])
 def test_upload_silent_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
-    """A device that has its place offers every five seconds, or sends chunks."""
+    """A device with an upload slot repeats its offer every five seconds, or sends chunks."""
     made = bench(quorum=0.75, grace_s=10.0)
     made.receive("d", Offer(update()), now=2.0)
     reports(made, "abc")

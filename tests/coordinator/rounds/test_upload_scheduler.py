@@ -1,4 +1,4 @@
-"""The upload scheduler: slots, windows, and the line of waiting devices."""
+"""The upload scheduler: slots, windows, and the queue of waiting devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_BYTES = 10
 
 
 def blob_of(device: str, size: int = 95) -> bytes:
-    """An update of its own for each device."""
+    """Return a different update for each device."""
     return random.Random(device).randbytes(size)
 
 
@@ -30,7 +30,7 @@ def chunk_of(device: str, index: int) -> Chunk:
 
 
 def desk(devices: str = "", slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadScheduler:
-    """A desk with repeatable jitter to which these devices have made an offer."""
+    """Return a scheduler with repeatable jitter and offers of these devices."""
     made = UploadScheduler(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
     for device in devices:
         made.offer(device, manifest_of(device), 0.0)
@@ -42,7 +42,7 @@ def granted_devices(counter: UploadScheduler, now: float) -> list[str]:
 
 
 def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:
-    """The grant for a device that has these chunks."""
+    """Return the grant for a device whose chunks `have` have arrived."""
     return Grant(manifest_of(device).digest, 8, Bitmap(10, have).to_bytes())
 
 
@@ -182,7 +182,7 @@ class TestLine:
         late = sorted(delays[200:])
         assert 0.5 * MAX_RETRY_S <= late[0] < late[-1] <= 1.5 * MAX_RETRY_S
         gaps = [later - earlier for earlier, later in pairwise(late)]
-        assert max(gaps) < 1.0  # of 4,800 draws over 60 s
+        assert max(gaps) < 1.0  # 4,800 draws over 60 s
 
     def test_unanswered_grant_is_repeated_after_the_others(self):
         counter = desk("abc", idle_s=30.0)

@@ -1,4 +1,4 @@
-"""Two coordinators of one fleet: the second asks first, and is refused while the first is at work."""
+"""Two coordinators of one fleet: the second checks for another one first, and is refused while the first is running."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED = "another coordinator is at work for fleet 'home'.*; wait for it, end i
 
 
 def connection_to(url: str, *, fleet: str = "home", user: str | None = None) -> Connection:
-    """Of a coordinator, not yet entered."""
+    """Return the connection of a coordinator, not entered yet."""
     return Connection(RunSettings(broker=url, fleet=fleet, state_dir=Path("nowhere"), username=user, password=user))
 
 
@@ -36,12 +36,12 @@ def connection_to(url: str, *, fleet: str = "home", user: str | None = None) -> 
 def at_work(url: str, *, fleet: str = "home", user: str | None = None) -> Iterator[Connection]:
     with connection_to(url, fleet=fleet, user=user) as one:
         one.announce(online=True)
-        assert eventually(lambda: one.link.idle)  # the broker knows it
+        assert eventually(lambda: one.link.idle)  # the broker has the presence
         yield one
 
 
 def refused_at(url: str, **values: str) -> bool:
-    """Whether another coordinator may not begin."""
+    """Return whether another coordinator is refused."""
     try:
         with connection_to(url, **values):
             return False
@@ -50,7 +50,7 @@ def refused_at(url: str, **values: str) -> bool:
 
 
 def events_of(connection: Connection) -> list[object]:
-    """What lies in the inbox, the connecting apart."""
+    """Return the events in the queue, except Connected."""
     found: list[object] = []
     with contextlib.suppress(queue.Empty):
         while True:
@@ -68,7 +68,7 @@ def eventually(fits: Callable[[], bool]) -> bool:
 
 
 def retained_presence(url: str, state: CoordinatorState) -> None:
-    """What a coordinator left on the broker."""
+    """Retain the presence of an earlier coordinator on the broker."""
     with client(url, "medium", "barrier/medium") as medium:
         medium.link.publish(PRESENCE, encode(Envelope(state)), retain=True)
         medium.settle()
@@ -76,7 +76,7 @@ def retained_presence(url: str, state: CoordinatorState) -> None:
 
 @pytest.fixture
 def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for an answer that does not come runs into the time limit of the test; a slow broker does not."""
+    """Waiting for a missing answer exceeds the time limit of the test; waiting for a slow broker does not."""
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0)
     monkeypatch.setattr(fleet_claim, "_ECHO_S", PATIENCE_S)
 
@@ -108,7 +108,7 @@ def test_coordinators_of_two_fleets_do_not_collide(mosquitto: Mosquitto, waits_f
 
 
 def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch):
-    """The broker was killed before it could send the last will, and still retains that a coordinator is online."""
+    """The broker was killed before it could publish the last will, and still retains the coordinator's online presence."""
     retained_presence(mosquitto.url, CoordinatorState(True, "dead"))
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 0.2)
     with at_work(mosquitto.url):
@@ -178,7 +178,7 @@ def test_restarted_broker_is_not_taken_for_another_coordinator(mosquitto: Mosqui
         mosquitto.start()
         assert eventually(lambda: first._connects == 2)
         first.announce(online=True)
-        assert eventually(lambda: first.link.idle)  # the broker knows it
+        assert eventually(lambda: first.link.idle)  # the broker has the presence
         assert refused_at(mosquitto.url)
     assert [line for line in caplog.messages if "another coordinator" in line] == []
 

@@ -52,7 +52,7 @@ PRIVATE = {
 
 @pytest.fixture
 def means(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Array]]:
-    """Sees each released mean before the model's step is quantised for the way down."""
+    """Records each released mean before the model's step is quantised for the download."""
     found: list[dict[str, Array]] = []
     real = private_masked_mean
 
@@ -78,7 +78,7 @@ def fleet(tmp_path: Path, registry: Registry, clock: Clock) -> MaskedFleet:
 
 
 def expected(fleet: MaskedFleet, counted: list[str]) -> Array:
-    """Return the sum of the noised vectors of these devices, over the devices that the round was meant for."""
+    """Return the sum of the noised vectors of these devices, divided by the number of devices that the round was meant for."""
     policy = fleet.bench.engine.spec.privacy
     assert policy is not None
     total = np.sum([signed_sum(fleet.devices[name].elements[1]) for name in counted], axis=0)
@@ -133,7 +133,7 @@ def test_record_has_the_account_and_no_figure_of_the_devices(fleet):
 
 
 def test_noise_of_a_device_is_that_of_its_threshold_and_the_same_after_a_restart(fleet):
-    """Its secrets are erased when it reveals, so the noise is read when the device makes its update."""
+    """A device erases its secrets when it reveals, so the test reads the noise when the device makes its update."""
     drawn = {}
 
     def note(device: MaskedDevice, elements: Array) -> Array:

@@ -42,7 +42,7 @@ def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
 
 
 def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared, registry):
-    """The next process knows what was usual in this round."""
+    """The checkpoint has the references of this round for the next process."""
     bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
     bench.upload("a", 1.0)
     bench.upload("b", 1e6)
@@ -70,7 +70,7 @@ def test_trimmed_mean_takes_its_table_from_a_file_that_leaves_nothing_behind(tmp
 
 
 def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared, registry):
-    """Honest devices are now and then; ten times the bound is logged."""
+    """Honest devices exceed their bound now and then, so only ten times the bound is logged."""
     bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
     bench.upload("a", 2.0)
     bench.upload("b", 5.0)
@@ -80,7 +80,7 @@ def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_pa
 
 
 def test_an_offender_stays_out_of_the_open_round_after_a_kill(bench):
-    """The device was reported as not asked again; another coordinator keeps to that."""
+    """The device was reported as not asked again, so the next coordinator does not ask it either."""
     bench.receive("a", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
     assert bench.engine.fleet.offenders == {"a": "schema_mismatch"}
     again = bench.again()

@@ -1,4 +1,4 @@
-"""The event queue: a message counts by the time of its arrival, not of its processing."""
+"""The event queue: the time of a message is the time of its arrival, not of its processing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.specs import there
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets seconds pass in which nothing is done; no others pass, however busy the machine is."""
+    """A function that lets seconds pass on the clock; no other time passes, however busy the machine is."""
     began, passed = time.monotonic(), [0.0]
 
     def wait(seconds: float) -> None:
@@ -99,7 +99,7 @@ def test_answer_counts_by_the_time_of_its_arrival(prepared, tmp_path, registry, 
         bench.perform(bench.engine.handle(DevicePresence(device, there()), time.monotonic()))
     bench.receive("a", Accept(10))
     later(came_after_s)
-    bench.event_queue.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines
+    bench.event_queue.put(UpdateWritten())  # another event, after which the coordinator checks its deadlines
     answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)
     bench.event_queue.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
     later(30)

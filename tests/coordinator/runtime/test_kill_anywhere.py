@@ -1,4 +1,4 @@
-"""Kills of a coordinator before each of its writes, and of the next one while it resumes."""
+"""Kills of a coordinator before each of its writes, and of the next process while it resumes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def tmp_path(memory_path: Path) -> Path:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing catches it, and nothing is tidied up."""
+    """Simulates kill -9: no handler catches it, and no cleanup runs."""
 
 
 class Guillotine:
-    """Kills before the `fatal`-th thing that is written to the disk (0: never); `writes` counts them."""
+    """Kills before the `fatal`-th write to the disk (0: never); `writes` counts the writes."""
 
     def __init__(self, fatal: int) -> None:
         self.fatal = fatal
@@ -55,7 +55,7 @@ class Guillotine:
         return write
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
-        """At every transaction, before it and at its commit, at every file that is written, renamed or deleted."""
+        """Count as writes: start and commit of each transaction, and each file that is written, renamed or deleted."""
         patch.setattr(run_journal, "append_durably", self.before(append_durably))
         patch.setattr(Path, "unlink", self.before(Path.unlink))
         patch.setattr(Path, "rmdir", self.before(Path.rmdir))
@@ -71,7 +71,7 @@ class Guillotine:
 
 
 def play(bench: Bench) -> None:
-    """Both devices do their part until the run is over; one that had its update committed does nothing more."""
+    """Both devices upload in each round until the run is over; a device whose update is committed sends nothing more."""
     while not bench.engine.stopped:
         bench.begin()
         number = bench.engine.last_round
@@ -81,7 +81,7 @@ def play(bench: Bench) -> None:
 
 
 def play_beside_an_offender(bench: Bench) -> None:
-    """Device c comes first and offers updates of another schema until it is in quarantine; then b is invited too."""
+    """Device c is online first and offers updates of another schema until it is in quarantine; then b is invited too."""
     while not bench.engine.stopped:
         bench.begin("cab")
         bench.receive("c", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
@@ -95,7 +95,7 @@ def play_beside_an_offender(bench: Bench) -> None:
 def play_with_kills(
     directory: Path, prepared: Prepared, fatal: tuple[int, ...], played: Callable[[Bench], None] = play, **terms: Any
 ) -> tuple[dict[str, bytes], list[Any], int]:
-    """Final model and records; and how many of the kills came about. Each process dies at its own fatal write."""
+    """Return final model, records and the number of kills that happened. Each process dies at its own fatal write."""
     run = ""
     directory.mkdir()
     kills = 0
@@ -143,7 +143,7 @@ def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
 
 @pytest.mark.slow
 def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_path, prepared):
-    """Updates are clipped to the same bits, and the offender is in quarantine, wherever the kill was."""
+    """After a kill before any write, updates are clipped to the same bits and the offender is in quarantine."""
     terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
     records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
@@ -152,7 +152,7 @@ def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["mean", "centred", "bucketed"])
 def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate):
-    """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
+    """Deltas are sent in both directions; the next step is the same with or without a stored previous step."""
     kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4", aggregate=aggregate)
     assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
         f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
@@ -162,7 +162,7 @@ def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared,
 @pytest.mark.slow
 @pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
 def test_second_kill_while_resuming_changes_no_result(tmp_path, prepared, second):
-    """The second kill comes while the first one's traces are read."""
+    """The second kill happens while the next process reads the state after the first kill."""
     whole = play_with_kills(tmp_path / "whole", prepared, ())
     for fatal in range(4, 40, 5):
         model, records, _ = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal, second))

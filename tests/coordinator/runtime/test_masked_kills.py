@@ -23,13 +23,13 @@ DEVICES, SILENT, LATE = 11, "pi-04", "pi-07"
 
 
 def lose_two(device: str, answer: Any) -> Any:
-    """One device is lost before its upload, another one before its reveal."""
+    """Lose one device before its upload, another one before its reveal."""
     lost = (device == LATE and isinstance(answer, Offer)) or (device == SILENT and isinstance(answer, Reveal))
     return None if lost else answer
 
 
 def lose_three(device: str, answer: Any) -> Any:
-    """The messages accept, share and upload of one device each are lost."""
+    """Lose the acceptance of one device, the shares of a second and the offer of a third."""
     kinds = {"pi-02": Accept, "pi-03": Shares, LATE: Offer}
     return None if isinstance(answer, kinds.get(device, ())) else answer
 
@@ -37,9 +37,9 @@ def lose_three(device: str, answer: Any) -> Any:
 def play(
     directory: Path, clock: Clock, fatal: tuple[int, ...], changes: tuple[Change, ...] = (lose_two,)
 ) -> tuple[dict[str, bytes], Any, int, list[Any]]:
-    """Play one round of eleven devices; each process dies before its own fatal write, the last one does not.
+    """Run one round of eleven devices; each process except the last dies before its own fatal write.
 
-    `changes` are those of the first process, the second one and so on; the last one holds for all later ones.
+    `changes` has a change for the first process, for the second and so on; the last change is for all later processes.
     """
     directory.mkdir()
     run, kills = "", 0
@@ -69,7 +69,7 @@ def play(
 
 
 def assert_one_set_of_each(transcript: list[Any]) -> None:
-    """No coordinator ever sent another roster, masking set or reported set than the one before it."""
+    """Check that all coordinators sent a device the same roster, masking set and reported set."""
     sent: dict[tuple[str, type], set[Any]] = defaultdict(set)
     for device, body in transcript:
         if isinstance(body, Roster | Inbox | Unmask):
@@ -94,7 +94,7 @@ def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock):
 
 @pytest.mark.slow
 def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock):
-    """Also where the next process knows more devices than the killed one did."""
+    """This also holds if the next process knows more devices than the killed process."""
     for fatal in itertools.count(1):
         changes = (lose_three, lambda device, answer: answer)
         _, _, kills, transcript = play(tmp_path / f"killed-{fatal}", clock, (fatal,), changes)

@@ -1,4 +1,4 @@
-"""Masked rounds of a hub with a relay, on a coordinator with real files: what is asked, what counts, and after a restart."""
+"""Masked rounds of a hub with a relay, on a coordinator with real files: requests, counted sums, and a restart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SITE = names(24)[16:]
 
 
 class Relay:
-    """A relay whose site is the vectors of its devices, without the broker between them."""
+    """A relay that adds the vectors of its devices without a broker of the site."""
 
     features: tuple[str, ...] = (SUMS_FEATURE,)
 
@@ -70,7 +70,7 @@ class Relay:
     def _update(self, request: WorkRequest, number: int) -> Manifest:
         assert request.secure is not None
         layout = vector_layout(self._schema, request.secure)
-        # The vectors are those of `masked-u8`, also in the request to a relay.
+        # A request to a relay also has the vector layout of `masked-u8`.
         vectors = [device._vector(request, number) for device in self._devices]
         total = read_sum(layout, np.sum(vectors, axis=0, dtype=layout.dtype), len(vectors))
         packed = write_site_sum(layout, self.total_of(total), request.model.digest)
@@ -86,7 +86,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def hub(directory: Path, prepared: Prepared, registry: Registry, clock: Clock, plain: int, **terms: Any) -> MaskedFleet:
-    """A hub with so many plain devices and one relay, none of which is online."""
+    """Return a hub with `plain` plain devices and one relay, all offline."""
     given = {**TERMS, "devices": plain + 1, "quorum": 0.5, "max_members": 20, "group_size": 30, **terms}
     directory.mkdir(exist_ok=True)
     fleet = MaskedFleet(Bench(directory, prepared, registry, **given), clock, plain)
@@ -95,7 +95,7 @@ def hub(directory: Path, prepared: Prepared, registry: Registry, clock: Clock, p
 
 
 def come(fleet: MaskedFleet, features: tuple[str, ...] = (SUMS_FEATURE,)) -> MaskedFleet:
-    """The relay comes online, and then all devices, with whom the round begins."""
+    """Bring the relay online, then all devices; the round begins with them."""
     capability = TaskCapability(
         fleet.bench.prepared.task.name, fleet.bench.prepared.schema.digest, 8 * 80, members=len(SITE)
     )
@@ -134,7 +134,7 @@ def test_relay_is_asked_for_a_sum_and_the_requests_of_plain_devices_do_not_name_
     assert relay is not None and plain is not None and plain.secure is not None
     assert (relay.encoding, relay.secure, relay.masks) == ("masked-sum", plain.secure, False)
     assert (plain.encoding, plain.masks, MEMBERS_FEATURE in plain.features) == ("masked-u8", True, False)
-    assert plain.secure.group_max == 24  # the devices of the site count too: their sum has the same grid
+    assert plain.secure.group_max == 24  # the devices of the site count too, since their sum has the same grid
 
 
 def test_round_of_relays_alone_needs_no_group_at_the_hub(tmp_path, prepared, registry, clock):

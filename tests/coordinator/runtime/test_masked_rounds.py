@@ -1,4 +1,4 @@
-"""Masked rounds on a coordinator with real files: what counts, what is lost, and what a restart changes."""
+"""Masked rounds on a coordinator with real files: counted and lost devices, and restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BAD = "pi-06"
 
 
 class Watched:
-    """The means that coordinators made, each with its layout and the model before."""
+    """Records the means that coordinators made, each with its layout and the previous model."""
 
     def __init__(self) -> None:
         self.means: list[tuple[MaskedMean, VectorLayout, dict[str, Array]]] = []
@@ -39,7 +39,7 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Sees each masked mean before the model's step is quantised for the way down."""
+    """Records each masked mean before the model's step is quantised for the download."""
     watched = Watched()
     monkeypatch.setattr(aggregator, "masked_mean", watched.masked_mean)
     return watched
@@ -66,7 +66,7 @@ def oracle(fleet: MaskedFleet, counted: list[str], layout: VectorLayout, base: d
 
 
 def assert_equals_oracle(fleet: MaskedFleet, watched: Watched, counted: list[str]) -> None:
-    """The mean is that of these devices, to the bit."""
+    """Check that the mean is the mean of these devices, to the bit."""
     [(made, layout, base)] = watched.means
     expected = oracle(fleet, counted, layout, base)
     for spec in layout.specs:
@@ -79,7 +79,7 @@ def records(fleet: MaskedFleet) -> list[Any]:
 
 
 def groups_of(fleet: MaskedFleet) -> list[list[str]]:
-    """Return the groups that round 1 drew, as its devices learned them."""
+    """Return the groups of round 1, as in the rosters of the devices."""
     rosters = {body.group: body for _, body in fleet.transcript if isinstance(body, Roster)}
     return [[member.device for member in rosters[number].members] for number in sorted(rosters)]
 
@@ -95,7 +95,7 @@ def offences(fleet: MaskedFleet, device: str) -> int:
 
 
 def lose_after(fleet: MaskedFleet, kind: type, per_group: int) -> dict[str, int]:
-    """Lose so many devices of each group before their first message of this kind; return the lost ones, by group."""
+    """Lose `per_group` devices of each group before their first message of this kind; return the group of each lost device."""
     lost: dict[str, int] = {}
 
     def change(device: str, answer: Any) -> Any:
@@ -151,7 +151,7 @@ class TestCounts:
         assert_equals_oracle(fleet, watched, [name for name in names(16) if name not in lost])
 
     def test_lost_messages_are_sent_again(self, fleet, watched):
-        """Each device loses the first one of its shares, and of its reveals."""
+        """The first shares message and the first reveal of each device are lost."""
         answered: set[tuple[str, type]] = set()
 
         def change(device: str, answer: Any) -> Any:
@@ -168,7 +168,7 @@ class TestCounts:
 
 class TestLost:
     def test_group_below_its_threshold_is_lost_and_the_other_one_counts(self, fleet, watched):
-        """Four of eight reveal: one below the threshold."""
+        """Four of eight devices reveal, one fewer than the threshold."""
         silent: list[str] = []
 
         def change(device: str, answer: Any) -> Any:
@@ -211,7 +211,7 @@ class TestLost:
 
     @pytest.mark.slow
     def test_device_with_another_request_has_no_part_in_the_sum_and_changes_nothing_else(self, fleet, watched):
-        """One byte of the public seed differs, as when a coordinator sends other terms to one device."""
+        """One byte of the public seed differs, as if a coordinator sent other terms to one device."""
 
         def tamper(envelope: Envelope) -> Envelope:
             body = envelope.body
@@ -227,7 +227,7 @@ class TestLost:
         assert_equals_oracle(fleet, watched, [name for name in names(16) if name != "pi-03"])
 
     def test_sender_of_wrong_shares_is_counted_and_the_group_opens_by_others(self, fleet, watched):
-        """The first of each group to reveal sends wrong shares."""
+        """In each group the first device that reveals sends wrong shares."""
         liars: dict[int, str] = {}
 
         def change(device: str, answer: Any) -> Any:
@@ -248,7 +248,7 @@ class TestLost:
 
 @pytest.mark.parametrize("attack", MASKED_ATTACKS, ids=lambda one: one.name)
 class TestAttacks:
-    """The sum is that of the others, or of the other group."""
+    """The sum has all devices, all except the bad one, or only the other group."""
 
     @pytest.mark.slow
     def test_model_is_that_of_the_devices_that_count(self, fleet, watched, attack):
@@ -266,7 +266,7 @@ class TestAttacks:
 
 
 def play(fleet: MaskedFleet, attack: MaskedAttack) -> None:
-    """All rounds of a fleet with a bad device."""
+    """Run all rounds of a fleet with a bad device."""
     for name, value in attack.of_device:
         setattr(fleet.devices[BAD], name, value)
     fleet.change = lambda device, answer: attack.change(answer) if device == BAD else answer
@@ -274,7 +274,7 @@ def play(fleet: MaskedFleet, attack: MaskedAttack) -> None:
 
 
 def test_five_damaged_answers_to_the_roster_lead_to_quarantine(tmp_path, prepared, registry, clock):
-    """The roster is sent again until shares come, and each answer counts."""
+    """The roster is sent again until valid shares arrive, and each damaged answer counts as an offence."""
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 16, "quorum": 0.5}), clock)
     play(fleet, next(one for one in MASKED_ATTACKS if one.name == "a box too few"))
     assert offences(fleet, BAD) >= RunSettings().quarantine_after

@@ -1,4 +1,4 @@
-"""Runs that send the model as deltas: the deltas that a device is offered, also after a crash."""
+"""Runs that send the model as deltas: the deltas offered to a device, also after a crash."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ OLD = replace(there(), encodings=("fp32+zstd", "fp16+zstd", "fp32", "fp16"))
 
 @pytest.fixture
 def bench(tmp_path: Path, prepared: Prepared, registry: Registry) -> Bench:
-    """A run in int8, whose devices train as well as they can."""
+    """A run with encoding delta-int8, whose updates have realistic noise."""
     return noisy(Bench(tmp_path, prepared, registry, rounds=99, encoding="delta-int8"))
 
 
 def noisy(bench: Bench) -> Bench:
-    """Its devices train as such do: what they make cannot be compressed away."""
+    """Add noise to the updates, so that they cannot be compressed to almost nothing."""
     bench.noise = 0.01
     return bench
 
 
 def play(bench: Bench, rounds: int, devices: str = "ab") -> None:
-    """So many whole rounds; devices beyond a and b are there from the next one on."""
+    """Run this number of whole rounds; devices other than a and b take part from the next round on."""
     for _ in range(rounds):
         bench.begin(devices)
         number = bench.engine.last_round
@@ -55,7 +55,7 @@ def request_to(bench: Bench, device: str) -> WorkRequest:
 
 
 def published(bench: Bench, manifest: Manifest) -> bytes:
-    """A blob, from the chunks that the broker retains."""
+    """Return a blob, joined from its chunks, which the broker retains."""
     prefix = topics.model_chunks_filter("demo", manifest.digest).removesuffix("+")
     assert {topic for topic in bench.link.retained() if topic.startswith(prefix)}
     chunks = [
@@ -110,7 +110,7 @@ def test_missing_chunks_of_a_step_are_published_again(bench):
     [delta] = request_to(bench, "a").deltas
     bench.link.published.clear()
     missing = Bitmap(delta.manifest.chunk_count, [0]).to_bytes()
-    time.sleep(0.9)  # so long after it was published, one asks in vain
+    time.sleep(0.9)  # earlier requests after the publication are ignored
     bench.receive("a", Need(delta.manifest.digest, missing))
     assert [topic for topic, _, _ in bench.link.published] == [topics.model_chunk("demo", delta.manifest.digest, 0)]
 
@@ -166,7 +166,7 @@ def test_run_resumed_with_another_encoding_keeps_the_model(bench):
     before = digest_of(bench, load_checkpoint(bench.directory)[0].tensors)
     plain = noisy(bench.again(encoding="fp32+zstd")).begin()
     assert digest_of(plain, opened(plain, request_to(plain, "a").model)) == before
-    # The round that was open goes on in what it began with.
+    # The open round continues in its first encoding.
     assert (request_to(plain, "a").encoding, request_to(plain, "a").deltas) == ("delta-int8", ())
     plain.upload("ab", 0.5, "delta-int8")
     assert (request_to(plain, "a").encoding, request_to(plain, "a").deltas) == ("fp32+zstd", ())
@@ -194,7 +194,7 @@ def test_failed_round_keeps_model_and_base(bench):
 class TestDeviceThatLacksTheEncoding:
     @pytest.fixture
     def mixed(self, bench):
-        """Device a knows nothing of differences, b does; both are in round 2."""
+        """Device a does not support deltas, b does; both are in round 2."""
         for _ in range(2):
             bench.perform(bench.engine.handle(DevicePresence("a", OLD), time.monotonic()))
             bench.perform(bench.engine.handle(DevicePresence("b", there()), time.monotonic()))

@@ -1,4 +1,4 @@
-"""The global model's chunks on the broker, and that none are left there."""
+"""The global model's chunks on the broker, and their removal."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def current(link: RecordedLink, tmp_path: Path) -> ModelPublisher:
 
 
 def publisher(link: RecordedLink, directory: Path) -> ModelPublisher:
-    """The publisher of a coordinator that just started in `directory`."""
+    """Return the publisher of a coordinator that just started in `directory`."""
     return ModelPublisher(link, "kitchen", directory / "published.txt")
 
 

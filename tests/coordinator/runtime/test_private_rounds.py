@@ -1,4 +1,4 @@
-"""Rounds with central differential privacy: one draw under kills, nothing un-noised in what is released, the book."""
+"""Rounds with central differential privacy: one draw despite kills, only noised values in the release, the privacy book."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prepared() -> Prepared:
 def play_with_kill(
     directory: Path, prepared: Prepared, fatal: int, draws: CountedDraws
 ) -> tuple[dict[str, bytes], list[Any], int]:
-    """Two rounds with a kill before the `fatal`-th write (0: none). Final model, records, kills."""
+    """Run two rounds with a kill before the `fatal`-th write (0: none); return final model, records and number of kills."""
     directory.mkdir()
     run, kills = "", 0
     for fatal_write in (fatal, 0) if fatal else (0,):
@@ -77,7 +77,7 @@ def test_kill_before_any_write_uses_one_draw_a_round_and_its_bits(tmp_path, prep
 
 
 def test_noise_of_equal_rounds_of_two_runs_differs(tmp_path, prepared):
-    """It comes from the operating system, and not from the run's seed."""
+    """The noise comes from the operating system, not from the run's seed."""
     models = []
     for name in ("one", "other"):
         directory = tmp_path / name
@@ -108,7 +108,7 @@ def test_record_status_and_rows_of_a_private_round_have_no_figure_of_a_device(be
     assert (record.user_accuracies, record.bounded, record.bounded_devices, record.independent) == ({}, {}, {}, {})
     assert (record.num_examples, record.measured) == (2, 0)
     figures = {name: value for name, value in record.to_dict().items() if not name.endswith("seconds")}
-    of_device = re.compile(r"\b0\.50*\b(?! s\b)")  # times may be 0.5 s
+    of_device = re.compile(r"\b0\.50*\b(?! s\b)")  # but times may be 0.5 s
     assert [line for line in [json.dumps(figures), *bench.lines] if of_device.search(line)] == []
 
 

@@ -39,23 +39,23 @@ def bench(
 
 
 def bits(bench: Bench) -> dict[str, bytes]:
-    """The global model in the store."""
+    """Return the global model in the store."""
     return {name: array.tobytes() for name, array in load_checkpoint(bench.blobs)[0].tensors.items()}
 
 
 def checkpoint_names(bench: Bench) -> list[str]:
-    """Their keys, the newest last."""
+    """Return the keys of the checkpoints, the newest last."""
     return [name for name in bench.blobs.list() if name.startswith("checkpoint-")]
 
 
 def kept(bench: Bench) -> dict[int, list[str]]:
-    """Devices of the updates in the store, by round; an object store may list a round whose updates are gone."""
+    """Return the devices of the updates in the store, by round; an object store may list rounds without updates."""
     found = {number: kept_devices(bench.blobs, number) for number in kept_rounds(bench.blobs)}
     return {number: devices for number, devices in found.items() if devices}
 
 
 def states(bench: Bench) -> dict[str, State]:
-    """Where the devices of the open round are."""
+    """Return the states of the devices in the open round."""
     assert bench.engine.open is not None
     return {device: one.state for device, one in bench.engine.open.round.participants.items()}
 
@@ -164,7 +164,7 @@ class TestOpenRound:
         left_s = [
             found[1] for line in bench.again().lines if (found := re.match(r"round 1 goes on .* (\d+) s to", line))
         ]
-        assert 480 < int(left_s[0]) < 500  # of 600 s, less the time since the round was opened
+        assert 480 < int(left_s[0]) < 500  # 600 s less the time since the round was opened
 
 
 class TestCheckpoint:

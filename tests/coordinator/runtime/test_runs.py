@@ -1,4 +1,4 @@
-"""`fedpatch run`: when it begins a run, and when it resumes the unfinished one."""
+"""`fedpatch run`: conditions under which it starts a new run or resumes the unfinished run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.brokers import Mosquitto
 
 
 class Recorded:
-    """What was called, with which run and settings."""
+    """Records whether a run is started or resumed, and with which settings."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[RunSettings] = []
@@ -46,18 +46,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> RunSettings:
-    """Those of a run that was cut short."""
+    """The settings of an interrupted run."""
     return RunSettings(state_dir=tmp_path / "state", fleet="lab", rounds=9, seed=3, broker="mqtt://old:1883")
 
 
 def cut_short(settings: RunSettings) -> str:
-    """The id of a run whose coordinator was killed."""
+    """Create a run whose coordinator was killed, and return its id."""
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         return new_run(registry, settings=public_values(settings)).id
 
 
 def ended(settings: RunSettings, how: str, outcome: str = "aggregated") -> str:
-    """The id of a run that ended so ("": it was killed), after a round with this `outcome` ("": none)."""
+    """Create a run that ended by `how` ("": killed) after a round with this `outcome` ("": no round); return its id."""
     run = cut_short(settings)
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         if outcome:

@@ -18,7 +18,7 @@ from tests.coordinator.fake_link import RecordedLink
 
 
 def test_garbage_of_unknown_devices_is_counted_under_no_name():
-    """Unknown names can be invented without end."""
+    """Otherwise invented names would grow the counters without limit."""
     connection: Any = SimpleNamespace(
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
     )

@@ -1,4 +1,4 @@
-"""Masked rounds with signed keys: devices with certificates, a coordinator without the CA's key, and what each refuses."""
+"""Masked rounds with signed keys: devices with certificates, a coordinator without the CA's key, and refusals of both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STRICT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """A CA on another machine, and the certificates that it gave to nine devices."""
+    """A CA on another machine, and its certificates for nine devices."""
     return Certified(tmp_path_factory.mktemp("elsewhere") / "ca", "demo").make(*names(COUNT))
 
 
@@ -61,7 +61,7 @@ def fleet(
     registry: Registry,
     clock: Clock,
 ) -> MaskedFleet:
-    """Nine devices that can sign, in one group."""
+    """Nine devices with signed keys in one group."""
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **STRICT, ca_file=ca_file), clock, COUNT)
     for name, device in fleet.devices.items():
         certificates = CertificateFiles.of(certified.files(name), name, "demo")
@@ -104,7 +104,7 @@ def test_device_without_a_good_signature_is_out_of_its_round_only(fleet, spoil):
 
 
 def test_members_that_a_coordinator_makes_up_get_no_shares(fleet):
-    """Its own keys under the names of devices: each honest device refuses the roster, and nothing leaves it."""
+    """The roster has the coordinator's own keys under names of devices: a device refuses this roster and sends no shares."""
     made_up = SecretKeys.new(random.Random(0).randbytes).public()
 
     def tamper(envelope: Any) -> Any:
@@ -123,7 +123,7 @@ def test_members_that_a_coordinator_makes_up_get_no_shares(fleet):
 
 
 def test_replayed_signature_of_an_earlier_request_is_refused(fleet, certified):
-    """Keys that a device signed for another request are no member of this group."""
+    """A key that a device signed for another request is not valid in this round."""
     signer = CertificateFiles.of(certified.files("pi-01"), "pi-01", "demo")
     checker = CertificateFiles.of(certified.files("pi-00"), "pi-00", "demo")
     assert signer is not None and checker is not None
@@ -156,7 +156,7 @@ def test_doctor_names_parties_able_to_invent_members(ca_file, tmp_path, changes,
 
 
 def test_doctor_names_the_key_of_the_ca(certified, ca_file, tmp_path):
-    """It warns where keys are not signed, and fails where they must be."""
+    """The doctor warns if keys need no signature, and fails if they must be signed."""
     beside = replace(strict(ca_file, tmp_path), ca_dir=certified.directory)
     for settings, verdict in ((replace(beside, threshold="half"), "warn"), (beside, "fail")):
         checkup = quiet_checkup()

@@ -1,4 +1,4 @@
-"""Updates that are checked, written and kept decoded while the coordinator goes on."""
+"""Updates that are checked, written and kept decoded in the background, while the coordinator continues."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LONG_S = 60.0
 
 
 def update_of(device: str) -> StoreUpdate:
-    """An effect that no more is asked of than its device."""
+    """Return an effect of which only the device matters."""
     blob = device.encode()
     return StoreUpdate(1, device, describe(blob, chunk_bytes=1, encoding="fp32", raw_bytes=len(blob), schema=""), blob)
 
 
 class Disk:
-    """Keeps an update once the test allows it."""
+    """Stores an update when the test allows it."""
 
     def __init__(self, *devices: str) -> None:
         self.may = {device: threading.Event() for device in devices}
@@ -49,7 +49,7 @@ class Disk:
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """One that lets go of everything in the end, so that no thread is left behind."""
+    """A disk that allows all updates at the end, so that no thread is left waiting."""
     one = Disk("a", "b", "c")
     yield one
     for may in one.may.values():
@@ -109,7 +109,7 @@ def test_discard_runs_what_was_postponed(tmp_path, threaded, executor):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """The disk of a coordinator, which writes a device's update once the test allows it."""
+    """The disk of a coordinator; it writes a device's update when the test allows it."""
     disk = Disk("a", "b")
 
     def write(blobs: Place, round: int, device: str, *rest: Any) -> str:
@@ -124,7 +124,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 @pytest.fixture
 def woken() -> threading.Semaphore:
-    """Goes up by one with each update that is written."""
+    """A semaphore that is released once for each written update."""
     return threading.Semaphore(0)
 
 
@@ -138,7 +138,7 @@ def bench(
     woken: threading.Semaphore,
     executor: ThreadPoolExecutor,
 ) -> Iterator[Bench]:
-    """A round in which both devices have accepted, and their updates are written beside."""
+    """A round in which both devices have accepted; updates are written by other threads."""
     writing = {"executor": executor, "wake": woken.release}
     yield Bench(tmp_path, prepared, registry, writing=writing, blobs=blobs).begin()
     for may in slow.may.values():
@@ -146,7 +146,7 @@ def bench(
 
 
 def committed(bench: Bench) -> list[str]:
-    """Devices whose update was committed, in order."""
+    """Return the devices whose update was committed, in order."""
     return [device for device, envelope in bench.sent if isinstance(envelope.body, Committed)]
 
 

@@ -53,14 +53,14 @@ PUBLIC = Schema(
 
 
 def state_of(round: int, fill: float = 1.5) -> ServerState:
-    """A state with moments on both sides."""
+    """Return a state with moments of the devices and of the server."""
     shared = zeros(PUBLIC.with_moments(("exp_avg", "step")))
     server = {"fc1.weight:exp_avg": np.full((3, 2), 1e-30, np.float64), "beta_power": np.array(0.9)}
     return ServerState(round, {**shared, "fc1.weight": np.full((3, 2), fill, np.float32)}, server)
 
 
 def save(place: Place, *rounds: int) -> str:
-    """Save checkpoints of these rounds; the key of the last one."""
+    """Save checkpoints of these rounds, and return the key of the last one."""
     return [save_checkpoint(place, state_of(number), PUBLIC, {}) for number in rounds][-1]
 
 
@@ -73,7 +73,7 @@ def test_rounds_that_counted_are_kept_and_other_checkpoints_have_no_key_for_them
 
 
 def equal(one: ServerState, other: ServerState) -> bool:
-    """Whether two states are the same to the last bit."""
+    """Return whether two states are the same to the last bit."""
     return one.round == other.round and same(one.tensors, other.tensors) and same(one.server, other.server)
 
 
@@ -84,7 +84,7 @@ def bytes_of(blobs: BlobStore, key: str) -> bytes:
 
 
 def flip(blobs: BlobStore, key: str, place: float) -> None:
-    """Turn over one bit of a blob, at a fraction of its length."""
+    """Flip one bit of a blob, at a fraction of its length."""
     data = bytearray(bytes_of(blobs, key))
     data[int(place * (len(data) - 1))] ^= 0x10
     blobs.put(key, bytes(data))
@@ -92,7 +92,7 @@ def flip(blobs: BlobStore, key: str, place: float) -> None:
 
 @st.composite
 def states(draw) -> tuple[Schema, ServerState]:
-    """Any state of any strategy: NaNs, infinities, empty and odd tensors among the values."""
+    """Return any state of any strategy, including NaNs, infinities, empty and odd tensors."""
     public = draw(schemas())
     strategy = find_strategy(draw(st.sampled_from(sorted(STRATEGIES.own))))
     tensors = draw(tensors_of(strategy.travelling(public)))
@@ -109,7 +109,7 @@ def test_checkpoint_round_trip_keeps_every_bit(drawn):
         loaded, schema, read_meta = load_checkpoint(Path(folder))
     assert equal(loaded, state)
     assert (schema, read_meta) == (public, meta)
-    assert all(array.flags.writeable for array in loaded.tensors.values())  # no window on the file
+    assert all(array.flags.writeable for array in loaded.tensors.values())  # the arrays are not mapped from the file
 
 
 def test_last_two_checkpoints_are_kept(blobs):

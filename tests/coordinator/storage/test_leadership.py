@@ -1,4 +1,4 @@
-"""Who leads a fleet: the lock, the epoch, and the law that a lower epoch commits nothing after a higher one has begun."""
+"""The leader of a fleet: the lock, the epoch, and the rule that a lower epoch commits nothing after a higher one has begun."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wait_until(fits: Callable[[], object], patience_s: float = 20.0) -> None:
 
 
 class Leaders:
-    """Two coordinators with a registry each; rows of `offences` have the epoch of their writer in `count`."""
+    """Two coordinators, each with a registry; rows of `offences` have their writer's epoch in `count`."""
 
     def __init__(self, url: str, path: Path, stack: ExitStack) -> None:
         self.registries = [stack.enter_context(Registry(path)) for _ in range(2)]
@@ -52,13 +52,13 @@ class Leaders:
         self._rows = 0
 
     def take(self, who: int) -> None:
-        """Begin the next epoch, for `who`; check that no transaction of an earlier one commits from now on."""
+        """Begin the next epoch for `who`, and record the number of rows of earlier epochs, which must not grow from now on."""
         self.epochs[who] = epoch = next_epoch(self.session, FLEET, "")
         self.at_the_beginning = {"epoch": epoch, "before": self.written_below(epoch)}
         self.registries[who].lead(FLEET, epoch)
 
     def write(self, who: int, at: Callable[[str], None]) -> None:
-        """Write a row in the epoch of `who`; `at` is called at the moments of its transaction."""
+        """Write a row in the epoch of `who`; `at` is called at the moments BEFORE, LOCKED and WRITTEN."""
         self._rows += 1
 
         def work(db: Connection) -> None:
@@ -81,7 +81,7 @@ class Leaders:
 def test_lower_epoch_commits_nothing_after_a_higher_one_has_begun(
     postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, str | None]]
 ):
-    """Each write is of one of the two; at a moment of its transaction the other one takes over, or nobody does."""
+    """Each write is by one of the two coordinators; at one moment of its transaction the other may take over."""
     path = postgres.state(tmp_path_factory.mktemp("state"))
     with ExitStack() as stack:
         both = Leaders((path.parent / URL_FILE).read_text(), path, stack)
@@ -110,7 +110,7 @@ def test_lower_epoch_commits_nothing_after_a_higher_one_has_begun(
 
 @pytest.fixture
 def url(postgres: PostgresServer, tmp_path: Path) -> str:
-    """A database with the tables of a registry."""
+    """The URL of a database with the tables of a registry."""
     path = postgres.state(tmp_path / "state")
     Registry(path).close()
     return (path.parent / URL_FILE).read_text()

@@ -1,4 +1,4 @@
-"""The registry's tables: an older version becomes the present one, or stays what it is."""
+"""The registry's tables: an older version is migrated completely or stays unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINISHED, OPEN = "20231114-221320-d5c6f5", "20231114-221420-66dbb0"
 
 
 def old_registry(path: Path) -> Content:
-    """A registry of version 1, as the first release wrote it."""
+    """Create a registry of version 1, as the first release wrote it; return its content."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(f"BEGIN; {script(0, 1)} PRAGMA user_version = 1; COMMIT; PRAGMA journal_mode = WAL;")
         row = ("r-1", 0.0, "digits", "fedavg", "none", "{}", "5c", 1, "failed")
@@ -36,7 +36,7 @@ def old_registry(path: Path) -> Content:
 def test_older_registry_is_migrated_and_copied_before(tmp_path: Path):
     path = tmp_path / REGISTRY_FILE
     known = old_registry(path)
-    migrated = {**known, "runs": [(*row, 0) for row in known["runs"]]}  # the number of its last change
+    migrated = {**known, "runs": [(*row, 0) for row in known["runs"]]}  # 0 is the number of the run's last change
     with LogLines() as lines, Registry(path) as registry:
         assert {name: content_of(driver_of(registry))[name] for name in known} == migrated
         assert driver_of(registry).execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
@@ -46,7 +46,7 @@ def test_older_registry_is_migrated_and_copied_before(tmp_path: Path):
 
 
 def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
-    """A coordinator restarted in mid-round reads them back."""
+    """A coordinator that is restarted during a round reads these updates."""
     path = tmp_path / REGISTRY_FILE
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(f"BEGIN; {script(0, 3)} COMMIT; PRAGMA journal_mode = WAL;")
@@ -92,7 +92,7 @@ def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def version_4(tmp_path: Path) -> Path:
-    """A registry as the last version with checksums of rows wrote it, with a finished run and one that has a round open."""
+    """A registry as written by the last version with checksums of rows: one finished run, and one with an open round."""
     path = tmp_path / REGISTRY_FILE
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(VERSION_4.read_text())
@@ -103,11 +103,11 @@ def version_4(tmp_path: Path) -> Path:
 
 
 def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Path):
-    """Also where a plain SQLite client has changed a row since."""
+    """This also holds after a change of a row by a plain SQLite client."""
     with closing(sqlite3.connect(version_4, isolation_level=None)) as db:
         db.execute("UPDATE devices SET last_seen = 1.0")
         known = content_of(db)
-    known["runs"] = [(*row, 0) for row in known["runs"]]  # the number of its last change
+    known["runs"] = [(*row, 0) for row in known["runs"]]  # 0 is the number of the run's last change
     known["masking"], known["carried_work"], known["leaders"] = [], [], []
     with Registry(version_4, readonly=True) as reader:
         assert reader.run(FINISHED).status == "finished"

@@ -1,4 +1,4 @@
-"""The registry in PostgreSQL: its choice, its errors, its locks, and connections that are lost."""
+"""The registry in PostgreSQL: its selection, errors, locks, and lost connections."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ABSENT = "postgresql://fedpatch@/fedpatch?host=/nowhere"
 
 @pytest.fixture
 def path(tmp_path: Path, postgres: PostgresServer) -> Path:
-    """Where a registry in PostgreSQL would have its file."""
+    """The path that a SQLite file would have; the registry is in PostgreSQL."""
     return postgres.state(tmp_path / "state")
 
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[PostgresServer]:
-    """A server that tests may kill."""
+    """A server that a test may kill."""
     with postgres_server() as server:
         yield server
 
@@ -57,7 +57,7 @@ def database_of(registry: Registry) -> PostgresDatabase:
 
 
 def end_session(server: PostgresServer, registry: Registry) -> None:
-    """End the registry's connection as an administrator does."""
+    """Terminate the registry's connection as an administrator does."""
     [row] = database_of(registry)._connection.exec_driver_sql("SELECT pg_backend_pid()").all()
     with server.session() as session:
         session.execute("SELECT pg_terminate_backend(%s, 5000)", row)

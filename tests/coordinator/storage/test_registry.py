@@ -29,13 +29,13 @@ DIGEST = "ab" * 32
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a registry is to be, in a directory that is not there yet."""
+    """The path of a new registry, in a directory that does not exist yet."""
     return tmp_path / "state" / REGISTRY_FILE
 
 
 @pytest.fixture
 def place(tmp_path: Path, engine: Callable[[Path], Path]) -> Path:
-    """As `path`, for a registry in SQLite or in PostgreSQL."""
+    """Like `path`, for a registry in SQLite or in PostgreSQL."""
     return engine(tmp_path / "state")
 
 
@@ -55,7 +55,7 @@ def record_of(number: int, **values) -> RoundRecord:
 
 
 def update_of(digest: str = DIGEST, device: str = "pi-1", round: int = 1) -> StoredUpdate:
-    """An update that is on the disk."""
+    """Return an update that is on the disk."""
     return StoredUpdate(round=round, device=device, digest=digest, raw_bytes=99, num_examples=40, encoding="fp32")
 
 
@@ -321,7 +321,7 @@ def test_opened_round_keeps_its_own_updates_only(registry):
 
 
 def test_spent_time_counts_on_while_the_coordinator_is_away(registry):
-    """By the machine's own clock as long as it runs, by the wall clock after a boot, and never backwards."""
+    """Spent time is measured by uptime until the machine reboots, then by the wall clock, and never decreases."""
     run, then = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.open(run, ledger_of(spent_s=5.0), then)
     spent = {

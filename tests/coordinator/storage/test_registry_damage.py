@@ -1,4 +1,4 @@
-"""A registry whose file is damaged or changed by other programs: its repair, and the findings of the doctor."""
+"""A registry whose file is damaged or changed by other programs: its repair, and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG = "fedpatch.registry"
 
 
 def content_of(db: sqlite3.Connection) -> Content:
-    """All rows of all tables but those of earlier versions."""
+    """Return all rows of all tables, without the tables of earlier versions."""
     names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]
     return {
         name: db.execute(f"SELECT * FROM {name}").fetchall()
@@ -46,12 +46,12 @@ def record_of(number: int) -> RoundRecord:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """What lies there and below, by name."""
+    """Return the content of all files in a directory tree, by name."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 class Story:
-    """A registry that was copied after five rounds and went on; its files after a clean end, and after a power cut."""
+    """A registry that changed after its copy, made after five rounds: files after a clean end and after a power cut."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,13 +73,13 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story() -> Story:
-    """Made once; every test works on files of its own."""
+    """A `Story`, made once; every test uses a copy of its files."""
     return Story()
 
 
 @contextmanager
 def laid_out(files: Mapping[str, bytes]) -> Iterator[Path]:
-    """The registry's path, among these files."""
+    """Write these files to a directory, and yield the registry's path."""
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,13 +89,13 @@ def laid_out(files: Mapping[str, bytes]) -> Iterator[Path]:
 
 @pytest.fixture
 def path(story: Story) -> Iterator[Path]:
-    """The path of the registry, among its files after a clean end."""
+    """The registry's path, with its files after a clean end."""
     with laid_out(story.ended) as laid:
         yield laid
 
 
 class LogLines(logging.Handler):
-    """The log lines of the registry within a `with`."""
+    """Collects the log lines of the registry within a `with` block."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -113,7 +113,7 @@ class LogLines(logging.Handler):
 
 
 def opened(path: Path) -> tuple[Content, list[str]]:
-    """The content of the registry after it was opened for writing, and the lines that were logged."""
+    """Open the registry for writing; return its content and the logged lines."""
     with LogLines() as lines, Registry(path) as registry:
         found = content_of(driver_of(registry))
         seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
@@ -122,7 +122,7 @@ def opened(path: Path) -> tuple[Content, list[str]]:
 
 @st.composite
 def damages(draw: st.DrawFn) -> tuple[float, bytes]:
-    """An end that is missing (its place), or bytes in the place of others."""
+    """Return a place, and the bytes that damage it; no bytes: the file is cut off there."""
     place = draw(st.floats(0, 1, exclude_max=True))
     what = draw(st.sampled_from(["bit", "zeros", "ones", "noise", "cut"]))
     if what == "bit":
@@ -137,7 +137,7 @@ def damages(draw: st.DrawFn) -> tuple[float, bytes]:
 
 
 def with_damage(data: bytes, damage: tuple[float, bytes]) -> bytes:
-    """A single byte is turned over in its bits, more replace what was there, none cut the rest off."""
+    """Damage the data: a single byte flips bits (XOR), more bytes overwrite, no bytes cut off the rest."""
     at = int(damage[0] * len(data))
     new = damage[1]
     if len(new) == 1:
@@ -146,7 +146,7 @@ def with_damage(data: bytes, damage: tuple[float, bytes]) -> bytes:
 
 
 def doctor_finds(path: Path) -> list[str]:
-    """Findings of the doctor, without the one that the run has no checkpoints."""
+    """Return the doctor's findings, except that the run has no checkpoints."""
     checkup = quiet_checkup()
     check_stored(path.parent, checkup)
     found = [one for one in checkup.findings if one.verdict in ("warn", "fail")]
@@ -154,21 +154,21 @@ def doctor_finds(path: Path) -> list[str]:
 
 
 def read_records(rounds: Any) -> list[tuple[Any, ...]]:
-    """Rows of the table of rounds, as the product reads them."""
+    """Return the rows of the table of rounds, as the coordinator reads them."""
     return [(*row[:-1], RoundRecord.from_dict(json.loads(row[-1]))) for row in rounds]
 
 
 def assert_whole_or_known(story: Story, path: Path) -> None:
-    """All is there; or the copy and the journals made up for it, which was logged; or the doctor names it; or it is harmless.
+    """Check that damage loses nothing, is harmless, is reported by the doctor, or is repaired from copy and journals (logged).
 
-    Counters of devices, and when they were seen, do no harm: nothing is decided by them.
+    Damage to counters of devices and to their last contact is harmless: no decision depends on them.
     """
     bytes_before = path.read_bytes()
     found_before = doctor_finds(path)
     found, lines = opened(path)
     if not lines:
         changed = {name for name in story.full if found[name] != story.full[name]}
-        # A key whose name is damaged is read as its default, which harms nobody where that was its value.
+        # A key with a damaged name is read as its default, which is harmless if the value was the default.
         if "rounds" in changed and read_records(found["rounds"]) == read_records(story.full["rounds"]):
             changed.remove("rounds")
         assert changed <= {"devices", "updates"} or found_before
@@ -205,7 +205,7 @@ def test_damage_anywhere_in_the_header_is_repaired_or_reported(story: Story):
 @settings(max_examples=40, deadline=None)
 @given(damage=damages().filter(lambda damage: damage[1]))
 def test_damage_anywhere_in_the_log_loses_no_round(story: Story, damage: tuple[float, bytes]):
-    """After a power cut the last transactions are in SQLite's log, which it reads no further than it is whole."""
+    """After a power cut the last transactions are in SQLite's log, which SQLite reads up to the first damage."""
     with laid_out(story.cut) as path:
         log = path.with_name(f"{REGISTRY_FILE}-wal")
         log.write_bytes(with_damage(log.read_bytes(), damage))
@@ -330,7 +330,7 @@ def test_log_left_by_a_power_cut_is_no_damage(story: Story):
 
 @pytest.mark.parametrize("left", ["empty", "absent", "set aside"])
 def test_empty_or_absent_file_is_replaced_by_its_copy(story: Story, left: str):
-    """A repair that was stopped halfway has set the file aside, and left its log."""
+    """An interrupted repair has set the file aside, but not its log."""
     with laid_out(story.cut) as path:
         if left == "set aside":
             path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
@@ -393,7 +393,7 @@ def test_registry_and_copy_absent_beside_journals_names_the_rebuild(path: Path, 
 
 
 def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
-    """Another fleet's coordinator works in the same directory: what it writes must not go to a file that is set aside."""
+    """Another fleet's coordinator uses the same directory, and must not write to a file that is set aside."""
     with laid_out(story.ended) as path, Registry(path) as other:
         path.write_bytes(path.read_bytes()[:4096])
         with pytest.raises(StateError, match=f"{path}: is damaged"), Registry(path) as registry:
@@ -415,7 +415,7 @@ def test_copy_that_cannot_be_made_is_logged_and_the_one_before_stays(path: Path,
 
 
 def test_registry_on_a_readonly_or_full_disk_can_be_read(story: Story, tmp_path: Path):
-    """There SQLite has no room for the files it makes beside the registry."""
+    """On such a disk SQLite cannot create its files beside the registry."""
     with small_disk(tmp_path / "disk", "2m") as disk:
         path = disk.path / REGISTRY_FILE
         for files in (story.ended, story.cut):

@@ -1,4 +1,4 @@
-"""The journal of a run: its content after any damage, and the registry that is rebuilt from it."""
+"""The journal of a run: its content after any damage, and a registry rebuilt from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record_of(number: int) -> RoundRecord:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A registry with a finished run of four rounds and one that goes on, a device, and another in quarantine."""
+    """A registry with a finished run of four rounds, an unfinished run, a device, and another device in quarantine."""
     path = tmp_path / REGISTRY_FILE
     with Registry(path) as registry:
         for fleet in ("lab", "kitchen"):
@@ -62,7 +62,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def one_run() -> Iterator[tuple[Path, RunInfo, Path]]:
-    """The path of a registry, its only run, and the journal of that run."""
+    """Yield the path of a registry, its only run, and the path of this run's journal."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / REGISTRY_FILE
         with Registry(path) as registry:
@@ -74,7 +74,7 @@ def one_run() -> Iterator[tuple[Path, RunInfo, Path]]:
 
 
 def known(path: Path) -> tuple:
-    """Runs and records of a registry."""
+    """Return the runs and records of a registry."""
     with Registry(path, readonly=True) as registry:
         return registry.runs(), [registry.rounds.records(run.id) for run in registry.runs()]
 
@@ -87,7 +87,7 @@ def run(path: Path) -> str:
 
 
 def garble(*paths: Path) -> None:
-    """As if something else had been written over them."""
+    """Overwrite files with garbage."""
     for one in paths:
         one.write_bytes(b"garbage " * 1000)
 
@@ -109,7 +109,7 @@ def test_damaged_or_absent_registry_is_rebuilt_with_all_runs(path: Path, damage)
 
 
 def test_log_left_behind_by_a_registry_that_is_gone_stays_out_of_the_rebuilt_one(path: Path, run: str):
-    """SQLite replays any whole log that lies beside a file of its name."""
+    """SQLite replays any undamaged log beside a database of the same name."""
     left = path.with_name(f"{path.name}-wal")
     with Registry(path) as registry:
         registry.rounds.finish(run, record_of(ROUNDS + 1))
@@ -178,7 +178,7 @@ def test_deleted_journal_is_written_again(path: Path):
 @settings(max_examples=80, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
 def test_flipped_bit_or_cut_in_a_journal_loses_its_lines_only(at: float, bit: int, cut: bool):
-    """A line is read as it was written, or named as damaged, unless the end of the file is missing."""
+    """Each line is read as written or reported as damaged, unless the end of the file is missing."""
     with one_run() as (path, run, journal):
         data = bytearray(journal.read_bytes())
         place = int(at * len(data))
@@ -209,7 +209,7 @@ def test_rounds_played_again_replace_the_earlier_ones(path: Path, run: str):
 
 @contextmanager
 def journals_refused() -> Iterator[None]:
-    """The disk takes no line of a journal."""
+    """Simulate a disk that refuses lines of journals."""
 
     def refuse(path: Path, line: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -220,7 +220,7 @@ def journals_refused() -> Iterator[None]:
 
 
 def play_again_unwritten(path: Path) -> str:
-    """Roll the last run back to round 1 and play round 2 with another result, of which its journal gets nothing."""
+    """Roll the last run back to round 1 and run round 2 with another result; nothing of this is written to the journal."""
     with Registry(path) as registry, journals_refused():
         run = registry.run("last").id
         registry.rounds.roll_back(run, 1)
@@ -229,7 +229,7 @@ def play_again_unwritten(path: Path) -> str:
 
 
 def test_records_as_written_where_the_journal_lags_are_the_registrys(path: Path, caplog: pytest.LogCaptureFixture):
-    """The journal still has the round as it was before it was played again."""
+    """The journal still has the first result of the repeated round."""
     run = play_again_unwritten(path)
     caplog.clear()
     with Registry(path, readonly=True) as registry:
@@ -253,7 +253,7 @@ def play_on_unwritten(path: Path) -> None:
     ids=["rolled back", "ended", "played on, and the registry lost a record"],
 )
 def test_rebuild_where_the_journal_lags_keeps_what_either_has(path: Path, lag: Callable[[Path], object], lost: str):
-    """Also what was rolled back does not return."""
+    """Rounds that were rolled back do not return either."""
     lag(path)
     wanted = known(path)
     if lost:
@@ -284,7 +284,7 @@ def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restar
 @settings(max_examples=40, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True))
 def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
-    """The number of the last change is in the last line."""
+    """Only the last line has the number of the last change."""
     with one_run() as (path, info, journal):
         run = info.id
         before = journal.stat().st_size
@@ -298,13 +298,13 @@ def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
 
 
 def records_of(path: Path) -> list[int]:
-    """The rounds of the last run, of a registry that is opened to write."""
+    """Open a registry for writing, and return the rounds of its last run."""
     with Registry(path) as registry:
         return [one.round for one in registry.rounds.records(registry.run("last").id)]
 
 
 def damage_after_going_back(path: Path, *, unreadable_line: bool = False) -> None:
-    """The last run goes back to round 1, and its registry is damaged; the copy is of before that."""
+    """Roll the last run back to round 1 and damage the registry; its copy is older than the rollback."""
     older = copy_of(path).read_bytes()
     with Registry(path) as registry:
         journal = registry.journal.path(registry.run("last").id)
@@ -335,7 +335,7 @@ def test_rounds_played_again_are_restored_over_an_older_copy(path: Path, run: st
 
 
 def test_journal_with_a_damaged_line_makes_no_round_forgotten(path: Path):
-    """The line may have been the record of a round that was played again."""
+    """The damaged line could be the record of a repeated round."""
     damage_after_going_back(path, unreadable_line=True)
     assert records_of(path) == [1, 2, 3, 4]
 

@@ -30,7 +30,7 @@ def demo(here: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def begin_run(state_dir: Path) -> str:
-    """A run in `state_dir`; its id."""
+    """Create a run in `state_dir`, and return its id."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with Registry(state_dir / REGISTRY_FILE) as registry:
         return new_run(registry).id

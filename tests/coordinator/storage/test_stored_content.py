@@ -43,7 +43,7 @@ def record_of(number: int) -> RoundRecord:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state directory with something of each kind in it: the third round is open."""
+    """A state directory with each kind of stored content; the third round is open."""
     state_dir = tmp_path_factory.mktemp("state")
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = new_run(registry, settings={"rounds": 9}).id
@@ -70,7 +70,7 @@ def state_dir(whole: Path, tmp_path: Path) -> Path:
 
 
 def found(state_dir: Path) -> list[Finding]:
-    """What the doctor finds of it."""
+    """Return the doctor's findings on the stored content."""
     checkup = quiet_checkup()
     check_stored(state_dir, checkup)
     return checkup.findings
