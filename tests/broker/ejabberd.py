@@ -1,7 +1,7 @@
-"""A real ejabberd of one's own: its MQTT broker alone, on loopback, in a directory of its own, and gone without a trace.
+"""A real ejabberd for tests: only its MQTT broker, on loopback, in a temporary directory of its own.
 
-It is started by `erl` itself and not by ejabberdctl: without a node name there is no Erlang distribution, hence no cookie, no
-epmd, and no port but that of MQTT. `tests.broker.cluster` has nodes with a name.
+`erl` starts it, not ejabberdctl: without a node name there is no Erlang distribution, hence no cookie, no epmd, and no port
+except MQTT's. `tests.broker.cluster` has nodes with a name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.listing import PausableServer
 START_PATIENCE_S = 120.0
 USERNAME, PASSWORD = "fedpatch@localhost", "anything"
 
-# Answers ejabberd's questions about passwords: a user's is its own name.
+# Answers ejabberd's questions about passwords: the password of a user is the user's name.
 ASK = """\
 #!{python}
 import struct, sys
@@ -34,7 +34,7 @@ while head := sys.stdin.buffer.read(2):
     sys.stdout.buffer.flush()
 """
 
-# Its users are names at a host; an anonymous one may choose its own, but must give some password.
+# Its users are names at a host; an anonymous user may choose any name, but must give some password.
 _CONFIG = """\
 hosts: [localhost]
 loglevel: warning
@@ -54,9 +54,9 @@ modules:
 
 
 class Ejabberd(PausableServer):
-    """Start it with `start` or `with`; `kill` is a power cut. Skips the test where it is not installed.
+    """Start it with `start` or `with`; `kill` is a power cut. Skips the test if ejabberd is not installed.
 
-    `config` is its ejabberd.yml, in which {port}, {host} and {directory} are filled in.
+    `config` is its ejabberd.yml, with the placeholders {port}, {host} and {directory}.
     """
 
     def __init__(self, config: str = _CONFIG) -> None:
@@ -82,7 +82,7 @@ class Ejabberd(PausableServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of its process besides ours."""
+        """Environment variables of its process besides ours."""
         here = self.directory
         return {
             "HOME": str(here),
@@ -95,7 +95,7 @@ class Ejabberd(PausableServer):
         }
 
     def start(self) -> None:
-        """Run it until it listens; the port stays the same from start to start."""
+        """Start it, and return once it listens; its port is the same after each start."""
         here = self.directory
         with (here / "output").open("ab") as out:
             self._process = subprocess.Popen(
@@ -116,7 +116,7 @@ class Ejabberd(PausableServer):
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it like a power cut, and the small processes that it started."""
+        """End it and its child processes, like a power cut."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

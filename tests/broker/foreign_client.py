@@ -1,8 +1,8 @@
-"""A device of another make, written from docs/reference/protocol.md and topics.md alone, without any code of fedpatch.
+"""An independent device client, written from docs/reference/protocol.md and topics.md alone, without code of fedpatch.
 
 It reads settings as JSON from standard input: host, port, ca, certificate, key, fleet, device, task, schema (a list of
 [name, shape, dtype, role]), policies (the values of `private` that its owner agrees to), examples and shift. Its training
-is a stand-in: see `train`. It takes whole models in fp32, over MQTT 3.1.1, and keeps nothing on disk: it may be asked again.
+is a stand-in: see `train`. It accepts whole models in fp32, over MQTT 3.1.1. It keeps no state on disk, so requests may repeat.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def digest_of(schema):
 
 
 def travelling(schema, request):
-    """The schema that travels: what is not private, and the moments of the trained tensors among it."""
+    """The schema of what is sent: the tensors that are not private, and the moments of the trained tensors among them."""
     public = [entry for entry in schema if entry[3] not in PRIVATE[request["private"]]]
     for (name, shape, dtype, role), kind in itertools.product(list(public), request["plan"]["moments"]):
         if role in ("weight", "affine"):
@@ -39,7 +39,7 @@ def travelling(schema, request):
 
 
 def train(tensors, schema, shift):
-    """Stands in for training: moves each trained float32 value by `shift`; counters and moments stay as they came."""
+    """Stands in for training: moves each trained float32 value by `shift`; counters and moments stay unchanged."""
     for entry, tensor in zip(schema, tensors, strict=True):
         if entry[2:] in (["float32", "weight"], ["float32", "affine"]):
             values = struct.iter_unpack("<f", tensor[3])
@@ -47,13 +47,13 @@ def train(tensors, schema, shift):
 
 
 class Job:
-    """The device's part in one round: a model comes down in chunks, an update goes up in chunks."""
+    """The device's part in one round: it downloads a model in chunks, and uploads an update in chunks."""
 
     def __init__(self, about, request, schema):
         self.about, self.request, self.schema, self.model = about, request, schema, request["model"]
         self.phase, self.chunks, self.manifest, self.began = "downloading", {}, {}, time.monotonic()
         self.pause, self.due = NEED_S, self.began + NEED_S  # between `need`s or `offer`s, and when the next is due
-        # The update's chunks that have arrived and that are on their way, and how many of these there may be.
+        # The update's chunks that have arrived, those in flight, and the largest number in flight.
         self.have, self.flying, self.window = set(), set(), 0
 
     def take(self, payload):
@@ -67,7 +67,7 @@ class Job:
             self.pause, self.due = NEED_S, time.monotonic() + NEED_S
 
     def make_update(self, examples, shift):
-        """Train on the model, and pack what came of it; whether the model is what was announced."""
+        """Train on the model, and pack the result. Return False if the model is not the announced one."""
         blob, whole = b"".join(self.chunks[index] for index in sorted(self.chunks)), time.monotonic()
         tensors = msgpack.unpackb(blob)["tensors"] if hashlib.sha256(blob).hexdigest() == self.model["digest"] else []
         if [[name, shape, form] for name, form, shape, _ in tensors] != [entry[:3] for entry in self.schema]:
@@ -84,10 +84,10 @@ class Job:
         return True
 
     def next_chunks(self, body):
-        """Act on a `grant` or an `ack`: topic and bytes of each chunk of the update that may go now."""
+        """Act on a `grant` or an `ack`: yield topic and bytes of each chunk of the update that may be sent now."""
         count, size, digest = self.manifest["chunk_count"], self.manifest["chunk_bytes"], self.manifest["digest"]
         self.have |= {index for index in range(count) if body["have"][index // 8] >> index % 8 & 1}
-        # A grant answers an offer that travelled behind the chunks sent so far: what it does not name was lost.
+        # A grant answers an offer that was sent after these chunks: chunks that it does not name were lost.
         self.flying = set() if "window" in body else self.flying - self.have
         self.window, self.pause, self.due = body.get("window", self.window), OFFER_S, time.monotonic() + GRANTED_S
         waiting = [index for index in range(count) if index not in self.have | self.flying]
@@ -103,7 +103,7 @@ class Device:
 
     def __init__(self, settings):
         self.at, self.numbers, self.boot, self.coordinator = settings, itertools.count(1), uuid.uuid4().hex, ""
-        self.job, self.past = None, {}  # `past`: epoch and round of each run's last request that is done with
+        self.job, self.past = None, {}  # `past`: epoch and round of each run's last request that has ended
         self.fleet, name = f"fedpatch/1/{settings['fleet']}", settings["device"]
         self.mine = f"{self.fleet}/dev/{name}"
         name = f"fedpatch.{settings['fleet']}.device.{name}"
@@ -115,7 +115,7 @@ class Device:
         self.client.on_message = lambda _client, _data, got: self.receive(got.topic, got.payload)
 
     def message(self, kind, body, about=None):
-        """The bytes of a message; presence belongs to no run."""
+        """Return the bytes of a message. A presence message belongs to no run."""
         about = about or {"k": "", "r": "", "e": 0, "n": 0}
         return msgpack.packb({"v": 1, "t": kind, "i": next(self.numbers), **about, "b": body})
 
@@ -123,7 +123,7 @@ class Device:
         self.client.publish(f"{self.mine}/up", self.message(kind, body, about), 1)
 
     def appear(self):
-        """Subscribe, publish presence, and let the job repeat messages without an answer; at each connect."""
+        """After each connect: subscribe, publish presence, and let the job repeat its unanswered messages."""
         task = {"task": self.at["task"], "schema": digest_of(self.at["schema"]), "num_examples": self.at["examples"]}
         state = {"online": True, "boot": self.boot, "version": "foreign", "tasks": [task], "encodings": ["fp32"]}
         state |= {"job": None, "unwilling": None, "features": []}
@@ -135,7 +135,7 @@ class Device:
         self.client.publish(f"{self.mine}/state", self.message("device_state", state), 1, True)
 
     def receive(self, topic, payload):
-        """Act on a chunk or a message. An empty payload only takes a retained chunk off the broker."""
+        """Act on a chunk or a message. An empty payload only deletes a retained chunk at the broker."""
         if topic.startswith(f"{self.fleet}/blob/"):
             if payload and self.job and self.job.phase == "downloading":
                 self.job.take(payload)
@@ -150,7 +150,7 @@ class Device:
                 self.answered(self.job, got["t"], got["b"])
 
     def asked(self, about, request):
-        """Accept or decline; a request of the past has no answer."""
+        """Accept or decline a request; an outdated request gets no answer."""
         (task, run, *when), model, mine = about.values(), request["model"], digest_of(self.at["schema"])
         if when <= self.past.get(run, []):
             return
@@ -165,7 +165,7 @@ class Device:
         if not self.job or self.job.about != about:
             self.end("dropped for newer work")
             self.job = Job(about, request, travelling(self.at["schema"], request))
-            self.past[run] = [when[0], when[1] - 1]  # what is older than the job has no answer either
+            self.past[run] = [when[0], when[1] - 1]  # requests older than the job get no answer either
             self.client.subscribe(f"{self.fleet}/blob/{model['digest']}/+", 1)
         if self.job.phase == "downloading":
             self.send(about, "accept", num_examples=self.at["examples"])
@@ -189,7 +189,7 @@ class Device:
             self.job = None
 
     def work(self, job):
-        """Do what is due: train, or ask for chunks, or offer the update."""
+        """Do the step that is due: train, request chunks, or offer the update."""
         count = job.model["chunk_count"]
         if job.phase == "downloading" and len(job.chunks) == count:
             self.send(job.about, "progress", phase="training", done=0, total=1)
@@ -203,11 +203,11 @@ class Device:
                 self.send(job.about, "need", digest=job.model["digest"], missing=bits)
             else:
                 self.send(job.about, "offer", manifest=job.manifest)
-                job.window = 0  # until a grant has the chunks that arrived
+                job.window = 0  # until a grant names the chunks that arrived
             job.due, job.pause = time.monotonic() + job.pause, min(2 * job.pause, LONGEST_S)
 
     def run(self, stopped):
-        """Take part until `stopped` holds something, then leave on purpose."""
+        """Take part until `stopped` is not empty, then publish the last will and disconnect."""
         self.client.connect(self.at["host"], self.at["port"], keepalive=30)
         while not stopped:
             try:

@@ -1,6 +1,6 @@
-"""A relay before a broker: its connections can be cut, and it can make the broker look like an old one.
+"""A relay in front of a broker: a test can cut its connections, and it can make the broker look like an old one.
 
-It runs in threads of the test's process, so it takes its share of the machine; the bytes that pass it are real.
+It runs in threads of the test's process, so it uses some CPU time; it forwards the real bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _RETAIN_OF_A_PUBLISH, _RETAIN_OF_A_WILL = 0x01, 0x20
 
 
 class Relay:
-    """Passes on what it gets, in front of the broker on `port`.
+    """Forwards all bytes to the broker on `port` and back.
 
-    With `old` it refuses MQTT 5, in the words of brokers that know 3.1.1 only. With `forgetful` it takes the wish to
-    retain out of every message and every last will, as a broker does that drops it without a word; for 3.1.1 only.
-    Packets of clients pass at `bytes_per_s`, where that is not 0.
+    With `old` it refuses MQTT 5 like brokers that support 3.1.1 only. With `forgetful` it clears the retain flag of every
+    message and every last will, like a broker that ignores the flag silently; for 3.1.1 only.
+    It forwards packets of clients at `bytes_per_s`, unless that is 0.
     """
 
     def __init__(self, port: int, *, old: bool = False, forgetful: bool = False, bytes_per_s: int = 0) -> None:
@@ -41,14 +41,14 @@ class Relay:
         return f"mqtt://{HOST}:{self.port}"
 
     def cut(self) -> None:
-        """End all connections, as when a cable is pulled out and put in again: without a disconnect packet."""
+        """End all connections without a disconnect packet, as when a cable is pulled out and put in again."""
         with self._lock:
             ends = list(self._open)
         for end in ends:
             _shut(end)
 
     def redirect(self, port: int) -> None:
-        """Stand in front of another broker from now on."""
+        """End all connections, and forward new ones to another broker."""
         self._broker_port = port
         self.cut()
 
@@ -126,7 +126,7 @@ def _read_packet(read: object) -> bytearray:
 
 
 def _body(packet: bytearray) -> int:
-    """Where the body begins: after the kind and the bytes of the length."""
+    """Return the offset of the body: after the kind and the bytes of the length."""
     at = 1
     while packet[at] & 0x80:
         at += 1

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.broker
 
 DIGEST = "0123456789abcdef" * 4
 OWNER, OTHER, COORDINATOR, WATCHER = "pi-1", "pi-2", "coordinator", "ann"
-# By pattern, anyone with a password is a device of its own name: the coordinator and the watcher too.
+# By pattern, every user with a password is a device with that name: the coordinator and the watcher too.
 PARTIES = {OWNER: {"device"}, OTHER: {"device"}, COORDINATOR: {"coordinator", "device"}, WATCHER: {"watcher", "device"}}
-# Reads and writes everything, so that a test can see what was let through.
+# Reads and writes everything, so that a test can see which messages the broker delivered.
 AUDITOR = "auditor"
 EXAMPLES: dict[str, str] = {
     row.name: row.pattern.format(fleet="home", device=OWNER, digest=DIGEST, transfer=transfer_id(DIGEST), index=0)
@@ -30,7 +30,7 @@ EXAMPLES: dict[str, str] = {
 
 
 def members(row: Topic, *parties: str) -> set[str]:
-    """Who belongs to one of the parties; of devices, the owner alone where the topic has a device in its name."""
+    """Return the users of these parties; of the devices only the owner, if the topic has a device in its name."""
     own = {OWNER} if "{device}" in row.pattern else set(PARTIES)
     return {
         user
@@ -41,7 +41,7 @@ def members(row: Topic, *parties: str) -> set[str]:
 
 @pytest.fixture
 def guarded() -> Iterator[Mosquitto]:
-    """A mosquitto with the generated rules, every user's password being its name."""
+    """A mosquitto with the generated rules; the password of each user is the user's name."""
     acl = mosquitto_acl("home", watchers=[WATCHER])
     acl += f"\nuser {AUDITOR}\ntopic readwrite #\n\npattern readwrite barrier/%u\n"
     with Mosquitto(acl=acl, passwords={user: user for user in (*PARTIES, AUDITOR)}) as broker:
@@ -57,7 +57,7 @@ def as_user(broker: Mosquitto, user: str, *filters: str) -> Iterator[Client]:
 
 
 def test_message_is_delivered_from_the_writer_of_its_topic_alone(guarded):
-    """Everyone tries to write everything, acknowledged by the broker or not; only the writers' messages are delivered."""
+    """All users write on all topics, acknowledged by the broker or not; only the writers' messages are delivered."""
     with as_user(guarded, AUDITOR, "#") as auditor:
         for user in PARTIES:
             with as_user(guarded, user) as one:
@@ -71,7 +71,7 @@ def test_message_is_delivered_from_the_writer_of_its_topic_alone(guarded):
 
 
 def test_message_is_delivered_to_the_readers_of_its_topic_alone(guarded):
-    """Everyone subscribes to everything, by name and by wildcard; retained or live, only the readers get a message."""
+    """All users subscribe to all topics, by name and by wildcard; only the readers get a message, retained or live."""
     delivered: dict[str, set[str]] = {name: set() for name in EXAMPLES}
     with as_user(guarded, AUDITOR) as auditor:
         for row in TOPICS:

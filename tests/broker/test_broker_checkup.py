@@ -1,4 +1,4 @@
-"""What `doctor` finds at brokers in many states, good and bad, and that it leaves nothing there and disturbs nobody."""
+"""Findings of `doctor` at brokers in many states, good and bad; it leaves nothing there and disturbs no client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_is_well_with_an_open_broker(mosquitto, side):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("form", ["listed", "pattern"])
 def test_nothing_fails_under_the_generated_rules(side, form):
-    """What the rules keep one side from seeing alone is reported as not seen, rather than guessed."""
+    """If the rules prevent one side from checking a right alone, `doctor` reports it as skipped and does not guess."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE] if form == "listed" else None)) as broker:
         found = ask(logged_in(side, broker.url), side)
     assert {"warn", "fail"}.isdisjoint(verdicts(found).values())
@@ -66,7 +66,7 @@ def rules_of(side: str, access: str) -> list[str]:
     ("side", "rule"), [(side, rule) for side in SIDES for rule in rules_of(side, "write")], ids=lambda text: text[-30:]
 )
 def test_a_missing_rule_for_writing_is_found(side, rule):
-    """MQTT 5 reports it: the finding names the user and the topic, and the remedy is the missing line."""
+    """MQTT 5 reports the refusal: the finding names the user and the topic, and the remedy is the missing line."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE]).replace(f"{rule}\n", "")) as broker:
         found = ask(logged_in(side, broker.url), side)["rights_write"]
     assert found.verdict == "fail"
@@ -77,7 +77,7 @@ def test_a_missing_rule_for_writing_is_found(side, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["dev/+/up", "dev/+/blob/+/+"])
 def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
-    """The subscription is granted and stays silent; where the coordinator can write there too, that shows."""
+    """The subscription is granted, but no message arrives; `doctor` detects this if the coordinator may also write there."""
     line = f"topic read fedpatch/1/{FLEET}/{rule}"
     with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
         found = ask(logged_in("coordinator", broker.url), "coordinator", delivery_s=3.0)["rights_read"]
@@ -89,7 +89,7 @@ def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_half_a_rule_is_found(side):
-    """Presence is written and read by the same side: a rule for writing alone is silent too."""
+    """The same side writes and reads presence: with a rule for writing only, no message arrives either."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE]).replace("readwrite", "write")) as broker:
         found = ask(logged_in(side, broker.url), side, delivery_s=3.0)
     assert found["rights_write"].verdict == "ok"
@@ -98,7 +98,7 @@ def test_half_a_rule_is_found(side):
 
 
 def test_unverifiable_rule_is_named():
-    """By pattern the coordinator reads its own state as a device, which shows nothing about those of others."""
+    """By pattern the coordinator can read its own state as a device, which proves nothing about other devices' states."""
     line = f"topic read fedpatch/1/{FLEET}/dev/+/state"
     with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
         found = ask(logged_in("coordinator", broker.url), "coordinator")["rights_read"]
@@ -113,7 +113,7 @@ def test_user_name_unlike_the_device_id_is_reported():
 
 
 def test_a_retained_message_of_the_other_side_proves_what_the_doctor_cannot_try():
-    """A device that may not read what it writes still sees that the coordinator's presence was kept."""
+    """A device that may not read its own topics still sees that the broker retained the coordinator's presence."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
         login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
         with client(broker.url, "there", **login) as there:
@@ -135,7 +135,7 @@ def test_a_retained_message_of_the_other_side_proves_what_the_doctor_cannot_try(
     ],
 )
 def test_a_broker_that_lets_us_not_in(side, login, remedy):
-    """Without a user, or with a wrong password: the remedy names the variable of that side."""
+    """Without a user, or with a wrong password: the remedy names the side's variable, or mosquitto_passwd."""
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(settings_for(side, broker.url, **login), side)
     assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}
@@ -144,7 +144,7 @@ def test_a_broker_that_lets_us_not_in(side, login, remedy):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_broker_without_retained_messages(side):
-    """The broker reports it in MQTT 5; that is a warning, for fedpatch works without."""
+    """The broker reports it in MQTT 5; the verdict is a warning, since fedpatch works without retained messages."""
     with Mosquitto("retain_available false") as broker:
         found = ask(settings_for(side, broker.url), side)["retained"]
     assert found.verdict == "warn"
@@ -160,7 +160,7 @@ def test_a_broker_without_retained_messages(side):
     ],
 )
 def test_packet_limits(limit, verdict, words):
-    """Stated ones make chunks smaller, down to a least size; one that is not stated shows as a chunk that is lost."""
+    """Announced limits make chunks smaller, down to a least size; a limit that is not announced causes a lost chunk."""
     with Mosquitto(limit) as broker:
         found = ask(settings_for("coordinator", broker.url), "coordinator")["chunk"]
     assert found.verdict == verdict, found
@@ -169,7 +169,7 @@ def test_packet_limits(limit, verdict, words):
 
 
 def test_a_broker_that_waits_before_small_packets():
-    """Nagle's algorithm costs 40 ms in every exchange, and the remedy names mosquitto's line."""
+    """Nagle's algorithm costs 40 ms in every exchange; the remedy is the line for mosquitto's configuration."""
     with Mosquitto() as broker:
         config = broker.directory / "mosquitto.conf"
         config.write_text(config.read_text().replace("set_tcp_nodelay true", "set_tcp_nodelay false"))
@@ -180,7 +180,7 @@ def test_a_broker_that_waits_before_small_packets():
 
 
 def test_a_broker_of_the_older_protocol_that_keeps_no_sessions(amqtt):
-    """The built-in one: limits that 3.1.1 cannot report are omitted, and a message that it does not keep is a warning."""
+    """The built-in broker: checks that 3.1.1 does not allow are skipped, and a message that is not kept is a warning."""
     found = ask(settings_for("device", amqtt.url), "device")
     assert "MQTT 3.1.1" in found["broker_login"].detail
     assert found["rights_write"].verdict == "skip"
@@ -227,7 +227,7 @@ def test_a_client_id_that_the_broker_does_not_take():
 
 
 def test_hosted_broker_is_checked_against_its_profile(mosquitto):
-    """The limits are stated; a profile that is missing, or a URL without TLS, is a warning with its remedy."""
+    """The finding states the profile's limits; a missing profile, or a URL without TLS, is a warning with its remedy."""
     found = ask(settings_for("device", mosquitto.url, broker_profile="azure"), "device")
     assert found["broker_profile"].verdict == "warn"
     assert "TLS only" in found["broker_profile"].detail

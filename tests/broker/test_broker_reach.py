@@ -1,4 +1,4 @@
-"""What `doctor` finds on the way to a broker: its name, its port, its certificate."""
+"""Findings of `doctor` on the way to a broker: its name, its port, its certificate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_unknown_host_name_fails():
 
 @pytest.mark.slow
 def test_port_that_drops_connections_fails():
-    """As behind a firewall: here a listener whose queue of connections is full, so that the kernel drops more of them."""
+    """As behind a firewall: here the queue of a listener is full, so the kernel drops further connections."""
     with contextlib.ExitStack() as stack:
         deaf = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
         for _ in range(4):
@@ -53,7 +53,7 @@ def test_listener_that_never_answers_fails():
 
 
 def made(folder: Path, *, name: str = HOST, days: int = 25, age_days: int = 0) -> Certified:
-    """A CA, and the certificate of a broker called `name` that is so old."""
+    """A CA, and the certificate of a broker called `name`, valid for `days` and issued `age_days` ago."""
     house = Certified(folder)
     with house.open() as authority:
         authority.issue(BROKER, "broker", now=time.time() - age_days * DAY_S, days=days, names=[name])
@@ -96,7 +96,7 @@ def test_certificate_for_another_name_or_expired_fails_with_its_remedy(tmp_path,
 
 
 def test_plain_text_to_another_machine_is_a_warning_even_with_insecure(mosquitto):
-    """By what is written: 127.1 is this machine only for who looks it up."""
+    """The check reads the host as written: 127.1 is this machine only after a name lookup."""
     for host, expected in ((HOST, False), ("127.1", True)):
         settings = settings_for("device", mosquitto.url.replace(HOST, host), insecure=True)
         found = ask(settings, "device").get("broker_tls")

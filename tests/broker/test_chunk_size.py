@@ -1,4 +1,4 @@
-"""The size of chunks is found before a run begins, also where the broker does not state its limit."""
+"""The size of chunks is found before a run begins, also if the broker does not announce its limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIGURED_BYTES = DEFAULT_CHUNK_KIB * 1024
 
 
 def found(url: str) -> int:
-    """Data bytes per chunk for the default `chunk_kib`."""
+    """Return the data bytes per chunk for the default `chunk_kib`."""
     return find_chunk_bytes(RunSettings(broker=url, fleet="home", state_dir=Path("nowhere")), boot="b007")
 
 
@@ -29,7 +29,7 @@ def found(url: str) -> int:
 @pytest.mark.parametrize("old", [False, True], ids=["mqtt-5", "mqtt-3.1.1"])
 @pytest.mark.parametrize("option", ["message_size_limit", "max_packet_size"])
 def test_limit_below_chunk_kib_gives_chunks_that_pass(option: str, old: bool, caplog: pytest.LogCaptureFixture):
-    """At least half of the room is used, and a warning names the size unless the broker stated the limit itself."""
+    """Chunks use at least half of the limit, and a warning names the size unless the broker announced the limit."""
     with Mosquitto(f"{option} {LIMIT_BYTES}") as broker, Relay(broker.port, old=old) as relay:
         assert LIMIT_BYTES // 2 - MIN_CHUNK_BYTES < found(relay.url) < LIMIT_BYTES
     stated = option == "max_packet_size" and not old
@@ -49,7 +49,7 @@ def test_limit_below_the_smallest_chunk_names_the_broker_setting(option: str):
 
 
 def test_broker_without_read_rights_is_tried_by_its_answer_alone():
-    """With the generated access rules the coordinator cannot read chunks; MQTT 5 still answers whether it takes them."""
+    """With the generated rules the coordinator cannot read chunks; an MQTT 5 broker still answers whether it accepts them."""
     rules = "user coordinator\ntopic write fedpatch/1/home/#\n"
     with Mosquitto(f"message_size_limit {LIMIT_BYTES}", passwords={"coordinator": "secret"}, acl=rules) as broker:
         settings = RunSettings(
@@ -71,7 +71,7 @@ def test_broker_that_refuses_the_topic_is_named_as_the_cause_and_not_its_size_li
 
 @pytest.mark.slow
 def test_slow_link_keeps_the_configured_size():
-    """At 24 kB/s a chunk takes eleven seconds, and no answer is no refusal before."""
+    """At 24 kB/s a chunk takes eleven seconds; a missing answer before that is not taken as a refusal."""
     with Mosquitto() as broker, Relay(broker.port, bytes_per_s=24_000) as relay:
         assert found(relay.url) == CONFIGURED_BYTES
 

@@ -1,4 +1,4 @@
-"""A clustered broker's access rules, made from the topic table and tried on a real ejabberd, over TLS and with passwords."""
+"""Access rules of a clustered broker, made from the topic table, on a real ejabberd with TLS and passwords."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ acme:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """Of the broker; members have passwords."""
+    """Certificates of the broker; members have passwords."""
     return Certified(tmp_path_factory.mktemp("ca")).make()
 
 
 @pytest.fixture(scope="module")
 def broker(certificates: Certified) -> Iterator[Ejabberd]:
-    """With the rules of a fleet, and one more topic for the waiting client."""
+    """A broker with the rules of a fleet, and one more topic for the waiting client."""
     text = ejabberd_rules("home", "localhost", [OWNER, OTHER], watchers=[WATCHER])
     for option in ("access_publish", "access_subscribe"):
         text = text.replace(f"    {option}:\n", f'    {option}:\n      "barrier/%u": all\n')
@@ -80,7 +80,7 @@ def _login(certificates: Certified, user: str, password: str = "") -> dict[str, 
 
 @pytest.mark.slow
 def test_broker_delivers_exactly_the_messages_of_the_topic_table(broker, certificates):
-    """Everybody subscribes to every topic and all of them, and writes on every topic."""
+    """Each user subscribes to every topic by name and to all by wildcard, and writes on every topic."""
     url = broker.url.replace("mqtt:", "mqtts:")
     with ExitStack() as stack:
         members: dict[str, Client] = {
@@ -105,7 +105,7 @@ def test_broker_delivers_exactly_the_messages_of_the_topic_table(broker, certifi
 
 
 def _expected() -> set[tuple[str, str, str]]:
-    """Every (reader, writer, topic): what has a device in its name is the owner's, among devices."""
+    """Return every (reader, writer, topic); of the devices only the owner may use a topic with a device in its name."""
 
     def are(party: str, row: topics.Topic) -> set[str]:
         named = "{device}" in row.pattern and party == "device"

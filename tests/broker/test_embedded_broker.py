@@ -1,4 +1,4 @@
-"""The built-in broker: the features that a demonstration needs, and the errors where it cannot be used."""
+"""The built-in broker: the features that a demonstration needs, and the errors if it cannot be used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_model_reaches_ten_clients_however_they_come(amqtt):
-    """Twenty retained chunks of 96 KiB, while all connect and subscribe at once, and again to one that comes late."""
+    """Twenty retained chunks of 96 KiB: ten clients connect and subscribe at once, and one more connects later."""
     chunks = {f"m/{index}": os.urandom(96 * 1024) for index in range(20)}
     with client(amqtt.url, "giver") as giver, contextlib.ExitStack() as stack:
         for topic, payload in chunks.items():
@@ -76,7 +76,7 @@ def test_the_broker_does_not_outlive_a_killed_parent():
     result = subprocess.run(
         [sys.executable, "-c", ABANDONS], cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=False
     )
-    # run() returns when nobody holds the pipes any more, the broker included.
+    # run() returns when no process holds the pipes any more, including the broker.
     assert result.returncode == -9
     assert result.stderr == b""
     with socket.socket() as probe:

@@ -37,18 +37,18 @@ MEAN_SHIFT = (30 * 0.25 - 10 * 0.5) / 40
 MAX_LINES = 200
 """Without blank lines."""
 PATIENT = {"recruit-deadline-s": 100, "deadline-s": 200, "rejoin-s": 100, "wait-s": 100, "quorum": 1.0}
-# Many chunks, few of them under way, one place: windows, acknowledgements and `retry_after` all occur.
+# Many chunks, few in flight, one upload slot: windows, acknowledgements and `retry_after` all occur.
 NARROW = {"chunk-kib": 8, "upload-window": 2, "upload-slots": 1}
 
 
 def entries() -> list[list[object]]:
-    """The schema of the task as data."""
+    """Return the schema of the task as plain values."""
     return [[one.name, list(one.shape), one.dtype, str(one.role)] for one in schema_of(digits.build_model()).specs]
 
 
 @contextmanager
 def foreign(device: str, broker: SecuredMosquitto, directory: Path, **changes: object) -> Iterator[Path]:
-    """A process of the client, ended by SIGTERM; its output."""
+    """Run a process of the client, and end it with SIGTERM; yields the file with its output."""
     certificate, key = broker.certificates.pair(device)
     settings = {"host": HOST, "port": broker.port, "ca": str(broker.certificates.ca_file), "fleet": FLEET}
     settings |= {"certificate": str(certificate), "key": str(key), "device": device, "task": digits.TASK.name}
@@ -57,7 +57,7 @@ def foreign(device: str, broker: SecuredMosquitto, directory: Path, **changes: o
     path, log = directory / f"{device}.json", directory / f"{device}.log"
     path.write_text(json.dumps(settings), "utf-8")
     with log.open("wb") as out, path.open("rb") as given:
-        # In isolated mode, from another directory: it could not find our modules beside itself.
+        # In isolated mode and from another directory, so that it cannot import our modules.
         command = [sys.executable, "-I", "-u", str(CLIENT)]
         process = subprocess.Popen(command, cwd=directory, stdin=given, stdout=out, stderr=out)
     try:
@@ -70,7 +70,7 @@ def foreign(device: str, broker: SecuredMosquitto, directory: Path, **changes: o
 
 
 def play(directory: Path, changes: dict[str, Any], **of_pi_2: object) -> tuple[Done, dict[str, str]]:
-    """A run of the real coordinator with two foreign clients; what it printed, and what they did."""
+    """Run the real coordinator with two foreign clients; return its output and the clients' output."""
     acl = mosquitto_acl(FLEET, devices=list(EXAMPLES))
     certificates = Certified(directory / "ca", FLEET).make(*EXAMPLES)
     with SecuredMosquitto(certificates, acl) as broker, ExitStack() as clients:
@@ -95,7 +95,7 @@ def play(directory: Path, changes: dict[str, Any], **of_pi_2: object) -> tuple[D
 def test_foreign_clients_update_is_aggregated(
     tmp_path: Path, strategy: str, private: str, more: dict[str, object]
 ) -> None:
-    """Two rounds of two foreign clients: the model is the one before, plus the weighted mean of what they added."""
+    """Two rounds of two foreign clients: each round adds the weighted mean of the clients' shifts to the model."""
     done, logs = play(tmp_path, {"strategy": strategy, "private": private, "rounds": 2, **more})
     assert done.code == 0, (done.err, logs)
     assert [(one["outcome"], one["reported"]) for one in done.document["rounds"]] == [("aggregated", 2)] * 2
@@ -111,7 +111,7 @@ def test_foreign_clients_update_is_aggregated(
 
 
 def test_foreign_client_asks_for_chunks_that_have_not_come() -> None:
-    """Once nothing new has come for a while; what is damaged or of another blob does not count as come."""
+    """It asks once no new chunk has arrived for a while; a chunk that is damaged or of another blob does not count."""
     blob, known = bytes(range(250)), runpy.run_path(str(CLIENT))
     manifest = Manifest(sha256(blob).hexdigest(), 250, 100, 3, "fp32", 250, "0" * 64)
     job = known["Job"](dict(zip("kren", "kr12", strict=True)), {"model": asdict(manifest)}, [])
@@ -129,7 +129,7 @@ def test_foreign_client_asks_for_chunks_that_have_not_come() -> None:
 
 
 def test_round_fails_without_foreign_clients_update(tmp_path: Path) -> None:
-    """A client whose updates are refused makes no round: what is committed above is committed for good reasons."""
+    """A round fails if a client's updates are refused: so the updates in the test above were committed for good reasons."""
     done, logs = play(tmp_path, {"strategy": "fedavg", "private": "none", "rounds": 1}, shift=float("inf"))
     assert done.code == 1, (done.err, logs)
     assert "round 1: refused not_finite" in logs["pi-2"]

@@ -1,4 +1,4 @@
-"""What a link does when the broker dies, freezes, comes back, or stumbles over a message."""
+"""A link whose broker dies, freezes, comes back, or fails at a message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_broker_keeps_the_session_except_with_clean_start(mosquitto, clean_start
 
 
 def test_topic_unsubscribed_during_an_outage_is_not_delivered_from_the_kept_session(mosquitto):
-    """A subscription that an earlier process left in the session is not ours."""
+    """A subscription that an earlier process left in the session delivers nothing."""
     with client(mosquitto.url, "taker", "old") as taker:
         taker.settle()
     with client(mosquitto.url, "taker", "new") as taker, client(mosquitto.url, "giver") as giver:

@@ -1,4 +1,4 @@
-"""Brokers that cannot be reached or refuse the connection: the reason, and that the link keeps trying."""
+"""Brokers that cannot be reached or refuse the connection: the link reports the reason and keeps trying."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_broker_that_starts_late_is_found():
 
 
 def test_a_name_that_cannot_be_looked_up_does_not_end_the_link():
-    """Not every failure of a name lookup is an OSError; the thread survives them all."""
+    """Not every failed name lookup raises an OSError; the link's thread survives all of them."""
     with client("mqtt://no..such.host", "one") as one:
         for _ in range(2):
             assert "'no..such.host' cannot be resolved" in one.wait(Disconnected).reason

@@ -1,6 +1,6 @@
-"""Who may write and read what at a broker as it ships: every topic, everybody, both ways, judged by what is delivered.
+"""Rights to write and read at the shipped broker: every topic and user, in both directions, judged by delivered messages.
 
-What is expected follows from the table of topics, so a new row is covered as soon as it is there.
+The expected rights follow from the table of topics, so a new row is covered at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.broker
 FLEET, DIGEST = "home", "0123456789abcdef" * 4
 OWNER, OTHER, COORDINATOR, WATCHER = "pi-1", "pi-2", "coordinator", "ann"
 PARTIES = {OWNER: "device", OTHER: "device", COORDINATOR: "coordinator", WATCHER: "watcher"}
-# Has a certificate of the CA, and no line in the rules.
+# The user has a certificate of the CA, but no line in the rules.
 UNLISTED = "guest"
-# Has lines in the rules, and a certificate that was taken back.
+# The user has lines in the rules, but a revoked certificate.
 REVOKED = "gone"
 NO_CERTIFICATE, OTHER_CA = "nobody", "forger"
-# Reads and writes everything, so that a test can see what was let through. Nobody else has such a line.
+# Reads and writes everything, so that a test can see which messages the broker delivered. No other user has such a line.
 AUDITOR = "auditor"
 OUTSIDE = {
     "another fleet's": "fedpatch/1/attic/coord",
@@ -54,7 +54,7 @@ KEPT = {row.name for row in TOPICS if row.retain}
 
 
 def _expected() -> set[Cell]:
-    """Who may do what, by the table: what has a device in its name is that device's alone, among devices."""
+    """Return the rights in the table; of the devices only the owner may use a topic with a device in its name."""
     cells: set[Cell] = set()
     for row in TOPICS:
         for who, party in PARTIES.items():
@@ -66,7 +66,7 @@ def _expected() -> set[Cell]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """Those of the fleet, one of them taken back."""
+    """Certificates of the fleet, one of them revoked."""
     made = Certified(tmp_path_factory.mktemp("ca"), FLEET)
     made.make(OWNER, OTHER, REVOKED, UNLISTED, watchers=[WATCHER, AUDITOR])
     made.revoke(REVOKED)
@@ -75,7 +75,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """Another CA that calls itself the fleet's, with a certificate for the same device."""
+    """Another CA under the name of the fleet's CA, with a certificate for the same device."""
     return Certified(tmp_path_factory.mktemp("forged"), FLEET).make(OWNER)
 
 
@@ -84,7 +84,7 @@ _AUDIT = f"\nuser {AUDITOR}\ntopic readwrite #\n\npattern read mark/%u\n"
 
 
 class Member:
-    """A client that is not ours, with a certificate; `came` is every (topic, payload) that it got."""
+    """A client without our code, with a certificate; `came` has every (topic, payload) that it received."""
 
     def __init__(self, broker: SecuredMosquitto, user: str, version: MQTTProtocolVersion) -> None:
         port = broker.coordinator_port if user in (COORDINATOR, AUDITOR) else broker.port
@@ -99,19 +99,19 @@ class Member:
         self._client.loop_start()
 
     def subscribe(self) -> None:
-        """To every topic by its name, to all of them by wildcards, and to marks; the broker grants it, forbidden or not."""
+        """Subscribe to every topic by name, to all by wildcards, and to marks; the broker grants even forbidden filters."""
         wild = ["#", "fedpatch/#", "fedpatch/+/+/+/+/+", f"fedpatch/1/{FLEET}/#", "$SYS/#"]
         self._client.subscribe([(one, 1) for one in (*EXAMPLES.values(), *wild, f"mark/{self.user}")])
         assert self._ready.wait(PATIENCE_S)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Returns once the broker has acknowledged it, which it also does with what it refuses."""
+        """Publish, and return once the broker has acknowledged the message; it also acknowledges refused messages."""
         sent = self._client.publish(topic, payload, qos=1, retain=retain)
         sent.wait_for_publish(PATIENCE_S)
         assert sent.is_published()
 
     def wait_for(self, mark: bytes) -> None:
-        """Returns once the mark came, and so all that the broker had for this client before it."""
+        """Return once the mark has arrived: then all earlier messages for this client have arrived too."""
         assert self._marks.setdefault(mark, threading.Event()).wait(PATIENCE_S), f"{self.user} got {self.came}"
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ def _context(certificates: Certified, user: str | None) -> ssl.SSLContext:
 
 
 def matrix(broker: SecuredMosquitto, version: MQTTProtocolVersion) -> set[Cell]:
-    """Every (who, topic, read or write) that was let through, of members and of topics in the table and outside."""
+    """Return every (user, topic, read or write) that the broker allowed, for topics in the table and outside it."""
     users = (OWNER, OTHER, COORDINATOR, WATCHER, UNLISTED, AUDITOR)
     with ExitStack() as stack, ThreadPoolExecutor(len(users)) as pool:
         joined = dict(zip(users, pool.map(lambda user: Member(broker, user, version), users), strict=True))
@@ -172,7 +172,7 @@ def matrix(broker: SecuredMosquitto, version: MQTTProtocolVersion) -> set[Cell]:
 
 
 def _came_whole(member: Member, name: str, topic: str) -> bool:
-    """Whether it got what was kept and what came live; either both or neither."""
+    """Return whether the member received the messages of a topic: both the retained and the live one, or neither."""
     came = {payload for payload in (b"kept", b"live") if (topic, payload) in member.came}
     assert came in (set(), {b"live"} | ({b"kept"} if name in KEPT else set())), (member.user, name, came)
     return bool(came)
@@ -184,14 +184,14 @@ def _arrived(auditor: Member, user: str, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def broker(certificates: Certified) -> Iterator[SecuredMosquitto]:
-    """The broker as it ships, and an auditor."""
+    """The shipped broker, and an auditor."""
     with SecuredMosquitto(certificates, ACL + _AUDIT) as running:
         yield running
 
 
 @pytest.mark.parametrize("version", [MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311])
 def test_members_have_exactly_the_rights_of_the_topic_table(broker, version):
-    """In both versions of MQTT; nobody can write outside the table, and nobody receives the topics of the broker itself."""
+    """In both versions of MQTT: no member can write outside the table, or receives the broker's own topics."""
     assert matrix(broker, version) == _expected()
 
 
@@ -209,7 +209,7 @@ def test_rule_that_is_too_wide_is_found(certificates, line, opened):
 
 
 def _speak(port: int, context: ssl.SSLContext, client_id: str) -> bytes:
-    """Connect, write on every topic and ping, all at once, without waiting to be let in; what the broker answered."""
+    """Connect, write on every topic and ping, all at once without waiting for an answer; return the broker's answer."""
     with socket.create_connection((HOST, port), PATIENCE_S) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=HOST) as secured:
@@ -218,12 +218,12 @@ def _speak(port: int, context: ssl.SSLContext, client_id: str) -> bytes:
                     secured.sendall(raw.publish(topic.encode(), client_id.encode()))
                 secured.sendall(_PING)
                 return _read(secured)
-        except OSError:  # an alert of TLS among them
+        except OSError:  # also a TLS alert
             return b""
 
 
 def _read(secured: ssl.SSLSocket) -> bytes:
-    """All that is answered, to the end or to the answer of a ping: then what was sent before it was looked at."""
+    """Return all bytes up to the end or the answer to a ping: the broker has then processed everything sent before."""
     answer = b""
     while not answer.endswith(_PONG) and (part := secured.recv(16)):
         answer += part
@@ -237,7 +237,7 @@ def _contexts(certificates: Certified, forged: Certified) -> dict[str, ssl.SSLCo
 
 
 def test_client_without_a_valid_certificate_delivers_nothing(broker, certificates, forged):
-    """Revoked, without a certificate, or with that of another CA: on no listener, and nothing that they send arrives."""
+    """Revoked, without a certificate, or with one of another CA: no listener accepts the client or delivers its messages."""
     auditor = Member(broker, AUDITOR, MQTTProtocolVersion.MQTTv5)
     try:
         auditor.subscribe()
@@ -245,7 +245,7 @@ def test_client_without_a_valid_certificate_delivers_nothing(broker, certificate
             for port in (broker.port, broker.coordinator_port):
                 assert _speak(port, context, name) == b"", name
         honest = _speak(broker.port, _context(certificates, OWNER), "honest")
-        assert honest == _WELCOME + _PONG  # so the packets are good ones
+        assert honest == _WELCOME + _PONG  # so the packets are valid
         auditor.publish(f"mark/{AUDITOR}", b"end")
         auditor.wait_for(b"end")
         senders = {payload for _, payload in auditor.came}
@@ -256,7 +256,7 @@ def test_client_without_a_valid_certificate_delivers_nothing(broker, certificate
 
 
 def test_tls_older_than_1_2_is_refused(broker, certificates):
-    """Nor are ciphers without authenticated encryption, though the broker's key would do for them."""
+    """Ciphers without authenticated encryption are refused too, although they fit the broker's key."""
     old = _context(certificates, OWNER)
     old.set_ciphers("DEFAULT@SECLEVEL=0")
     with pytest.warns(DeprecationWarning):
@@ -268,7 +268,7 @@ def test_tls_older_than_1_2_is_refused(broker, certificates):
 
 
 def test_client_id_of_another_device_does_not_disconnect_it(broker, certificates):
-    """Whatever it calls itself, a device has the id of its certificate: the other stays connected under its own."""
+    """Whatever id a device sends, the broker uses the id of its certificate: the other device stays connected."""
     with ExitStack() as stack:
         victim = Member(broker, OTHER, MQTTProtocolVersion.MQTTv5)
         stack.callback(victim.close)

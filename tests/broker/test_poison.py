@@ -1,4 +1,4 @@
-"""Messages that a broker does not take: the session continues, and the log has the remedy."""
+"""Messages that a broker does not accept: the session continues, and the log has the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMEDY = "use smaller chunks (fedpatch run --chunk-kib)"
 
 @contextmanager
 def connected(option: str, *, old: bool) -> Iterator[Client]:
-    """A client of a broker with a limit, in the protocol that it agreed on."""
+    """A client of a broker with a limit, connected with MQTT 5, or with 3.1.1 if `old`."""
     with (
         Mosquitto(f"{option} {LIMIT_BYTES}") as broker,
         Relay(broker.port, old=old) as relay,
@@ -31,7 +31,7 @@ def connected(option: str, *, old: bool) -> Iterator[Client]:
 
 
 def send_around(one: Client, size: int) -> list[bytes]:
-    """What comes back of a message before the poison, the poison itself, and a message after it."""
+    """Publish a message, then the poison, then another message; return those that the broker delivers."""
     for payload in (b"before", bytes(size), b"after"):
         assert one.link.publish("t", payload)
     one.wait(Received, lambda event: event.payload == b"after")
@@ -40,7 +40,7 @@ def send_around(one: Client, size: int) -> list[bytes]:
 
 
 def test_a_stated_limit_is_kept():
-    """MQTT 5, `max_packet_size`: what is too large never leaves."""
+    """MQTT 5, `max_packet_size`: a message that is too large is never sent."""
     with connected("max_packet_size", old=False) as one:
         with pytest.raises(BrokerError) as caught:
             one.link.publish("t", bytes(LIMIT_BYTES))
@@ -52,22 +52,22 @@ def test_a_stated_limit_is_kept():
 
 @pytest.mark.parametrize(("option", "old"), [("max_packet_size", True), ("message_size_limit", False)])
 def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bool, caplog: pytest.LogCaptureFixture):
-    """Each time that the message is sent the connection ends, until it is dropped; the log has the remedy.
+    """The connection ends each time that the message is sent, until the link drops the message; the log has the remedy.
 
-    In 3.1.1 the broker ends it. In MQTT 5 mosquitto acknowledges with a reason that no acknowledgement may have (0x95), and
-    paho ends it.
+    In 3.1.1 the broker ends the connection. In MQTT 5 mosquitto acknowledges with a reason that no acknowledgement may have
+    (0x95), and paho ends the connection.
     """
     with connected(option, old=old) as one:
         assert set(send_around(one, 2 * LIMIT_BYTES)) == {b"before", b"after"}
         broken = [event.reason for event in one.seen if isinstance(event, Disconnected)]
-        # A broker that stands still while it is connected to costs a connection, too, which nobody ended.
+        # A broker that stalls during a connect costs a connection too, for another reason.
         assert sum("does not answer" not in reason for reason in broken) in (2, 3)
     assert f"gave up a message on t ({2 * LIMIT_BYTES} bytes): the connection to" in caplog.text
     assert REMEDY in caplog.text
 
 
 def test_a_limit_of_messages_is_kept_secret_in_3_1_1(caplog: pytest.LogCaptureFixture):
-    """`message_size_limit`: the broker acknowledges what it throws away; only its absence shows that (`doctor`)."""
+    """`message_size_limit`: the broker acknowledges a message and discards it; only `doctor` notices its absence."""
     with connected("message_size_limit", old=True) as one:
         assert send_around(one, LIMIT_BYTES + 1) == [b"before", b"after"]
         assert not any(isinstance(event, Disconnected) for event in one.seen)

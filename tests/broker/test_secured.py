@@ -1,4 +1,4 @@
-"""The configurations that ship: mosquitto takes them, nobody is let in without an identity, and who lost his has lost all."""
+"""The shipped configurations: mosquitto accepts them, and they give no rights without an identity or after a revocation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.secured import CONFIGURATIONS, SecuredMosquitto, rules
 pytestmark = pytest.mark.broker
 
 FLEET, DEVICES = "home", ["pi-1", "pi-2"]
-# Everybody may ask the broker whether it is done; a message on `read` shows that it has read the rules again.
+# Every user may use a barrier to wait for the broker; a message on `read` shows that it has read the rules again.
 MARKS = "\npattern readwrite barrier/+\n"
 READ = "\npattern readwrite read\n"
 ALL = rules(FLEET, DEVICES) + MARKS
@@ -40,7 +40,7 @@ def certificates(tmp_path: Path) -> Certified:
 
 @contextmanager
 def member(broker: SecuredMosquitto, user: str, *filters: str) -> Iterator[Client]:
-    """A client with a certificate, which is connected and has subscribed; its id is its user name, as the broker has it."""
+    """A client with a certificate, connected and subscribed; its client id is its user name, as the broker requires."""
     url = broker.coordinator_url if user == "coordinator" else broker.url
     with client(url, user, *filters, tls=broker.certificates.files(user)) as one:
         one.settle()
@@ -49,7 +49,7 @@ def member(broker: SecuredMosquitto, user: str, *filters: str) -> Iterator[Clien
 
 @contextmanager
 def ghost(certificates: Certified, port: int, user: str, will: tuple[str, bytes]) -> Iterator[socket.socket]:
-    """A connection with a last will, to be shut without a goodbye."""
+    """A connection with a last will, for a test that ends it without DISCONNECT."""
     ready = threading.Event()
     one = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"ghost-{user}", reconnect_on_failure=False)
     context = ssl.create_default_context(cafile=certificates.ca_file)
@@ -67,7 +67,7 @@ def ghost(certificates: Certified, port: int, user: str, will: tuple[str, bytes]
 
 
 def test_revoked_device_is_shut_out_and_its_state_is_gone(certificates):
-    """List and rules, and a reload: an open connection writes and reads no more; its retained state is given to nobody."""
+    """After a reload of list and rules an open connection cannot write or read, and no client gets its retained state."""
     state, down = topics.device_state(FLEET, "pi-2"), topics.down(FLEET, "pi-2")
     with (
         SecuredMosquitto(certificates, ALL) as broker,
@@ -120,7 +120,7 @@ def test_last_will_of_a_revoked_device_is_not_published(certificates):
 
 @pytest.mark.parametrize(("user", "tied"), [("pi-1", True), ("coordinator", False)])
 def test_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
-    """On the devices' listener it reports that and stops; on the coordinator's it checks everything."""
+    """On the devices' listener `doctor` reports the tie and stops; on the coordinator's listener it checks everything."""
     cert_file, key_file = certificates.pair(user)
     files = {"ca_file": certificates.ca_file, "cert_file": cert_file, "key_file": key_file}
     with SecuredMosquitto(certificates, rules(FLEET, DEVICES)) as broker:
@@ -133,7 +133,7 @@ def test_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
 
 @pytest.mark.parametrize("configuration", PRODUCTION)
 def test_shipped_configuration_states_its_limits_and_keeps_over_a_restart(certificates, configuration):
-    """Mosquitto takes the file as it ships; a client receives the packet limit; presence is there after `systemctl restart`."""
+    """Mosquitto accepts the shipped file; a client receives the packet limit; presence survives `systemctl restart`."""
     passwords = {user: user for user in ("coordinator", *DEVICES)} if "passwords" in configuration else None
     named = {"username": "pi-1", "password": "pi-1", "tls": certificates.files()}
     login = named if passwords else {"tls": certificates.files("pi-1")}
@@ -172,7 +172,7 @@ def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
             for device in DEVICES:
                 coordinator.link.publish(topics.down(FLEET, device), b"to " + device.encode())
                 one.link.publish(state_of(device), b"of " + device.encode())
-            for party in (one, coordinator, one):  # what one has written is there before the other is asked what came
+            for party in (one, coordinator, one):  # the messages of each have arrived before the other's are read
                 party.settle()
             notified = [topics.down(FLEET, device) in one.topics for device in DEVICES]
             assert notified == [state_of(device) in coordinator.topics for device in DEVICES] == [True, False]
@@ -199,7 +199,7 @@ def state_of(device: str) -> str:
 
 
 def _until_read(one: Client) -> None:
-    """Until the broker has read its rules again: those that allow to write on `read`."""
+    """Return once the broker has read its new rules, which allow to write on `read`."""
     for _ in range(1000):
         one.link.publish("read", b"")
         one.settle()

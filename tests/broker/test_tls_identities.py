@@ -1,4 +1,4 @@
-"""Two sides that do not trust each other, over TLS with a real mosquitto: what the user reads, for each reason."""
+"""Two sides that do not trust each other, over TLS with a real mosquitto: the error message for each reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def garden(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """Another fleet, with a CA of its own."""
+    """Another fleet with its own CA."""
     return Certified(tmp_path_factory.mktemp("garden") / "ca", "garden").make("pi-1")
 
 
@@ -38,7 +38,7 @@ def broker(kitchen: Certified) -> Iterator[Mosquitto]:
 
 
 def failure_reason(url: str, files: TlsFiles) -> str:
-    """Why a connection with these files fails."""
+    """Return the reason why a connection with these files fails."""
     with client(url, "one", tls=files) as one:
         return one.wait(Disconnected).reason
 
@@ -102,7 +102,7 @@ def test_a_ca_that_has_expired_is_named(tmp_path: Path):
 
 
 def test_expired_broker_certificate_is_reported_with_its_date(tmp_path: Path):
-    """The CA is good, so it must be the broker's own: it is fetched, and its last day reported."""
+    """The CA is valid, so the broker's own certificate must be expired: it is fetched, and its last day reported."""
     house = Certified(tmp_path / "ca").make("pi-1")
     now = time.time()
     with house.open() as authority:
@@ -115,7 +115,7 @@ def test_expired_broker_certificate_is_reported_with_its_date(tmp_path: Path):
 
 
 def test_a_revoked_device_is_refused_once_the_broker_has_read_the_list(tmp_path: Path):
-    """SIGHUP is enough for new connections; a restart ends those that are open, and only those of who was revoked."""
+    """SIGHUP affects new connections; a restart ends open connections, and only revoked devices cannot reconnect."""
     house = Certified(tmp_path / "ca").make("pi-1", "pi-2")
     with house.broker() as broker, client(url_of(broker), "pi-1", tls=house.files("pi-1")) as one:
         one.wait(Connected)
@@ -135,7 +135,7 @@ def test_a_revoked_device_is_refused_once_the_broker_has_read_the_list(tmp_path:
 
 @pytest.mark.slow
 def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path: Path):
-    """The connection is made anew with it; a key that does not fit, as between two writes, costs nothing meanwhile."""
+    """The link reconnects with the new certificate; a key that does not fit, as between two writes, breaks nothing."""
     house = Certified(tmp_path / "ca").make("pi-1")
     files = house.files("pi-1")
     assert files.cert_file is not None

@@ -1,7 +1,7 @@
-"""Plays a run under a schedule of faults: kills when it is time, starts again when that is due, to the end of the run.
+"""Runs a schedule of faults: kills and restarts processes at the scheduled times, until the run ends.
 
-A `Lane` is a broker and a few agents that are used for one run after the other, since to import torch costs an agent seconds; a
-drill's coordinator is its own. What a failed drill leaves behind is kept.
+A `Lane` is a broker and a few agents for one run after the other, since an agent takes seconds to import torch. Each drill
+starts its own coordinator. The files of a failed drill are kept.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PAUSE_MS = 25
 _GOES_ON = "going on after"
 _POLL_S = 0.005
 _MOMENT_PATIENCE_S = 15.0
-"""A strike whose moment does not come falls anyway."""
+"""A strike whose event does not come happens anyway after this time."""
 _RUN_PATIENCE_S = 180.0
-"""In which every run ends: no round of its terms may take longer than a fraction of it."""
+"""Every run ends within this time: each round may take only a fraction of it."""
 
 
 class Lane:
-    """A broker that keeps what it retains, and agents; everything of theirs is in `directory`."""
+    """A broker that keeps retained messages after a kill, and agents; all their files are in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -51,7 +51,7 @@ class Lane:
         self._open.close()
 
     def play(self, schedule: Schedule) -> list[str]:
-        """What is wrong with the run of a schedule; where something is, its files are in `kept`."""
+        """Return the problems of the run of a schedule; if there are any, its files are in `kept`."""
         directory = self.kept(schedule)
         terms = HASTY if schedule.hasty else PATIENT
         drill = Drill(self, schedule, Scene(self.fleet, directory, DEVICES), terms)
@@ -72,7 +72,7 @@ class Lane:
 
     def _keep(self, directory: Path, lines: Sequence[str]) -> None:
         for device, agent in self.fleet.agents.items():
-            with contextlib.suppress(shutil.Error):  # of files that the agent deletes meanwhile
+            with contextlib.suppress(shutil.Error):  # files that the agent deletes meanwhile
                 shutil.copytree(agent.state_dir, directory / "devices" / device)
             (directory / "devices" / f"{device}.log").write_text(agent.log)
         shutil.copy(self.broker.directory / "log", directory / "mosquitto.log")
@@ -80,7 +80,7 @@ class Lane:
 
 
 class Drill:
-    """One run under one schedule. `diary` has actions and observations with times; `absent_s` how long nobody coordinated."""
+    """One run under one schedule. `diary` has timed actions and observations, `absent_s` the seconds without a coordinator."""
 
     def __init__(self, lane: Lane, schedule: Schedule, scene: Scene, terms: dict[str, float]) -> None:
         scene.directory.mkdir(parents=True)
@@ -99,7 +99,7 @@ class Drill:
         self.absent_s = 0.0
 
     def play(self) -> Any:
-        """The document that the run printed in the end; TimeoutError if it does not end."""
+        """Return the document that the run printed at its end; TimeoutError if it does not end."""
         try:
             self._start_coordinator(by_run=True)
             give_up_at = time.monotonic() + _RUN_PATIENCE_S
@@ -141,7 +141,7 @@ class Drill:
 
     def _is_time(self, strike: Strike, seen: Sequence[Seen], waited_s: float) -> bool:
         if strike.victim is Victim.COORDINATOR and self._coordinator is None:
-            return False  # it is dead already
+            return False  # it is already dead
         happened = strike.after is None or strike.after in {one.what for one in seen}
         return happened or waited_s > _MOMENT_PATIENCE_S
 
@@ -165,7 +165,7 @@ class Drill:
                 self._due.append((back_at, lambda: self._start_agent(agent)))
 
     def _start_coordinator(self, *, by_run: bool) -> None:
-        # One that was killed when all was done has left nothing to go on with, and `run` would begin another.
+        # A coordinator that was killed after the end of its run left no run to resume, and `run` would begin another.
         by_run = not self.scene.run or (by_run and not self.scene.is_over)
         self._note(f"<- coordinator, by {'run' if by_run else 'resume'}")
         command = self.scene.begin(ROUNDS, self._terms) if by_run else self.scene.resume()
@@ -205,7 +205,7 @@ class Drill:
                 os.kill(pid, signal.SIGKILL)
 
     def _finish(self) -> None:
-        """Restarts dead processes, and devices receive the last messages again."""
+        """Restart dead processes, and wait until the devices have received their last messages."""
         for _, action in sorted(self._due, key=lambda due: due[0]):
             action()
         self._due.clear()

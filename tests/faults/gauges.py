@@ -1,4 +1,4 @@
-"""What a fleet uses while it works: memory, open files, files on its disks, rows of its registry, topics on its broker."""
+"""Resources of a running fleet: memory, open files, files on its disks, rows of its registry, topics on its broker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.brokers import client
 from tests.support.listing import children
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# One row for each round is what it is for; the rest is of the open round, or of devices and runs.
+# This table has one row for each round by design; other rows belong to the open round, or to devices and runs.
 _LEDGER = "rounds"
 
 
 def resident_kib(pid: int) -> float:
-    """Memory that a process has resident, in KiB; ProcessLookupError where it is gone."""
+    """Return the resident memory of a process in KiB; ProcessLookupError if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES / 1024
     except (FileNotFoundError, IndexError):
@@ -28,7 +28,7 @@ def resident_kib(pid: int) -> float:
 
 
 def open_files(pid: int) -> int:
-    """File descriptors that a process has open; ProcessLookupError where it is gone."""
+    """Return the number of open file descriptors of a process; ProcessLookupError if the process has ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def open_files(pid: int) -> int:
 
 
 def training_processes(agents: Collection[int]) -> list[int]:
-    """Process ids of the training processes of some agents; ProcessLookupError where one has none."""
+    """Return the ids of the training processes of some agents; ProcessLookupError if an agent has none."""
     found = children(*agents)
     if len(found) != len(agents):
         raise ProcessLookupError(f"{len(agents)} agents have {len(found)} training processes")
@@ -44,12 +44,12 @@ def training_processes(agents: Collection[int]) -> list[int]:
 
 
 def files(directories: Iterable[Path]) -> int:
-    """Files in and below some directories."""
+    """Return the number of files in and below some directories."""
     return sum(len(names) for directory in directories for _, _, names in os.walk(directory))
 
 
 def rows_beyond_the_ledger(state_dir: Path) -> int:
-    """Rows of the coordinator's registry that are not there to remember a round that is over."""
+    """Return the number of rows of the coordinator's registry that are not records of ended rounds."""
     with contextlib.closing(sqlite3.connect(f"file:{state_dir / REGISTRY_FILE}?mode=ro", uri=True)) as registry:
         tables = registry.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         wanted = [name for (name,) in tables if name != _LEDGER and not name.startswith("sqlite_")]
@@ -57,7 +57,7 @@ def rows_beyond_the_ledger(state_dir: Path) -> int:
 
 
 def registry_kib_beyond_the_ledger(state_dir: Path) -> float:
-    """What the registry's pages take beyond the text of the rounds' records, in KiB."""
+    """Return the size of the registry's used pages without the text of the rounds' records, in KiB."""
     with contextlib.closing(sqlite3.connect(f"file:{state_dir / REGISTRY_FILE}?mode=ro", uri=True)) as registry:
         (pages,), (page_bytes,), (free,) = (
             registry.execute(f"PRAGMA {one}").fetchone() for one in ("page_count", "page_size", "freelist_count")
@@ -67,9 +67,9 @@ def registry_kib_beyond_the_ledger(state_dir: Path) -> float:
 
 
 def retained_topics(broker: str, fleet: str) -> int:
-    """Topics of a fleet for which its broker keeps a message."""
+    """Return the number of topics of a fleet for which its broker retains a message."""
     everything = topics.device_state(fleet, "x").partition("/dev/")[0] + "/#"
-    # With a session of its own each time: what an earlier one has not acknowledged would come once more.
+    # With a new session each time: messages that an earlier session has not acknowledged would arrive once more.
     with client(broker, "gauge", everything, clean_start=True) as gauge:
         gauge.settle()
         seen = {event.topic for event in gauge.seen if isinstance(event, Received) and event.retained and event.payload}

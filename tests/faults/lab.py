@@ -1,4 +1,4 @@
-"""A lab of hosts on one machine: a network namespace for each, and a switch in this process that they are wired to.
+"""A lab of hosts on one machine: a network namespace for each host, and a switch in this process that connects them.
 
     with Lab(["broker", "ann"], seed=7) as lab:
         lab.shape("ann", WIFI)
@@ -7,9 +7,9 @@
         lab.cut("ann", Cut.SILENT)
         lab.heal("ann")
 
-Each host has one card, `eth0`, a TAP device whose other end is ours; a thread carries the frames from card to card and applies
-the rules of tests.faults.netem. No frame leaves the lab: it has no other wires. Namespaces end with the `with`, and so do their
-processes; those of a process that crashed are removed by the next lab.
+Each host has one card, `eth0`, a TAP device whose other end this process holds; a thread forwards the frames from card to card
+and applies the rules of tests.faults.netem. No frame leaves the lab: it has no other links. Namespaces and their processes end
+with the `with`; the next lab removes leftovers of a process that crashed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ON_HOSTS = [
     *(getattr(pytest.mark, name) for name in ["faults", "lab", "broker", "system", "slow"]),
     pytest.mark.timeout(600),
 ]
-"""Marks of tests that play rounds between such hosts."""
+"""Marks of tests that run rounds between such hosts."""
 _OWNED = re.compile(rf"{PREFIX}-(\d+)-\d+-[a-z0-9_-]+")
 _NETNS = Path("/run/netns")
 _TUN = Path("/dev/net/tun")
@@ -58,7 +58,7 @@ _numbers = itertools.count()
 
 
 class Cut(StrEnum):
-    """How a host is cut off: `CABLE`: it knows, and connecting fails at once; `SILENT`: frames vanish, both ways."""
+    """How a host is cut off: `CABLE`: it notices, and a connect fails at once; `SILENT`: frames are lost in both directions."""
 
     CABLE = "cable"
     SILENT = "silent"
@@ -77,7 +77,7 @@ class _Host:
 
 
 class Lab:
-    """Hosts on one switch; the first has the address 10.99.0.1. Skips the test where the machine allows no lab."""
+    """Hosts on one switch; the first has the address 10.99.0.1. Skips the test if the machine allows no lab."""
 
     def __init__(self, hosts: Sequence[str], *, seed: int) -> None:
         require_lab()
@@ -106,7 +106,7 @@ class Lab:
         return self._hosts[host].address
 
     def shape(self, host: str, terms: LineTerms) -> None:
-        """From now on, both directions of the host's link are so."""
+        """From now on, apply `terms` to both directions of the host's link."""
         self._hosts[host].up.terms = self._hosts[host].down.terms = terms
 
     def cut(self, host: str, how: Cut) -> None:
@@ -122,7 +122,7 @@ class Lab:
 
     @contextlib.contextmanager
     def inside(self, host: str) -> Iterator[None]:
-        """What this thread makes meanwhile, sockets and processes, is on the host."""
+        """Sockets and processes that this thread creates meanwhile are on the host."""
         with _inside(self._hosts[host].namespace):
             yield
 
@@ -161,7 +161,7 @@ class Lab:
                 os.close(host.card)
 
     def _carry(self) -> None:
-        """The switch: reads frames, and lets each come out where and when it does."""
+        """The switch: read frames, and deliver each to its receivers when it is due."""
         poll = select.epoll()
         with contextlib.closing(poll):
             for card in self._by_card:
@@ -172,7 +172,7 @@ class Lab:
                     self._read(self._by_card[card])
 
     def _deliver(self, now: float) -> float:
-        """Moves all frames that are due by one hop; seconds until the next is."""
+        """Move all frames that are due by one hop; return the seconds until the next frame is due."""
         while self._under_way and self._under_way[0][0] <= now:
             _, _, at_switch, host, frame = heapq.heappop(self._under_way)
             if host.cuts:
@@ -181,7 +181,7 @@ class Lab:
                 for to in self._receivers(host, frame):
                     self._enter(to.down, to, frame, now, at_switch=False)
             else:
-                with contextlib.suppress(OSError):  # a card that is down takes nothing
+                with contextlib.suppress(OSError):  # a card that is down accepts no frames
                     os.write(host.card, frame)
         return min(0.1, max(0.0, self._under_way[0][0] - now)) if self._under_way else 0.1
 
@@ -207,7 +207,7 @@ class Lab:
 
 
 def remove_leftovers() -> None:
-    """End the labs of processes that are no more."""
+    """Remove the labs of processes that have ended."""
     for path in _NETNS.glob(f"{PREFIX}-*") if _NETNS.is_dir() else ():
         owned = _OWNED.fullmatch(path.name)
         if owned and not Path("/proc", owned[1]).exists():
@@ -215,7 +215,7 @@ def remove_leftovers() -> None:
 
 
 def _remove(namespace: str) -> None:
-    """End what runs in a namespace, and the namespace; neither has to be there."""
+    """End the processes in a namespace, and remove it; neither has to exist."""
     if not (_NETNS / namespace).exists():
         return
     found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
@@ -228,7 +228,7 @@ def _remove(namespace: str) -> None:
 
 @contextlib.contextmanager
 def _inside(namespace: str) -> Iterator[None]:
-    """This thread, and only this one, moves to a namespace and back."""
+    """Move this thread alone to a namespace, and back in the end."""
     with open("/proc/thread-self/ns/net", "rb") as home, (_NETNS / namespace).open("rb") as there:
         _move(there.fileno())
         try:
@@ -248,7 +248,7 @@ def _ip(*arguments: str) -> None:
 
 
 def require_lab() -> None:
-    """Skip where there is no root, or no network namespaces."""
+    """Skip the test without root or without network namespaces."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     if shutil.which("ip") is None:

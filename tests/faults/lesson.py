@@ -1,7 +1,7 @@
-"""What a fleet learns, round by round, by the oracle of Algorithm 1, where not everybody who trains is counted.
+"""The models of a fleet after each round, by the oracle of Algorithm 1, if not every device that trains is counted.
 
-A device keeps its patch as its training left it, also where its update came too late or its round failed: the patch is its own.
-So a round has those who trained, and among them those whose updates the new model is made of.
+A device keeps its trained patch even if its update was too late or its round failed, since the patch is its own. So a round
+has the devices that trained, and among them the devices whose updates make the new model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _seeded() -> nn.Module:
         return build_model()
 
 
-# Made once, before there are threads that play several runs at a time: torch has one stream of random numbers for them all.
+# Made once, before threads play several runs at a time: they all share torch's one stream of random numbers.
 _NET = _seeded()
 
 
@@ -47,7 +47,7 @@ class Lesson:
         }
 
     def round(self, trained: Collection[str], reported: Collection[str]) -> None:
-        """One round; without reporters the model stays as it is."""
+        """Compute one round; without reporters the model stays unchanged."""
         uploads = []
         for device in sorted(trained):
             client = self._clients[device]
@@ -63,10 +63,10 @@ class Lesson:
             }
 
     def model(self) -> dict[str, Array]:
-        """The global model with its moments, under the names that checkpoints have."""
+        """Return the global model with its moments, under the names in checkpoints."""
         return {**self.omega, **oracle.flat(self._v)}
 
     def patch(self, device: str) -> tuple[int, dict[str, Array]]:
-        """How many batches a device has seen, and its patch with its moments."""
+        """Return the number of batches that a device has seen, and its patch with its moments."""
         client = self._clients[device]
         return client.batches_done, {**client.p, **oracle.flat(client.w)}

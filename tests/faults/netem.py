@@ -1,6 +1,6 @@
-"""What a line does to frames: delay, jitter, loss, a rate. Without IO, and the same for the same seed.
+"""The effects of a line on frames: delay, jitter, loss, a rate. Without IO, and deterministic for a seed.
 
-The kernel's own network emulator (sch_netem) is not in every kernel; this one needs nothing of it.
+The kernel's own network emulator (sch_netem) is not in every kernel; this module does not need it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LineTerms:
-    """One direction of a link. A frame that finds `queue_bytes` waiting before it is dropped, as in any router.
+    """One direction of a link. A frame is dropped if `queue_bytes` wait before it, as in any router.
 
-    `rate_bit_s` of 0 is no limit. Jitter (the standard deviation of the delay) keeps the order of frames, as the queue
-    of an access point does.
+    A `rate_bit_s` of 0 means no limit. Jitter (the standard deviation of the delay) keeps the order of frames, like the queue
+    of an access point.
     """
 
     delay_s: float = 0.0
@@ -39,7 +39,7 @@ class Line:
         self._last_arrival = 0.0
 
     def enter(self, size_bytes: int, now: float) -> float | None:
-        """When a frame that enters now comes out at the other end; None if it never does."""
+        """Return the time at which a frame that enters now arrives at the other end; None if it is lost."""
         terms = self.terms
         if self._rng.random() < terms.loss:
             return None

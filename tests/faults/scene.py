@@ -1,7 +1,7 @@
-"""What faults happen to: a few devices and a coordinator at a broker, and the settings that their rounds are played with.
+"""The parts that faults affect: a few devices and a coordinator at a broker, and the settings of their rounds.
 
-A device's number of examples is 23 plus a power of two, so that the books on a round, which give the sum over its
-reporters and how many they were, name them; and whether anybody was counted twice.
+A device's number of examples is 23 plus a power of two. A round's record has the number of its reporters and the sum of
+their examples, so it identifies the reporters, and shows whether a device was counted twice.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.system.fleet import Fleet
 from tests.system.oracle_task import device_data
 
 NAMES = ("ann", "bob", "cat", "dan")
-STRATEGY, PRIVATE = "fedavg-adam", "affine"  # which tests.faults.lesson plays too
+STRATEGY, PRIVATE = "fedavg-adam", "affine"  # tests.faults.lesson uses the same
 _BASE_EXAMPLES = 23
 
-# Nobody is left behind who can still take part, on a machine that is slow too.
+# A round waits for every device that can still take part, even on a slow machine.
 PATIENT = {"rejoin_s": 60, "grace_s": 60, "recruit_deadline_s": 60, "deadline_s": 120, "quorum": 0.3}
-# Who is away for long is left behind, and a round may fail.
+# A round does not wait for a device that is away for long, and it may fail.
 HASTY = {"rejoin_s": 1, "grace_s": 1, "recruit_deadline_s": 2, "deadline_s": 12, "quorum": 0.3}
 
 
 def data_spec(device: str) -> str:
-    """The data of a device, without a pause."""
+    """Return the data spec of a device, without a pause."""
     number = NAMES.index(device)
     return f"n={_BASE_EXAMPLES + 2**number},test=20,seed={number + 1}"
 
@@ -45,7 +45,7 @@ def num_examples(device: str) -> int:
 
 
 def reporters(record: RoundRecord, devices: Sequence[str]) -> tuple[str, ...]:
-    """Who the updates of an aggregated round came from; ValueError where no set of `devices` explains its books."""
+    """Return the devices whose updates an aggregated round has; ValueError if no set of `devices` fits its record."""
     left = record.num_examples - _BASE_EXAMPLES * record.reported
     found = tuple(device for device in devices if left >= 0 and left >> NAMES.index(device) & 1)
     # Powers of two of which one occurs twice add up to fewer powers than there are terms.
@@ -57,7 +57,7 @@ def reporters(record: RoundRecord, devices: Sequence[str]) -> tuple[str, ...]:
 def start_fleet(
     stack: ExitStack, directory: Path, devices: Sequence[str], pause_ms: int
 ) -> tuple[Mosquitto, Fleet, Scene]:
-    """Start a broker that keeps what it retains, and agents at it, which end with `stack`."""
+    """Start a broker that keeps retained messages after a kill, and agents at it; all end with `stack`."""
     broker = stack.enter_context(Mosquitto(autosave=True))
     fleet = stack.enter_context(Fleet(broker.url, directory, forked=False))
     scene = Scene(fleet, directory, devices)
@@ -68,7 +68,7 @@ def start_fleet(
 
 
 def make_as_new(fleet: Fleet, on: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()) -> None:
-    """Ready for another run: no agent has a patch or waits for a coordinator that is no more. `on` is where each runs."""
+    """Prepare for another run: no agent has a patch or waits for an ended coordinator. `on` enters the host of an agent."""
     for device, agent in fleet.agents.items():
         if not agent.running or agent.status.get("state") != "idle" or not agent.status.get("connected"):
             agent.kill()
@@ -84,7 +84,7 @@ def make_as_new(fleet: Fleet, on: Callable[[str], AbstractContextManager[None]] 
 
 @dataclass(frozen=True)
 class Scene:
-    """Agents of `fleet` at a broker, and the place `directory` where a coordinator keeps one run."""
+    """Agents of `fleet` at a broker, and the `directory` in which a coordinator keeps one run."""
 
     fleet: Fleet
     directory: Path
@@ -101,7 +101,7 @@ class Scene:
     def begin(self, rounds: int, terms: Mapping[str, object]) -> Command:
         """`fedpatch run`; `terms` are further options."""
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(self.devices)}
-        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # what the oracle plays
+        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # as the oracle computes
         given |= {"wait_s": 100, "max_failed_rounds": 1000, "chunk_kib": 8, **terms}
         return self.fleet.coordinator(self.state_dir, **given)
 
@@ -111,28 +111,28 @@ class Scene:
 
     @property
     def run(self) -> str:
-        """Id of the newest run, empty while there is none."""
+        """Return the id of the newest run, or "" while there is none."""
         return max((path.name for path in listed(self.state_dir, "runs/*")), default="")
 
     @property
     def is_over(self) -> bool:
-        """Whether the newest run has been written down as ended."""
+        """Return whether the newest run is recorded as ended."""
         with Registry(self.state_dir / REGISTRY_FILE, readonly=True) as registry:
             return registry.run("last").status != "running"
 
     def run_dir(self, run: str) -> Path:
-        """Where a run keeps checkpoints and updates."""
+        """Return the directory of a run's checkpoints and updates."""
         return run_directory(self.state_dir, run)
 
     def log(self, device: str) -> Path:
-        """The log of a device's agent, over all its lives."""
+        """Return the path of the log of all processes of a device's agent."""
         return self.fleet.agents[device].state_dir.with_suffix(".log")
 
     def offer(self, device: str) -> Path:
-        """The note on an update that waits to be committed, while there is one."""
+        """Return the path of the offer of an update that waits for its commit; the file exists while there is one."""
         return self.fleet.agents[device].state_dir / "spool" / "offer.msgpack"
 
     def patch(self, device: str) -> PatchState:
-        """The private patch of a device, as the next round would find it."""
+        """Return the private patch of a device, as the next round would load it."""
         key = PatchKey(TASK.name, schema_of(build_model()).digest, PRIVATE)
         return PatchStore(self.fleet.agents[device].patches).load(key, "another run", 0)

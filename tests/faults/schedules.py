@@ -1,7 +1,7 @@
-"""Schedules of faults, drawn from a seed: what is killed, at which moment of a run, and when it comes back.
+"""Schedules of faults, drawn from a seed: the victim of each kill, its moment in a run, and the time of the restart.
 
-A seed gives the same schedule for ever; what a strike hits also depends on how fast the machine is. Moments are told by what
-the fleet does (tests.faults.watch) and some milliseconds more: so each phase of a round is struck, however long it takes.
+A seed always gives the same schedule; which step a strike interrupts also depends on the speed of the machine. A moment is an
+event of the fleet (tests.faults.watch) plus some milliseconds, so strikes reach each phase of a round, however long it takes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tests.faults.watch import Happening
 
 STRIKES = (2, 5)
 EARLY = 0.2
-"""Share of the schedules in which the coordinator is killed while it makes its registry, which happens but once."""
+"""Share of the schedules in which the coordinator is killed while it creates its registry, which happens only once."""
 LONGEST_EARLY_DELAY_S = 0.06
 OFTEN = tuple(happening for happening in Happening if happening is not Happening.CREATED)
-"""What happens in every round."""
+"""Events of every round."""
 LONGEST_DELAY_S = 0.4
 LONGEST_PAUSE_S = 3.0
 
 
 class Victim(StrEnum):
-    """What is killed with SIGKILL; `DEVICE` is agent and training process at once, as in a power cut."""
+    """The victim of a SIGKILL; `DEVICE` means agent and training process at once, as in a power cut."""
 
     COORDINATOR = "coordinator"
     BROKER = "broker"
@@ -35,10 +35,10 @@ class Victim(StrEnum):
 
 @dataclass(frozen=True)
 class Strike:
-    """Once `after` was seen (None: at once) and `delay_s` more have passed, kill; start it again `pause_s` later.
+    """Kill `victim` `delay_s` after the event `after` (None: at once); start it again `pause_s` later.
 
-    A training process is started again by its agent, and a `device` is named only where one is meant. A coordinator comes
-    back by `fedpatch run` where `by_run`, else by `fedpatch resume`.
+    The agent itself restarts its training process. `device` is empty if the victim is not part of a device. With `by_run`
+    a coordinator is restarted by `fedpatch run`, else by `fedpatch resume`.
     """
 
     after: Happening | None
@@ -57,7 +57,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The strikes of one run, each looked for once the one before has fallen; `hasty` rounds leave behind who is away."""
+    """The strikes of one run, one after the other; `hasty` rounds do not wait for a device that is away."""
 
     seed: int
     hasty: bool
@@ -84,7 +84,7 @@ def _strike(rng: random.Random, devices: Sequence[str]) -> Strike:
     device = rng.choice(list(devices)) if victim in (Victim.AGENT, Victim.DEVICE, Victim.TRAINING) else ""
     return Strike(
         after=rng.choice([None, *OFTEN]),
-        # Most right away: what is between two steps of a program takes no longer.
+        # Most delays are short, like the time between two steps of a program.
         delay_s=round(rng.choice([0.0, 0.02, LONGEST_DELAY_S]) * rng.random(), 3),
         victim=victim,
         device=device,
@@ -94,7 +94,7 @@ def _strike(rng: random.Random, devices: Sequence[str]) -> Strike:
 
 
 def seeds(text: str) -> list[int]:
-    """The seeds of a text like "7", "1,5,9" or "100..200", whose end counts; ValueError for any other."""
+    """Return the seeds of a text like "7", "1,5,9" or "100..200" (inclusive); ValueError for any other text."""
     found: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")

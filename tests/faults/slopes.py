@@ -1,7 +1,7 @@
-"""How much a quantity grows with the rounds, with its uncertainty: least squares over the means of blocks of samples.
+"""The growth of a quantity with the rounds, and its uncertainty: least squares over the means of blocks of samples.
 
-Samples that follow each other closely are not independent, and a fit to all of them would claim to know the slope far
-better than it does. The mean of a block is nearly independent of the next one's.
+Consecutive samples are not independent, so a fit to all samples would report a far too small uncertainty of the slope.
+The mean of a block is nearly independent of the mean of the next block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 BLOCKS = 12
 WARM_UP = 0.25
-"""Share of the rounds that the fit leaves out: caches and arenas fill once."""
+"""Share of the first rounds that the fit leaves out: caches and arenas fill once."""
 SIGNIFICANT = 2.0
 """Standard errors."""
 
@@ -28,12 +28,12 @@ class Slope:
     last: float
 
     def exceeds(self, bound: float, errors: float = SIGNIFICANT) -> bool:
-        """Whether the growth is above a bound, and by so many standard errors that it is not by chance."""
+        """Return whether the growth is above a bound by at least `errors` standard errors, so not by chance."""
         return self.per_100_rounds - errors * self.standard_error > bound
 
 
 def slope(rounds: Sequence[float], values: Sequence[float]) -> Slope:
-    """The slope of `values` over `rounds`; ValueError where there are too few samples after the warm-up."""
+    """Return the slope of `values` over `rounds`; ValueError if there are too few samples after the warm-up."""
     x, y = np.asarray(rounds, np.float64), np.asarray(values, np.float64)
     kept = x >= x.min() + WARM_UP * (x.max() - x.min()) if len(x) else np.zeros(0, bool)
     if kept.sum() < BLOCKS:

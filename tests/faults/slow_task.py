@@ -1,6 +1,6 @@
 """The oracle's task with a wider model, which travels in several chunks, and with a pause in each step of training.
 
-A data spec is the oracle's, and then `;pause_ms=N`. The pause is what makes a round long enough to be hit in its middle.
+A data spec is the oracle's, and then `;pause_ms=N`. The pause makes a round long enough for a fault in its middle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def build_model() -> nn.Module:
 
 
 class _Slow:
-    """A loss that takes its time; each training process has one."""
+    """A loss with a pause; each training process has one."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0

@@ -1,9 +1,9 @@
-"""Soak: hundreds of short rounds while the broker is killed every minute, and whether anything grows that should not.
+"""Soak test: hundreds of short rounds while the broker is killed every minute; checks that no resource grows.
 
     python -m tests.faults.soak --rounds 500 --out results/robustness/soak.json
 
-The bounds are on the growth per 100 rounds after a warm-up (tests.faults.slopes); growth clearly above one is reported, and
-the exit code is 1. Memory may grow by what is remembered of each round, and by what allocators do in a short time.
+The bounds limit the growth per 100 rounds after a warm-up (tests.faults.slopes). Growth clearly above a bound is reported, and
+the exit code is 1. Memory may grow by the data kept of each round, and by short-term effects of allocators.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.system.oracle_task import REFERENCE
 
 SAMPLE_EVERY_S = 0.5
 COUNT_RETAINED_EVERY = 2
-"""Samples; each is a connection of its own."""
+"""Samples; each count needs a connection of its own."""
 TERMS = {"rejoin_s": 10, "grace_s": 5, "recruit_deadline_s": 5, "deadline_s": 30, "quorum": 0.5, "wait_s": 60}
 
 BOUNDS: Mapping[str, float] = {
@@ -58,7 +58,7 @@ BOUNDS: Mapping[str, float] = {
     "registry_kib": 40,
     "retained_topics": 0.5,
 }
-"""Per 100 rounds; what belongs to agents is the mean over them. The registry's KiB hold page slack of the records."""
+"""Per 100 rounds; values of agents are means over them. The registry's KiB include unused page space of the records."""
 
 _INTERRUPTED = 130
 _ROUND = re.compile(r"^round (\d+)/", re.MULTILINE)
@@ -66,7 +66,7 @@ _ROUND = re.compile(r"^round (\d+)/", re.MULTILINE)
 
 @dataclass
 class Soak:
-    """What was measured; `samples` have the round, the seconds since the beginning and the gauges' values."""
+    """The measurements; each of `samples` has the round, the seconds since the beginning and the gauges' values."""
 
     agents: int
     machine: dict[str, Any] = field(default_factory=machine)
@@ -77,7 +77,7 @@ class Soak:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def enough(self) -> bool:
-        """Whether each gauge has been read often enough to estimate its slope."""
+        """Return whether each gauge has been read often enough to estimate its slope."""
         return all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
 
     def slopes(self) -> dict[str, Slope]:
@@ -88,7 +88,7 @@ class Soak:
         return found
 
     def to_dict(self, command: str) -> dict[str, Any]:
-        """Plain values for JSON; a slope in words is its gauge's unit per 100 rounds."""
+        """Return plain values for JSON; a slope has its gauge's unit per 100 rounds."""
         plain = {"command": command, "terms": TERMS, "significant_standard_errors": SIGNIFICANT}
         plain |= asdict(self)
         plain["slopes"] = {
@@ -99,7 +99,7 @@ class Soak:
 
 
 def soak(directory: Path, *, agents: int, rounds: int, limit_s: float, kill_every_s: float) -> Soak:
-    """Play rounds until there are enough, or `limit_s` have passed and there are samples to judge by.
+    """Run `rounds` rounds, or fewer if `limit_s` have passed and there are enough samples.
 
     Raises RuntimeError if the run fails.
     """
@@ -131,7 +131,7 @@ def _watch(
             kill_at += kill_every_s
         number = max(map(int, _ROUND.findall(command.err)), default=0)
         sample: dict[str, float] = {"round": number, "seconds": round(time.monotonic() - began, 1)}
-        # What ends or is busy while it is looked at is no sample.
+        # No sample if a process ends or a file is busy meanwhile.
         with contextlib.suppress(OSError, TimeoutError, sqlite3.OperationalError):
             if number:
                 sample |= _gauged(command._process.pid, fleet, directory)

@@ -1,8 +1,8 @@
-"""Plays runs of two coordinators with `--standby` under drawn faults of all parts, and records the outcomes.
+"""Runs two coordinators with `--standby` under drawn faults of all parts, and records the outcomes.
 
-Each of leader, standby, PostgreSQL, object store, broker nodes and relay is killed and paused; besides, the leader hands over
-and the database ends sessions. The model of each run must have the bits of an undisturbed one, each round all devices, and each
-device one training a round.
+Leader, standby, PostgreSQL, object store, broker nodes and relay are each killed and paused; also, the leader hands over
+and the database ends sessions. The model of each run must be equal to that of an undisturbed run bit for bit, each round must
+have all devices, and each device must train once a round.
 
     python -m tests.faults.standby_drill --seeds 0..13 --out results/robustness/standby.json
 """
@@ -48,7 +48,7 @@ _ENDS_OF = {Action.KILL: -9, Action.TERMINATE: EXIT_INTERRUPTED}
 
 
 class Server(Protocol):
-    """A server that can be struck."""
+    """A server that faults can affect."""
 
     def start(self) -> None: ...
     def kill(self) -> None: ...
@@ -58,18 +58,18 @@ class Server(Protocol):
 
 @dataclass
 class Outcome:
-    """What became of a schedule."""
+    """The outcome of a schedule."""
 
     seed: int
     problems: list[str] = field(default_factory=list)
     diary: list[str] = field(default_factory=list)
     struck: list[Strike] = field(default_factory=list)
     takeovers: list[tuple[Action, float]] = field(default_factory=list)
-    """The fault of each, and its seconds."""
+    """The fault before each takeover, and the seconds from the fault to the takeover."""
 
 
 class Coordinator:
-    """One of the two, with all its lives."""
+    """One of the two coordinators, over all its restarts."""
 
     def __init__(self, place: Place, name: str, drill: Drill, broker: str) -> None:
         self.name = name
@@ -89,12 +89,12 @@ class Coordinator:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it leads in as far as it knows; 0 for none."""
+        """Return the epoch in which it leads by its own output; 0 for none."""
         return self._last(_LEADS)
 
     @property
     def goes_on(self) -> int:
-        """The epoch in which it goes on with the run of another; 0 for none."""
+        """Return the epoch in which it continues the run of the other coordinator; 0 for none."""
         return self._last(_GOES_ON)
 
     def _last(self, line: re.Pattern[str]) -> int:
@@ -102,7 +102,7 @@ class Coordinator:
         return int(found[-1]) if found else 0
 
     def ended(self) -> bool:
-        """Whether it has just ended; its output is kept."""
+        """Return whether it has just ended; if so, keep its output."""
         if self.command is None or self.command.running:
             return False
         done = self.command.done()
@@ -120,7 +120,7 @@ class Coordinator:
 
     @property
     def ready(self) -> bool:
-        """Whether it leads or waits, and nothing has struck it."""
+        """Return whether it leads or waits, and no fault affects it."""
         if self.command is None or self.paused or self.leaves:
             return False
         return bool(self.epoch) or "waiting to take over" in self.command.err
@@ -175,7 +175,7 @@ class Drill:
                 due[1]()
             self._look(now)
             leader = self._leader()
-            # One leads, and the other waits: a former leader that has not ended yet is no standby.
+            # One leads and the other waits; a former leader that has not ended yet is not a standby.
             a_pair = all(one.ready for one in self._both) and sum(one.epoch > 0 for one in self._both) == 1
             ready = a_pair and not self._due and self._gone is None
             if fall_at is None and self._strikes and ready:
@@ -186,7 +186,7 @@ class Drill:
             time.sleep(_POLL_S)
 
     def _look(self, now: float) -> None:
-        """Note ends, start again who has ended early, and note takeovers."""
+        """Note ended coordinators, restart those that ended too early, and note takeovers."""
         self._place.relay.must_run()
         for one in self._both:
             if one.ended():
@@ -300,7 +300,7 @@ def main(
         place = stack.enter_context(Place(directory, server, store, "s3://fleet/standby"))
         for seed in seeds_of(seeds):
             outcomes.append(outcome := Drill(place, seed).play())
-            # The suite judges no seconds: its machine has other work.
+            # The test suite does not check these times, since its machine is busy.
             if late := [took for _, took in outcome.takeovers if took > TAKEOVER_S]:
                 outcome.problems.append(f"takeovers took {late} s")
             for line in (f"seed {seed}", *outcome.diary, *outcome.problems):

@@ -1,4 +1,4 @@
-"""Faults of the parts of a fleet whose coordinators stand by for each other: drawn from seeds."""
+"""Faults of the parts of a fleet with a standby coordinator, drawn from seeds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAULTS = {(part, action): weight for part, actions in _WEIGHTS.items() for actio
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault, `delay_s` after a leader is at work; the part is back after `pause_s`. `broker` is the number of one."""
+    """A fault, `delay_s` after a leader works; the part is back after `pause_s`. `broker` is the index of a broker."""
 
     part: Part
     action: Action
@@ -57,7 +57,7 @@ class Strike:
 
 
 def draw(seed: int, brokers: int) -> list[Strike]:
-    """The strikes of a seed."""
+    """Return the strikes of a seed."""
     rng = random.Random(seed)
     return [
         Strike(

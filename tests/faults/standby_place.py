@@ -1,6 +1,6 @@
 """The scene of runs with standbys: two broker nodes behind haproxy, PostgreSQL, an object store, a device, and a relay.
 
-The relay's site has a broker and two devices of its own. All are processes, used for one run after the other.
+The relay's site has its own broker and two devices. All are processes, used for one run after the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TERMS: dict[str, Any] = {"rejoin_s": 100, "grace_s": 100, "recruit_deadline_s": 
 
 
 class Relay:
-    """The relay of the site, with all its lives."""
+    """The relay of the site, over all its restarts."""
 
     def __init__(self, directory: Path, up: str, down: str, options: list[str]) -> None:
         self._state_dir = directory / RELAY
@@ -48,7 +48,7 @@ class Relay:
         self.command = self._open.enter_context(Command("fedpatch-relay", "run", *self._words))
 
     def start_as_new(self) -> None:
-        """Start it without the rounds of earlier runs, and wait until it knows its site."""
+        """Start it without the rounds of earlier runs, and wait until it has seen its site's devices."""
         self.kill()
         shutil.rmtree(self._state_dir, ignore_errors=True)
         self.start()
@@ -56,7 +56,7 @@ class Relay:
         self.command.wait_err(f"site: {len(SITE)} devices")
 
     def must_run(self) -> None:
-        """Raise RuntimeError if it has ended by itself."""
+        """Raise RuntimeError if the relay has ended by itself."""
         if self.command is not None and not self.command.running:
             raise RuntimeError(f"the relay has ended with {self.command.done().code}")
 
@@ -78,7 +78,7 @@ class Relay:
 
 
 class Place:
-    """The scene, within a `with`; `model` has the bytes of the arrays of an undisturbed run's model."""
+    """The scene, as a context manager; `model` has the bytes of each array of an undisturbed run's model."""
 
     def __init__(
         self, directory: Path, server: PostgresServer, store: S3Server, blobs: str, rounds: int = ROUNDS
@@ -108,17 +108,17 @@ class Place:
 
     @property
     def agents(self) -> list[AgentProcess]:
-        """The agents of the hub's device and of the site's devices."""
+        """Return the agents of the hub's device and of the site's devices."""
         return [*self.hub.agents.values(), *self.site.agents.values()]
 
     def begin(self, directory: Path, broker: str, **terms: object) -> Command:
-        """A coordinator of the hub, whose state directory is in `directory`."""
+        """Return a coordinator of the hub, with its state directory in `directory`."""
         login = dict(zip(("username", "password_file"), self._credentials("coordinator"), strict=True))
         scene = Scene(self.hub, directory, HUB)
         return scene.begin(self.rounds, {**TERMS, **login, "broker": broker, "max_members": len(SITE), **terms})
 
     def renew(self) -> None:
-        """Start devices and relay as new ones: epochs of a new database begin at 1."""
+        """Start devices and relay without earlier state: epochs of a new database begin at 1."""
         for agent in self.agents:
             agent.kill()
             shutil.rmtree(agent.state_dir, ignore_errors=True)
@@ -140,6 +140,6 @@ class Place:
 
 
 def arrays(blob: bytes) -> dict[str, bytes]:
-    """The bytes of a model's arrays by name."""
+    """Return the bytes of a model's arrays by name."""
     with np.load(io.BytesIO(blob)) as model:
         return {name: array.tobytes() for name, array in model.items()}

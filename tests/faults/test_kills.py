@@ -1,7 +1,7 @@
-"""kill -9, again and again, of everything: the books of each round stay true, and its model is the recorded one.
+"""kill -9 of all processes, again and again: the record of each round is correct, and its model fits the record.
 
-The suite plays an eighth of the schedules of `make faults`; `make faults FAULT_SEEDS=100..200` plays others, and
-`make faults FAULT_SEEDS=137` one that failed once more.
+The suite runs an eighth of the schedules of `make faults`; `make faults FAULT_SEEDS=100..200` runs others, and
+`make faults FAULT_SEEDS=137` repeats one that failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.faults.schedules import draw, seeds
 
 SEEDS = seeds(os.environ.get("FAULT_SEEDS", "0..3"))
 LANES = min(3, len(SEEDS))
-"""Runs at a time: most of a run is waiting."""
+"""Number of runs in parallel: a run mostly waits."""
 
 pytestmark = [
     pytest.mark.faults,
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Outlasts the test where it holds what a failed schedule left behind."""
+    """A directory that is kept after the test if it has files of a failed schedule."""
     found = Path(tempfile.mkdtemp(prefix="fedpatch-faults-"))
     yield found
     for path in [*found.glob("*/*"), *found.glob("*"), found]:

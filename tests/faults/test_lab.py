@@ -1,4 +1,4 @@
-"""A cut of the lab cuts: otherwise tests of partitions would prove nothing."""
+"""A cut of the lab stops all frames: otherwise tests of partitions would prove nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _socket(lab: Lab, host: str) -> socket.socket:
 
 
 def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None:
-    """Until the last message is received: nothing is under way any more that a test could take for its own."""
+    """Send until the last message is received: then no message in flight can disturb a test."""
     receiver.settimeout(0.2)
     until = time.monotonic() + PATIENCE_S
     for number in itertools.count():
@@ -45,7 +45,7 @@ def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None
 @pytest.mark.lab
 @pytest.mark.parametrize("how", Cut)
 def test_cut_host_receives_nothing_until_it_is_healed(lab: Lab, how: Cut):
-    """Nothing gets through in either direction; a pulled cable is noticed by the host, a silent drop is not."""
+    """No frame passes in either direction; the host notices a pulled cable, but not a silent drop."""
     with _socket(lab, "one") as one, _socket(lab, "two") as two:
         _send_until_received(one, two)
         lab.cut("two", how)

@@ -1,6 +1,6 @@
-"""One end is cut off in each phase of a round, and healed later: the run goes on, and its models match its records.
+"""One end is cut off in each phase of a round, and reconnected later: the run continues, and its models match its records.
 
-The suite plays each phase once, in one of the three tests. `make faults` plays every phase in every test.
+The suite runs each phase once, in one of the three tests. `make faults` runs every phase in every test.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ pytestmark = ON_HOSTS
 DEVICES = NAMES[:3]
 VICTIM = "ann"
 CUTS = (Cut.SILENT, Cut.CABLE)
-# Slow enough that a model is a second under way, and that what was just sent can still be cut off.
+# Slow enough that a model is in flight for a second, and that a cut can still stop a message that was just sent.
 LINE = LineTerms(delay_s=0.1, rate_bit_s=4e5)
-# Who is away for long is left behind. To answer takes two seconds over such a line, and more where the machine stalls.
+# A round does not wait long for an absent device. An answer takes two seconds over such a line, more if the machine stalls.
 LEAVING = {**PATIENT, "rejoin_s": 1, "grace_s": 1, "recruit_deadline_s": 10}
 UPLOADS_S = 0.3
-"""After this much time an upload is in its middle."""
+"""After this time an upload is in its middle."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     "recruit": ("idle",),
     "download": ("downloading",),
@@ -44,9 +44,9 @@ PHASES: Mapping[str, tuple[str, ...]] = {
     "committed": ("uploading",),
     "aggregate": ("idle", "uploading"),
 }
-"""What the device is doing in the middle of each phase of its round."""
+"""States of the device in the middle of each phase of its round."""
 EVERY_PHASE = "FAULT_SEEDS" in os.environ
-"""As `make faults` sets it."""
+"""`make faults` sets FAULT_SEEDS."""
 _PORT = 1883
 _POLL_S = 0.005
 _SETTLING_S = 0.5
@@ -54,13 +54,13 @@ _SETTLING_S = 0.5
 
 @dataclass(frozen=True)
 class Town:
-    """A lab with a broker and agents in it that are ready."""
+    """A lab with a broker and ready agents."""
 
     lab: Lab
     fleet: Fleet
 
     def has_reached(self, phase: str, number: int, happened: Collection[Seen]) -> bool:
-        """Whether round `number` has come to that phase, as far as the device is concerned, or beyond it."""
+        """Return whether round `number` has reached or passed a phase, as observed at the device."""
         moments = {
             "recruit": Seen(Happening.SAVED, number - 1),
             "training": Seen(Happening.TRAINING, number, VICTIM),
@@ -68,7 +68,7 @@ class Town:
             "committed": Seen(Happening.STORED, number, VICTIM),
             "aggregate": Seen(Happening.SAVED, number),
         }
-        # A phase may be shorter than a look takes: an update that closes its round is gone from the spool at once.
+        # A phase may be shorter than a poll: an update that closes its round disappears from the spool at once.
         later = list(PHASES)[list(PHASES).index(phase) :]
         if any(moments[one] in happened for one in later if one in moments):
             return True
@@ -78,7 +78,7 @@ class Town:
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    """Its agents serve one run after the other."""
+    """A town whose agents serve one run after the other."""
     directory = tmp_path_factory.mktemp("town")
     with Lab(["broker", "coordinator", *DEVICES], seed=11) as lab, ExitStack() as stack:
         with lab.inside("broker"):
@@ -145,9 +145,9 @@ def _play(
     cuts: Sequence[Cut] = CUTS,
     more_rounds: int = 0,
 ) -> tuple[Any, list[str]]:
-    """A run in which `host` is cut off in each of the first rounds; what it printed, and what is wrong with it.
+    """Run with `host` cut off in each of the first rounds; return the printed document and the problems.
 
-    A cut lasts for `for_s`, and where that is wanted `to_the_end` of its round at least.
+    A cut lasts for `for_s`, and with `to_the_end` at least until its round ends.
     """
     watch, rounds = Watch(scene), len(cuts) + more_rounds
     with town.lab.inside("coordinator"), scene.begin(rounds, terms) as coordinator:
@@ -187,7 +187,7 @@ def _wait_for(town: Town, watch: Watch, coordinator: Command, phase: str, number
     coordinator.wait(has_come, f"has come to the phase {phase} of round {number}")
     if phase == "upload":
         _go_on(watch, coordinator, UPLOADS_S)
-    # An agent writes down what it does right after it has begun to; one that was quicker than this look is cut off later.
+    # An agent writes its status right after it has begun a phase; if it was quicker than this poll, the cut comes later.
     until = time.monotonic() + _SETTLING_S
     while town.fleet.agents[VICTIM].status.get("state") not in PHASES[phase] and time.monotonic() < until:
         _go_on(watch, coordinator, _POLL_S)

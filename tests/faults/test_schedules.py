@@ -1,4 +1,4 @@
-"""The schedules of the suite leave nothing out."""
+"""The schedules of the suite are complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEVICES = NAMES[:3]
 
 
 def test_the_schedules_of_the_suite_strike_everything_at_every_moment():
-    """Among the first forty, each victim is struck, each moment is one of a strike, and both kinds of rounds occur."""
+    """The first forty strike each victim and each moment, and have both kinds of rounds."""
     schedules = [draw(seed, DEVICES) for seed in range(40)]
     strikes = [strike for schedule in schedules for strike in schedule.strikes]
     assert {strike.victim for strike in strikes} == set(Victim)

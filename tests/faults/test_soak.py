@@ -1,4 +1,4 @@
-"""A fleet that plays rounds for a minute, on a broker that is killed often, leaves nothing behind."""
+"""A fleet runs rounds for a minute, on a broker that is killed often, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.soak import BOUNDS, lines, soak
 
-# Of a hundred runs of the suite none is to fail by chance; something left behind in each round is a hundred standard errors.
+# None of a hundred runs of the suite should fail by chance; a leak of one item per round is a hundred standard errors.
 CERTAIN = 5.0
 # Memory needs longer than a minute to settle: allocators fill their arenas first. `make soak` judges it.
 COUNTED = [name for name in BOUNDS if not name.endswith("resident_kib")]

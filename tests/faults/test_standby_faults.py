@@ -1,4 +1,4 @@
-"""Two coordinators with standby under drawn faults: one seed here, `make faults` plays 14 (about 50 faults)."""
+"""Two coordinators with standby under drawn faults: one seed here; `make faults` runs 14 (about 50 faults)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS = 6
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Outlasts the test where a schedule failed."""
+    """A directory that is kept after the test if a schedule failed."""
     found = Path(tempfile.mkdtemp(prefix="fedpatch-standby-"))
     yield found
     if not list(found.rglob("what.txt")):

@@ -1,4 +1,4 @@
-"""The measurement of the training process's memory itself; called by hand, it plays thousands of rounds."""
+"""Test of the measurement of the training process's memory; started from a terminal, it runs thousands of rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds over links like those of a house: slow, late, and losing one frame in twenty."""
+"""Rounds over links like those of a house: low rate, high delay, and a loss of one frame in twenty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORT = 1883
 
 
 def test_run_over_wifi_equals_one_over_a_cable(tmp_path: Path):
-    """Four agents, each on such a link of its own, take part in every round, and the models are the oracle's."""
+    """Four agents, each on its own link of this kind, take part in every round, and the models are the oracle's."""
     with Lab(["broker", "coordinator", *NAMES], seed=5) as lab, ExitStack() as stack:
         with lab.inside("broker"):
             stack.enter_context(Mosquitto(f"listener {_PORT} {lab.address('broker')}"))

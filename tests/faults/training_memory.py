@@ -1,4 +1,4 @@
-"""Memory of one training process over thousands of rounds, without a network: what a round leaves behind.
+"""Measures the memory growth of one training process over thousands of rounds, without a network.
 
     python -m tests.faults.training_memory --rounds 3000 --out results/robustness/training-memory.json
 
@@ -38,11 +38,11 @@ DATA = "shard:0/10"
 PRIVATE = "affine"
 ENCODING = "delta-int8"
 BOUND_KIB = 20.0
-"""KiB per 100 rounds in the last third: a device that trains every ten minutes has 10 MB more after a year without a pause."""
+"""KiB per 100 rounds in the last third: a device that trains every ten minutes grows by 10 MB in a year without a pause."""
 
 
 def play(folder: Path, rounds: int, every: int, models: bool) -> tuple[list[dict[str, float]], float]:
-    """Samples of (round, resident_kib) and the seconds that `rounds` rounds took. RuntimeError where one fails."""
+    """Return samples of (round, resident_kib), and the seconds that `rounds` rounds took. RuntimeError if one fails."""
     scene = Scene(folder, TASK, SGD, PRIVATE)
     model: Mapping[str, Array] = scene.initial()
     samples: list[dict[str, float]] = []
@@ -95,7 +95,7 @@ def _publish(folder: Path, number: int) -> None:
 
 
 def summarised(samples: list[dict[str, float]], seconds: float) -> dict[str, Any]:
-    """What is kept of one play: all samples, the slope after the warm-up, and that of the last third: a cache fills up."""
+    """Return all samples, the slope after the warm-up, and the slope of the last third, since caches fill up."""
     last = samples[-len(samples) // 3 :]
     return {
         "seconds": round(seconds, 1),

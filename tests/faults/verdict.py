@@ -1,8 +1,8 @@
-"""Judges a run that had faults: what it came to must be what Algorithm 1 makes of the devices that its books name.
+"""Judges a run that had faults: its result must be that of Algorithm 1 with the devices that its records name.
 
-`judge` returns what is wrong, in words, and nothing where all is well: no update that was committed is missing from its
-round, none is counted twice, every round ended in time, and the model of each round and each device's patch are those of
-an oracle (tests.faults.lesson) to which the same devices report and which knows of no fault.
+`judge` returns the problems in words, or none: no committed update is missing from its round, none is counted twice, every
+round ended in time, and the model of each round and each device's patch are those of an oracle (tests.faults.lesson) without
+faults to which the same devices report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.listing import listed
 
 TOLERANCE = 1e-5
 LATE_S = 10.0
-"""How late a coordinator may notice a deadline on a machine on which others work too."""
+"""How late a coordinator may notice a deadline on a machine with other work."""
 
 
 def judge(
@@ -38,9 +38,9 @@ def judge(
     *,
     absent_s: float = 0.0,
 ) -> list[str]:
-    """All that is wrong with the run of a scene; `document` is what it printed, `terms` are those it began with.
+    """Return the problems of the run of a scene; it printed `document` and began with `terms`.
 
-    For `absent_s` there was no coordinator: a round whose deadline passes meanwhile ends once there is one.
+    There was no coordinator for `absent_s`: a round whose deadline passes meanwhile ends once there is one.
     """
     records = [RoundRecord.from_dict(one) for one in document["rounds"]]
     problems = [*watch.problems, *_books(document, records, rounds)]
@@ -89,7 +89,7 @@ def _models(
         trained = {device for number, device in watch.trained if number == record.round}
         lesson.round(trained.union(reported), reported)
         models += record.round in who
-        # A checkpoint has the number of rounds that are in its model: those that failed are not.
+        # The number of a checkpoint is the number of rounds in its model, without failed rounds.
         if record.round in who and models in watch.models:
             state, _, _ = load_checkpoint(watch.models[models])
             yield from _differences(f"model of round {record.round}", state.tensors, lesson.model())

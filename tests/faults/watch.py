@@ -1,11 +1,12 @@
-"""Watches a run from outside, in the files that everybody writes: what happens, and who was promised what.
+"""Watches a run from outside, in the files of coordinator and devices: its events, and the updates committed to devices.
 
     watch = Watch(scene)
     while ...:
         for seen in watch.poll():
             ...
 
-What a device was promised stands in its own log; the model of each round is kept before the coordinator throws it away.
+A device's own log has the `committed` messages that it received. The watch keeps the model of each round before the coordinator
+deletes it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)\.fp")
 class Happening(StrEnum):
     """A device trains, has an update to offer, received `committed`; the coordinator stored an update, or saved a model.
 
-    `CREATED`: there is a registry, and perhaps nothing in it yet.
+    `CREATED`: there is a registry, perhaps still empty.
     """
 
     CREATED = "created"
@@ -45,7 +46,7 @@ class Happening(StrEnum):
 
 @dataclass(frozen=True)
 class Seen:
-    """It happened, in a round, to a device where it is one's."""
+    """An event in a round, with its device if it belongs to one."""
 
     what: Happening
     round: int
@@ -53,11 +54,11 @@ class Seen:
 
 
 class Watch:
-    """Of the one run of a scene; what agents wrote before does not count.
+    """Watches the one run of a scene; earlier output of the agents does not count.
 
-    `happened` is all that was seen so far, so that nobody has to catch a moment. `committed` are the rounds and devices of all
-    promises, `trained` those of all patches that were saved; `models` are directories with the model of so many rounds, and
-    `problems` what must never be seen.
+    `happened` has all events so far, so that a caller may look later. `committed` has the rounds and devices of all such
+    messages, `trained` those of all saved patches. `models` has the directory of the model after each number of rounds, and
+    `problems` the violations.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -106,11 +107,11 @@ class Watch:
                 if began[3] == ": training":
                     yield Seen(Happening.TRAINING, int(began[2]), device)
             elif began:
-                self._round_of.pop(device, None)  # of another run
+                self._round_of.pop(device, None)  # the device works for another run
             elif _COMMITTED in line and device in self._round_of:
                 self.committed.add((self._round_of[device], device))
                 yield Seen(Happening.COMMITTED, self._round_of[device], device)
-        # A patch that is saved stays, whatever becomes of the update that belongs to it.
+        # A saved patch stays, also if its update is lost or refused.
         for path in listed(self._scene.fleet.agents[device].patches, "[!.]*.patch*"):
             if self._is_new(path):
                 self.trained |= {(number, device) for run, number in _made_in(path) if run == self._run}
@@ -125,7 +126,7 @@ class Watch:
 
     def _keep(self, path: Path, number: int) -> list[Seen]:
         kept = self._scene.directory / "models" / f"{number:06d}" / path.name
-        with contextlib.suppress(FileNotFoundError):  # the coordinator was quicker
+        with contextlib.suppress(FileNotFoundError):  # the coordinator has already deleted it
             if number in self.models:
                 if kept.read_bytes() != path.read_bytes():
                     self.problems.append(f"round {number} was saved twice, with different models")
@@ -138,7 +139,7 @@ class Watch:
 
 
 class _Tail:
-    """The lines that were added to a file since the last look."""
+    """The lines that were added to a file since the last poll."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -157,7 +158,7 @@ class _Tail:
 
 
 def _made_in(patch: Path) -> list[tuple[str, int]]:
-    """Run and round that a patch was made in; none where it is not there any more, or not yet whole."""
+    """Return run and round in which a patch was made; none if the file is gone or not yet complete."""
     with contextlib.suppress(msgpack.OutOfData, KeyError):
         unpacker = msgpack.Unpacker()
         unpacker.feed((content(patch) or b"").partition(b"\n")[2][32:])  # after a line of text and a SHA-256

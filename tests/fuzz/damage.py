@@ -1,4 +1,4 @@
-"""Hostile bytes: valid ones that were damaged, with and without regard for their form, and bombs."""
+"""Hostile bytes: damaged valid bytes, some still well formed, and bombs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.fuzz.decoders import Decoder, Form
 
-# What states much and holds nothing: msgpack's containers and strings of 2^32 - 1, extensions, JSON's and TOML's extremes.
+# Large sizes without content: msgpack's containers and strings of 2^32 - 1, extensions, extremes of JSON and TOML.
 _TALL = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff")
 _ODD = (b"\xc1", b"\xc7\xff\x01", b"\xd6\xff\0\0\0\0", b"\xcb\x7f\xf8" + bytes(6), b"\xff" * 8, b"\x7f" + b"\xff" * 7)
 _WORDS = (b"NaN", b"-Infinity", b"1e999", b"9" * 4500, b"\\ud800", b"\xed\xa0\x80", b"\0", b"..", b"[::1", b"%00", b"=")
 _FRAGMENTS = (*_TALL, *_ODD, *_WORDS)
 _NESTS = (b"\x91", b"\x81\xa1a", b"\xdc\xff\xff", b"[", b'{"a":', b"a.", b"{a=", b"(", b'"', b"'''")
-# Deeper than any interpreter follows, also where the tests themselves raise its limit.
+# Deeper than the recursion limit of any interpreter, also if the tests raise the limit.
 _DEEP = 20_000
 _SWEPT_PLACES = 40
 
@@ -39,7 +39,7 @@ PLAIN = st.recursive(
 
 
 def hostile(decoder: Decoder) -> st.SearchStrategy[bytes]:
-    """Bytes for `decoder`: any at all, what it should read but damaged, bombs, and its own form with foreign values."""
+    """Return bytes for `decoder`: random bytes, damaged valid bytes, bombs, and its own form with foreign values."""
     kinds = [st.binary(max_size=300), _damaged(decoder.seeds), _bombs(decoder.seeds)]
     if decoder.form in ("msgpack", "json"):
         kinds.append(_misshapen(decoder.seeds, decoder.form))
@@ -47,7 +47,7 @@ def hostile(decoder: Decoder) -> st.SearchStrategy[bytes]:
 
 
 def sweep(decoder: Decoder) -> Iterator[bytes]:
-    """The classic attacks, the same ones each time: every fragment and nest at places all over what is valid, and every cut."""
+    """Yield the same classic attacks each time: fragments and nests at many places of the valid bytes, and cuts."""
     yield from (*decoder.found, b"", *_FRAGMENTS, *(nest * _DEEP for nest in _NESTS))
     for seed in decoder.seeds:
         step = max(1, len(seed) // _SWEPT_PLACES)
@@ -60,7 +60,7 @@ def sweep(decoder: Decoder) -> Iterator[bytes]:
 
 
 def _replaced(decoder: Decoder, seed: bytes) -> Iterator[bytes]:
-    """`seed` with a nest or an extreme in place of each value that its form shows."""
+    """Yield `seed` with a nest or an extreme in place of each value of its form."""
     values = {"json": rb'"[^"]*"|[-0-9.]+|null|\[.*?\]', "text": rb"(?<== )[^\n#]+|[^=:/,]+"}.get(decoder.form)
     if values is None:
         return
@@ -100,7 +100,7 @@ def _damaged(draw, seeds: tuple[bytes, ...]) -> bytes:
 
 @st.composite
 def _bombs(draw, seeds: tuple[bytes, ...]) -> bytes:
-    """Nested as deep as it goes, alone or at some place of what is valid."""
+    """A deeply nested value, alone or at a place in valid bytes."""
     bomb: bytes = draw(st.sampled_from(_NESTS)) * draw(st.sampled_from((2, 20, 200, 1100, _DEEP)))
     seed: bytes = draw(st.sampled_from((b"", *seeds)))
     at = draw(st.integers(0, len(seed)))
@@ -109,7 +109,7 @@ def _bombs(draw, seeds: tuple[bytes, ...]) -> bytes:
 
 @st.composite
 def _misshapen(draw, seeds: tuple[bytes, ...], form: Form) -> bytes:
-    """Well formed, with a foreign value in one or two places, or a value missing."""
+    """Well formed bytes with a foreign value in one or two places, or without a value."""
     read, write = _FORMS[form]
     seed = draw(st.sampled_from([seed for seed in seeds if _reads(read, seed)]))
     parts = [read(part) for part in _split(seed)] if form == "msgpack" else [read(seed)]
@@ -120,7 +120,7 @@ def _misshapen(draw, seeds: tuple[bytes, ...], form: Form) -> bytes:
 
 
 def _changed(draw: Callable[[st.SearchStrategy], Any], value: Any) -> Any:
-    """`value` with something else at a place of it."""
+    """Return `value` with one part changed, removed or renamed."""
     if isinstance(value, dict) and value and draw(st.integers(0, 7)):
         key = draw(st.sampled_from(sorted(value)))
         rest = {name: item for name, item in value.items() if name != key}
@@ -138,7 +138,7 @@ def _changed(draw: Callable[[st.SearchStrategy], Any], value: Any) -> Any:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """A stream of msgpack values, one by one."""
+    """Split a stream of msgpack values."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
     ends = [0]

@@ -1,6 +1,6 @@
-"""Every function that reads bytes or words which others may have written, what it may raise, and what it should read.
+"""Every function that reads bytes or text from others, with the errors that it may raise and examples that it should read.
 
-What comes over the network is here; what lies in files is in tests.fuzz.file_decoders.
+Readers of network data are here; readers of files are in tests.fuzz.file_decoders.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ Form = Literal["bytes", "msgpack", "json", "text"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """One reader: `run(data, folder)` may raise `errors` and nothing else; `folder` is an empty place for those `on_disk`.
+    """One reader: `run(data, folder)` may raise only `errors`; a reader `on_disk` gets an empty `folder`.
 
-    `seeds` are what it should read, `form` is how they are built, so that damage can keep to the form. With `frugal`, memory is
-    bounded by the bytes that are there, whatever they state. `found` are such as once raised something else.
+    `seeds` are valid examples, and `form` is their format, so that damage can keep the format. With `frugal`, memory is bounded
+    by the length of the data, whatever sizes they state. `found` are inputs that once raised another error.
     """
 
     name: str
@@ -76,12 +76,12 @@ class Decoder:
     found: tuple[bytes, ...] = ()
 
 
-# Files for a moment only: in memory, where the system has such a place.
+# Short-lived files: in memory, if the system has such a place.
 _SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def attempt(decoder: Decoder, data: bytes) -> Exception | None:
-    """The documented error that `decoder` raises, if it raises one; any other goes on its way."""
+    """Return the documented error that `decoder` raises, or None; any other error is not caught."""
     try:
         if not decoder.on_disk:
             decoder.run(data, Path())
@@ -94,13 +94,13 @@ def attempt(decoder: Decoder, data: bytes) -> Exception | None:
 
 
 def blob_of(encoding: str, **meta: Any) -> bytes:
-    """An update's blob behind the place of its encoding and its stated size."""
+    """Return the index of an encoding, the stated size, and an update's blob, as one byte string."""
     packed = pack(TENSORS, PUBLIC, meta or to_plain(report()), encoding, base=BASE)
     return bytes([ENCODINGS.index(encoding)]) + packed.raw_bytes.to_bytes(4, "big") + packed.blob
 
 
 def _announced(data: bytes) -> tuple[bytes, str, int]:
-    """The blob, its encoding and its stated size, of any bytes."""
+    """Split any bytes into a blob, its encoding and its stated size."""
     return data[5:], ENCODINGS[data[0] % len(ENCODINGS)] if data else "", int.from_bytes(data[1:5], "big")
 
 
@@ -127,14 +127,14 @@ def _read_update(data: bytes, _: Path) -> None:
 
 
 def _step_of(encoding: str) -> bytes:
-    """The container, not compressed, of a step with moments, behind the place of its encoding."""
+    """Return the index of an encoding, and the uncompressed container of a step with moments, as one byte string."""
     tensors = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MOVED.specs}
     packed = pack(tensors, MOVED, {}, encoding, base=BASE, seed=1)
     return bytes([_DELTAS.index(encoding)]) + zstandard.decompress(packed.blob)
 
 
 def _read_step(data: bytes, _: Path) -> None:
-    """With its size stated as it is, and whole: so that the rules of delta encodings are looked at."""
+    """Read a complete step with its true size, so that the checks of delta encodings are reached."""
     encoding = _DELTAS[data[0] % len(_DELTAS)] if data else _DELTAS[0]
     blob = zstandard.compress(data[1:], 1)
     tensors = unpack(blob, encoding=encoding, raw_bytes=len(data[1:]), schema=MOVED, base=BASE)[1]
@@ -142,7 +142,7 @@ def _read_step(data: bytes, _: Path) -> None:
 
 
 def _read_raw_update(data: bytes, folder: Path) -> None:
-    """With a size that is stated as it is, so that what follows is looked at too."""
+    """Read an update with its true size, so that the checks after the size are reached too."""
     _read_update(bytes([ENCODINGS.index("fp32")]) + len(data).to_bytes(4, "big") + data, folder)
 
 
@@ -162,7 +162,7 @@ def _bitmap(data: bytes, _: Path) -> None:
 def _schema(data: bytes, _: Path) -> None:
     try:
         lists = msgpack.unpackb(data)
-    except Exception:  # what msgpack makes of it is not the matter here
+    except Exception:  # errors of msgpack are not tested here
         return
     schema = Schema.from_lists(lists)
     assert Schema.from_lists(schema.to_lists()) == schema
@@ -173,7 +173,7 @@ def _kept(kind: type) -> Callable[[bytes, Path], Any]:
 
 
 def _words(read: Callable[[str], Any]) -> Callable[[bytes, Path], Any]:
-    """A reader of words, fed with what the system makes of bytes."""
+    """Make a decoder of a reader of text: it gets the bytes decoded as the system decodes arguments."""
     return lambda data, _: read(data.decode("utf-8", "surrogateescape"))
 
 
@@ -189,7 +189,7 @@ def _order(text: str) -> None:
 
 
 def _stream(read: Callable[[io.BytesIO], object | None]) -> Callable[[bytes, Path], Any]:
-    """All messages of a pipe, to its end."""
+    """Make a decoder that reads all messages of a pipe."""
 
     def run(data: bytes, _: Path) -> None:
         stream = io.BytesIO(data)

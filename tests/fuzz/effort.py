@@ -1,4 +1,4 @@
-"""Examples of the fuzz tests: FEDPATCH_FUZZ_EFFORT multiplies them (`make fuzz` sets it)."""
+"""Number of examples of the fuzz tests: FEDPATCH_FUZZ_EFFORT multiplies it (`make fuzz` sets it)."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ EFFORT = int(os.environ.get("FEDPATCH_FUZZ_EFFORT") or 1)
 
 
 def tries(count: int, **changes: int | None) -> settings:
-    """Return settings for `count` examples times the effort; a quarter of them in quick runs."""
+    """Return settings for `count` examples times the effort, a quarter of that in quick runs."""
     return examples(count * EFFORT, **changes)

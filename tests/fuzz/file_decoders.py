@@ -1,6 +1,6 @@
-"""Readers of files: what fedpatch wrote itself, perhaps in another version, on a disk that lies; what a user wrote; data sets.
+"""Readers of files: files of fedpatch, perhaps of another version or on a faulty disk; files of a user; data sets.
 
-A file that carries its own checksum is read twice: as it is, and with a checksum that fits whatever it holds (`sealed`).
+A file with a checksum is tested twice: unchanged, and with a checksum that always fits its content (`sealed`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _registry(data: bytes, folder: Path) -> None:
 
 @cache
 def _registry_file() -> bytes:
-    """A registry with something in each table, in one file."""
+    """Return the bytes of a registry with a row in each table, in one file."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
@@ -160,11 +160,11 @@ def _registry_file() -> bytes:
 
 
 def _row(table: str, column: str, data: bytes, folder: Path) -> None:
-    """A registry that is whole, but for what stands in one column: SQLite keeps any type in any of them."""
+    """Read a valid registry with one damaged column: SQLite stores any type in any column."""
     path = folder / "registry.sqlite3"
     path.write_bytes(_registry_file())
     value: Any = data.decode("utf-8", "replace")
-    if data[:1] == b"\xff":  # not JSON's first byte: then it is the type that is damaged
+    if data[:1] == b"\xff":  # JSON never begins with this byte: here it damages the type of the value
         value = (None, 7, 1.5, data)[len(data) % 4]
     with contextlib.closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.IntegrityError):
         db.execute(f"UPDATE {table} SET {column} = ?", (value,))
@@ -232,7 +232,7 @@ def _archive() -> bytes:
 
 
 def _kept_bytes(write: Callable[[Path], Path]) -> bytes:
-    """What a writer of ours puts into its file."""
+    """Return the bytes of the file that one of our writers makes."""
     with tempfile.TemporaryDirectory() as place:
         return write(Path(place)).read_bytes()
 

@@ -26,7 +26,7 @@ log = logging.getLogger("fedpatch.fuzz")
 
 
 def decoders() -> dict[str, Any]:
-    """All targets by name, as a command line holds it; imported only here, so that they can be instrumented before."""
+    """Return all targets by their names on a command line; imported only here, after instrumentation has begun."""
     from tests.fuzz.decoders import WIRE_DECODERS
     from tests.fuzz.file_decoders import FILE_DECODERS
 
@@ -34,7 +34,7 @@ def decoders() -> dict[str, Any]:
 
 
 def fuzz_one(name: str, seconds: int, out: Path) -> None:
-    """Fuzz one target in this process, which ends with it; a crash is written to `out`/crashes."""
+    """Fuzz one target in this process, and end the process; a crash is written to `out`/crashes."""
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=_OURS):
         target = decoders()[name]
@@ -80,7 +80,7 @@ def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
 
 
 def main() -> int:
-    """The exit code: 1 where something crashed."""
+    """Run the command, and return the exit code: 1 if a target crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.guided", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="which decoders (default: all)")
     parser.add_argument("--seconds", type=int, default=60, help="time for each target (default: 60)")
@@ -91,7 +91,7 @@ def main() -> int:
     chosen = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if chosen.here:
-        logging.disable()  # a damaged file is logged as a warning, thousands of times
+        logging.disable()  # each damaged file would log a warning, thousands in all
         fuzz_one(chosen.targets[0], chosen.seconds, chosen.out.absolute())
         return 0
     known = decoders()

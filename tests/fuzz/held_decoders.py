@@ -1,4 +1,4 @@
-"""Readers of what a device keeps from one round to the next beside its patch: the global model, and what updates left out."""
+"""Readers of data that a device keeps between rounds besides its patch: the global model, and the residuals of updates."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _OF = ResidualOf("delta-int8", PUBLIC.digest, "run", 1)
 
 
 def held_decoders() -> Iterator[Decoder]:
-    """Each as it is, and with a checksum that fits whatever it holds."""
+    """Yield each reader twice: unchanged, and with a checksum that always fits its content."""
     for name, line, read, kept in (
         ("held model", _MODEL, _model, _written_model()),
         ("residual", _RESIDUAL, _residual, _written_residual()),
     ):
-        # Without content: an empty buffer had no limit.
+        # `found` has no content: an empty buffer once had no limit.
         yield Decoder(name, read, (StateError,), (kept,), found=(line,))
         content = kept[len(line) + 32 :]
         yield Decoder(f"sealed {name}", _Sealed(line, read), (StateError,), (content,), frugal=False)
 
 
 class _Sealed:
-    """A reader of files, given the content of one."""
+    """A reader of a file that puts the first line and a fitting checksum before the given content."""
 
     def __init__(self, line: bytes, read) -> None:
         self._line, self._read = line, read

@@ -35,7 +35,7 @@ BOOTS = ("b1", "b2", "")
 
 
 def _manifests() -> tuple[Manifest, ...]:
-    """Updates as they should be, and announcements that lie or stand at a limit."""
+    """Return manifests of correct updates, and manifests that are false or at a limit."""
     honest = tuple(map(update, BLOBS))
     first = honest[0]
     return (
@@ -64,7 +64,7 @@ DIGESTS = st.sampled_from([model(MODEL).digest, *(update(blob).digest for blob i
 
 
 def up_bodies() -> st.SearchStrategy[Body]:
-    """Any message of a device; those that a round acts upon more often."""
+    """Return any message of a device; messages that a round acts upon are more frequent."""
     return st.one_of(
         st.builds(Accept, st.sampled_from([1, 10, 2**53])),
         st.builds(Offer, MANIFESTS),
@@ -78,7 +78,7 @@ def up_bodies() -> st.SearchStrategy[Body]:
 
 
 def presences(last_round: st.SearchStrategy[int]) -> st.SearchStrategy[DeviceState]:
-    """Any presence: of any boot, with any job, able to do this task or another or too much."""
+    """Return any presence: of any boot, with any job, and with this task, another task or too many tasks."""
     jobs = st.none() | st.builds(JobStatus, st.sampled_from(RUNS), st.sampled_from(EPOCHS), last_round, PHASES)
     crowd = tuple(TaskCapability(f"task-{i}", SCHEMA, 1) for i in range(64))
     tasks = st.sampled_from([TASKS, TASKS, (), (TaskCapability(TASK, "00" * 32, 0),), crowd])
@@ -91,7 +91,7 @@ def presences(last_round: st.SearchStrategy[int]) -> st.SearchStrategy[DeviceSta
 
 @st.composite
 def chunks(draw, blobs: tuple[bytes, ...] = BLOBS) -> Chunk:
-    """A chunk that decodes: of what was announced, of nothing, or with foreign data in its place."""
+    """A chunk that decodes: of an announced blob, of no known blob, or with foreign data."""
     blob = draw(st.sampled_from(blobs))
     manifest = update(blob)
     chunk = cut(blob, manifest, draw(st.integers(0, manifest.chunk_count - 1)))
@@ -106,7 +106,7 @@ def chunks(draw, blobs: tuple[bytes, ...] = BLOBS) -> Chunk:
 
 
 def addressed(bodies: st.SearchStrategy[Body], rounds: st.SearchStrategy[int]) -> st.SearchStrategy[Envelope]:
-    """Messages of this round, more often than of any other run, epoch and round."""
+    """Return messages of any round; most belong to this run and epoch."""
     here = st.builds(Envelope, bodies, st.just(7), st.just(TASK), st.just(RUN), st.just(1), rounds)
     anywhere = st.builds(
         Envelope,
@@ -121,7 +121,7 @@ def addressed(bodies: st.SearchStrategy[Body], rounds: st.SearchStrategy[int]) -
 
 
 def weight(thing: object, _seen: set[int] | None = None) -> int:
-    """How much memory hangs on `thing`, in entries of containers and in bytes."""
+    """Return the memory that `thing` refers to, as the sum of container entries and bytes."""
     seen = set() if _seen is None else _seen
     if id(thing) in seen or isinstance(thing, type) or callable(thing):
         return 0

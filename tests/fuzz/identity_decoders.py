@@ -29,7 +29,7 @@ def identity_decoders() -> Iterator[Decoder]:
 
 
 def _certificate() -> bytes:
-    """A device's, as our own CA makes it."""
+    """Return a device's certificate, made by our own CA."""
     with tempfile.TemporaryDirectory() as place, Authority.create(Path(place), "kitchen", now=1e9) as authority:
         pem = authority.issue("device", "pi-1", now=1e9).pair.certificate
     return ssl.PEM_cert_to_DER_cert(pem.decode())

@@ -21,7 +21,7 @@ _VALUES = 4
 
 
 def privacy_decoders() -> Iterator[Decoder]:
-    """Each as it is, and with a checksum that fits whatever it holds."""
+    """Yield each reader twice: unchanged, and with a checksum that always fits its content."""
     for name, line, read, kept in (
         ("noise", b"fedpatch noise 1\n", _noise, _written(_NOISE, lambda at: SealedNoise(at).of_round(1, _VALUES))),
         ("privacy book", b"fedpatch privacy book 1\n", _book, _written(BOOK, _write_book)),

@@ -1,4 +1,4 @@
-"""Whatever the bytes are, a decoder reads them or raises the documented error, in memory bounded by what is there."""
+"""A decoder reads any bytes or raises its documented error, with memory bounded by the length of the bytes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.fuzz.decoders import WIRE_DECODERS, Decoder, attempt
 from tests.fuzz.effort import tries
 from tests.fuzz.file_decoders import FILE_DECODERS
 
-# Bytes that are long on purpose are long to print, too.
+# Some bytes are long on purpose, so their repr is long too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 DECODERS = (*WIRE_DECODERS, *FILE_DECODERS)
 NAME = attrgetter("name")
-# A hundred bytes may cost a mebibyte; each further one as much as an empty container and its place in another.
+# Any input may cost a mebibyte, and each of its bytes as much as an empty container and its place in another container.
 FLOOR_BYTES = 2**20
 BYTES_PER_BYTE = 160
-# Lines of Python that a decoder may run, in the same way.
+# Lines of Python that a decoder may run, by the same rule.
 FLOOR_LINES = 4000
 LINES_PER_BYTE = 40
 
 
 def peak_bytes(decoder: Decoder, data: bytes) -> int:
-    """What Python and numpy held at most, beyond what they held before."""
+    """Return the peak memory of Python and numpy beyond their memory before."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -42,7 +42,7 @@ def peak_bytes(decoder: Decoder, data: bytes) -> int:
 
 
 def lines_run(decoder: Decoder, data: bytes) -> int:
-    """How many lines of Python are run, of any module; what C does between two of them is not seen."""
+    """Return the number of Python lines that are run, of any module; work in C is not counted."""
     lines = 0
 
     def count(frame: FrameType, event: str, _: object) -> Any:
@@ -61,7 +61,7 @@ def lines_run(decoder: Decoder, data: bytes) -> int:
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=NAME)
 def test_a_decoder_raises_nothing_but_what_it_documents(decoder):
-    """Foreign, damaged, misshapen and bottomless bytes are read or refused in the documented words, never anything else."""
+    """Foreign, damaged, misshapen and deeply nested bytes are read, or refused with the documented errors only."""
 
     @tries(60)
     @given(hostile(decoder))
@@ -74,20 +74,20 @@ def test_a_decoder_raises_nothing_but_what_it_documents(decoder):
 @pytest.mark.slow
 @pytest.mark.parametrize("decoder", DECODERS, ids=NAME)
 def test_the_classic_attacks_are_refused_too(decoder):
-    """Every cut, and the extremes of every notation all over what is valid: chance alone would rarely put them there."""
+    """Cuts, and extremes of every notation at many places of the valid bytes: random bytes would rarely have them."""
     for data in sweep(decoder):
         attempt(decoder, data)
 
 
 @pytest.mark.parametrize("decoder", [one for one in DECODERS if one.frugal], ids=NAME)
 def test_memory_follows_what_is_there_and_not_what_is_stated(decoder):
-    """No length, count or depth that a few bytes state makes a decoder take more than its share of memory."""
+    """No length, count or depth stated in a few bytes makes a decoder exceed its memory bound."""
     for seed in decoder.seeds:
         attempt(decoder, seed)
 
     def is_bounded(data):
         most = FLOOR_BYTES + BYTES_PER_BYTE * len(data)
-        # What the first error of its kind imports, and another thread's work, are not the data's: they do not come twice.
+        # Imports for the first error of a kind and work of other threads do not depend on the data, and do not occur twice.
         assert peak_bytes(decoder, data) <= most or peak_bytes(decoder, data) <= most
 
     for data in decoder.found:
@@ -97,13 +97,13 @@ def test_memory_follows_what_is_there_and_not_what_is_stated(decoder):
 
 @pytest.mark.parametrize("decoder", WIRE_DECODERS, ids=NAME)
 def test_work_follows_what_is_there(decoder):
-    """What comes from the network is read in so many steps per byte, however it is nested, repeated or cut."""
+    """Network data are read in a bounded number of steps per byte, however they are nested, repeated or cut."""
     for data in (*decoder.seeds, *islice(sweep(decoder), 0, None, 9)):
         assert lines_run(decoder, data) <= FLOOR_LINES + LINES_PER_BYTE * len(data)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
 def test_decoder_reads_its_valid_examples(decoder):
-    """The examples that damage begins with are such as the decoder takes: else only its first line would be tried."""
+    """The decoder accepts the examples that are damaged later: otherwise only its first line would be tested."""
     for seed in decoder.seeds:
         assert attempt(decoder, seed) is None

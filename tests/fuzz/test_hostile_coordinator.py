@@ -1,4 +1,4 @@
-"""A coordinator that sends any messages in any order: the device stays within the wire, and takes up honest work afterwards."""
+"""A coordinator that sends any messages in any order: the device keeps the protocol, and does honest work afterwards."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from tests.fuzz.hostile_messages import (
 from tests.shared.arbitrary_messages import envelopes, of_message
 from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, envelope_of, model, run_spec, update
 
-# Bytes that are long on purpose are long to print, too.
+# Some bytes are long on purpose, so their repr is long too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 MAX_BLOB_BYTES = 10_000
@@ -106,27 +106,27 @@ ANSWERS = st.one_of(
 
 
 class HostileCoordinator(RuleBasedStateMachine):
-    """A job with what its shell does; training is a rule of its own, so that it may end whenever it likes."""
+    """A job with the actions of its shell; training is a separate rule, so that it may end at any time."""
 
     @initialize()
     def begin(self) -> None:
-        """A device that was just switched on."""
+        """Start with a device that was just switched on."""
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
         self.now = 0.0
         self.trains: StartTraining | None = None
         self.update: Manifest | None = None
         self.chunks: list[int] = []
 
-    # ---- what the coordinator does
+    # ---- actions of the coordinator
 
     @rule(envelope=addressed(REQUESTS, ROUNDS), tasks=CAPABILITIES, verdict=VERDICTS)
     def ask(self, envelope, tasks, verdict):
-        """A work request of any run and round."""
+        """Send a work request of any run and round."""
         self.perform(self.job.handle(requested(envelope, tasks, verdict), self.now))
 
     @rule(manifest=st.just(model(MODEL)) | MANIFESTS, number=st.integers(1, 9))
     def ask_properly(self, manifest, number):
-        """A request that can be followed, but perhaps for its model."""
+        """Send a valid request, except that its model may be hostile."""
         self.ask(envelope_of(replace(REQUEST, model=manifest), number), TASKS, AdmissionDecision(True))
 
     @rule(envelope=addressed(ANSWERS, ROUNDS))
@@ -135,7 +135,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(envelope=addressed(REQUESTS, ROUNDS), verdict=VERDICTS)
     def flood(self, envelope, verdict):
-        """The same request over and over, which leaves no more behind than the first."""
+        """Send the same request many times: the repetitions use no more memory than the first request."""
         self.ask(envelope, TASKS, verdict)
         before = weight(self.job)
         for _ in range(FLOOD):
@@ -150,32 +150,32 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(chunk=chunks((MODEL, *BLOBS)))
     def deliver(self, chunk):
-        """A chunk of a model, of this one or of another."""
+        """Deliver a chunk of this model or of another model."""
         self.perform(self.job.handle(ChunkReceived(chunk), self.now))
 
     @rule()
     def deliver_all(self):
-        """The whole model that is usually meant."""
+        """Deliver the whole model that most requests name."""
         for index in range(3):
             self.deliver(cut(MODEL, model(MODEL), index))
 
-    # ---- what the device itself does
+    # ---- events on the device itself
 
     @rule(blob=st.sampled_from(BLOBS), key=st.none() | KEYS)
     def train(self, blob, key):
-        """Training ends: that of the present job, or one that was thought to have been stopped."""
+        """The training ends: of the present job, or of another job that should already have been stopped."""
         if self.trains is not None:
             self.perform(self.job.handle(UpdateTrained(key or self.trains.key, update(blob)), self.now))
 
     @rule(reason=st.sampled_from(FailReason), key=st.none() | KEYS)
     def fail(self, reason, key):
-        """Training fails, perhaps that of another job."""
+        """The training of the present job or of another job fails."""
         if self.trains is not None:
             self.perform(self.job.handle(TrainingFailed(key or self.trains.key, reason, "private words"), self.now))
 
     @rule()
     def find_damage(self):
-        """The model's SHA-256 was wrong after all."""
+        """The SHA-256 of the complete model turns out to be wrong."""
         self.perform(self.job.handle(DownloadDamaged(), self.now))
 
     @rule(done=st.integers(0, 2**53), total=st.integers(0, 2**53), key=KEYS)
@@ -186,7 +186,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from(STEPS_S), reconnected=st.booleans())
     def wait(self, seconds, reconnected):
-        """Time passes; the link may have been away."""
+        """Time passes; the link may have been restored."""
         self.now += seconds
         if reconnected:
             self.job.handle(LinkRestored(), self.now)
@@ -194,14 +194,14 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(pause=st.booleans())
     def mind(self, pause):
-        """The owner needs the device, or does not any more."""
+        """The owner pauses or resumes the device."""
         self.perform(self.job.handle(OwnerPaused(), self.now) if pause else self.job.handle(OwnerResumed(), self.now))
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def wakes_in_the_future(self):
-        """After a tick the job waits for a moment to come, or for nothing."""
+        """After a tick the job's next deadline is in the future, or it has none."""
         deadline = self.job.next_deadline()
         if deadline is not None and deadline <= self.now:
             self.perform(self.job.tick(self.now))
@@ -210,17 +210,17 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_it_is_on(self):
-        """A job has a key exactly while there is something to do, and its presence has it."""
+        """A job has a key and a status for its presence exactly while it has work."""
         assert (self.job.state is JobState.IDLE) == (self.job.key is None) == (self.job.status() is None)
 
     @invariant()
     def an_idle_device_is_not_paused(self):
-        """A pause is over with its job."""
+        """A pause ends with its job."""
         assert not (self.job.paused and self.job.key is None)
 
     @invariant()
     def memory_is_bounded(self):
-        """What the job remembers does not grow with received messages."""
+        """The job's memory does not grow with received messages."""
         assert weight(self.job) <= MAX_WEIGHT
 
     # ---- the shell
@@ -235,7 +235,7 @@ class HostileCoordinator(RuleBasedStateMachine):
         self.perform(effects)
 
     def perform(self, effects: list[Effect]) -> None:
-        """All of them, and those that follow."""
+        """Run all effects, and those that follow from them."""
         run_effects(self.job, effects, self, lambda: self.now)
 
     def run_effect(self, effect: Effect) -> list[Event]:
@@ -262,10 +262,10 @@ class HostileCoordinator(RuleBasedStateMachine):
                 self.update = self.trains = None
         return []
 
-    # ---- and afterwards
+    # ---- afterwards
 
     def teardown(self) -> None:
-        """An honest coordinator's run begins, and the device plays its part from request to committed."""
+        """An honest coordinator begins a run, and the device takes part from the request to `committed`."""
         if not hasattr(self, "job"):
             return
         key = JobKey("honest", 1, 1, TASK)

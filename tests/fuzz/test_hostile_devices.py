@@ -1,4 +1,4 @@
-"""Devices that send any messages in any order: the coordinator's rounds end, count right, stay small, and go on."""
+"""Devices that send any messages in any order: the coordinator's rounds end, count correctly, stay small, and continue."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight
 from tests.support.specs import envelope_of, gone, model, report, run_spec, sent, there, update
 
-# Bytes that are long on purpose are long to print, too.
+# Some bytes are long on purpose, so their repr is long too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 FOES = ("a", "b", "c")
 LOYAL = "loyal"
 ROUNDS = st.integers(0, 6) | st.just(2**53)
 STEPS_S = (0.0, 0.5, 1.0, 1.0, 3.0, 3.0, 11.0, 31.0, 301.0, 1e6)
-# What a device's presence may hold at most, of 64 tasks with digests and 64 words, and its uploads beside their buffers.
+# Largest size of a device's presence (64 tasks with digests, and 64 words) and of its uploads without their buffers.
 PER_DEVICE = 64 * (64 + 64 + 8) + 64 * 64 + 4096
 PER_SLOT = 10_000 * 2 + 4096
 FIXED = 20_000
@@ -49,11 +49,11 @@ FLOOD = 30
 
 
 class HostileDevices(RuleBasedStateMachine):
-    """An engine with all that its shell does, and devices that only their names can be trusted in."""
+    """An engine with the actions of its shell, and devices of which only the names are trusted."""
 
     @initialize(slots=st.integers(1, 3), quorum=st.sampled_from([0.5, 1.0]), grace_s=st.sampled_from([0.0, 20.0]))
     def begin(self, slots: int, quorum: float, grace_s: float) -> None:
-        """A run without an end, which waits for missing devices as long as it takes."""
+        """Start a run without an end, which waits for missing devices without limit."""
         self.spec = run_spec(
             rounds=10**6,
             max_failed_rounds=10**6,
@@ -74,21 +74,21 @@ class HostileDevices(RuleBasedStateMachine):
         for device in (*FOES, LOYAL):
             self.see(device, there())
 
-    # ---- what the devices do
+    # ---- actions of the devices
 
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
     def send(self, device, envelope):
-        """A message with any body, addressed to any round."""
+        """Send a message with any body, addressed to any round."""
         self.perform(self.engine.handle(DeviceMessage(device, envelope), self.now))
 
     @rule(device=st.sampled_from(FOES), body=up_bodies())
     def send_now(self, device, body):
-        """A message to the round that is open."""
+        """Send a message to the open round."""
         self.perform(self.engine.handle(DeviceMessage(device, envelope_of(body, self.engine.last_round)), self.now))
 
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
     def flood(self, device, envelope):
-        """The same message over and over, which leaves no more behind than the first."""
+        """Send the same message many times: the repetitions use no more memory than the first message."""
         self.send(device, envelope)
         before = weight(self.engine)
         for _ in range(FLOOD):
@@ -101,14 +101,14 @@ class HostileDevices(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(FOES), blob=st.sampled_from(BLOBS), count=st.sampled_from([0, 1, 3, 9, 9]))
     def upload(self, device, blob, count):
-        """An offer and as many of its chunks as the device likes, whatever it is answered."""
+        """Send an offer and any number of its chunks, whatever the answer is."""
         self.send_now(device, Offer(update(blob)))
         for index in range(min(count, update(blob).chunk_count)):
             self.send_chunk(device, cut(blob, update(blob), index))
 
     @rule(device=st.sampled_from((*FOES, LOYAL)))
     def accept(self, device):
-        """A device that keeps the round waiting for it."""
+        """Let a device accept, so that the round waits for it."""
         self.send_now(device, Accept(10))
 
     @rule(device=st.sampled_from(FOES), state=presences(ROUNDS))
@@ -119,11 +119,11 @@ class HostileDevices(RuleBasedStateMachine):
     def arrive(self, device):
         self.see(device, there())
 
-    # ---- what else happens
+    # ---- other events
 
     @rule(seconds=st.sampled_from(STEPS_S))
     def wait(self, seconds):
-        """Time passes, perhaps far beyond what the engine asked for."""
+        """Time passes, perhaps far beyond the engine's next deadline."""
         self.now += seconds
         self.perform(self.engine.handle(TimePassed(), self.now))
 
@@ -133,14 +133,14 @@ class HostileDevices(RuleBasedStateMachine):
 
     @rule(refusing=st.booleans())
     def judge(self, refusing):
-        """Whether what is uploaded from now on is acceptable."""
+        """Set whether later updates are refused."""
         self.refusing = refusing
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def wakes_in_the_future(self):
-        """After a tick the engine waits for a moment to come, or for nothing."""
+        """After a tick the engine's next deadline is in the future, or it has none."""
         deadline = self.engine.next_deadline()
         if deadline is not None and deadline <= self.now:
             self.perform(self.engine.handle(TimePassed(), self.now))
@@ -155,15 +155,15 @@ class HostileDevices(RuleBasedStateMachine):
 
     @invariant()
     def few_upload(self):
-        """Those that hold a buffer share out the chunks in flight, of which a short update takes few."""
+        """Devices with a buffer share the chunks in flight; a short update needs few of them."""
         if self.engine.open is not None:
             shares = sum(slot.share for slot in self.engine.open._uploads._active.values())
             assert shares <= self.spec.upload_slots * self.spec.upload_window
 
     @invariant()
     def memory_is_bounded(self):
-        """What the engine remembers grows with the names of devices, the slots and the rounds, not with their messages."""
-        # Records are what a run is about; all else must not grow with its length.
+        """The engine's memory grows with the number of devices, slots and rounds, not with the number of messages."""
+        # Records are a run's result; no other data may grow with its length.
         rounds = sum(map(weight, self.engine.records)) + 64 * len(self.engine.records)
         limit = FIXED + PER_DEVICE * (len(FOES) + 1) + PER_SLOT * self.spec.upload_slots + rounds
         assert weight(self.engine) <= limit
@@ -171,11 +171,11 @@ class HostileDevices(RuleBasedStateMachine):
     # ---- the shell
 
     def perform(self, effects: list[do.Effect]) -> None:
-        """All of them, and those that follow."""
+        """Run all effects, and those that follow from them."""
         run_effects(self.engine, effects, self, lambda: self.now)
 
     def run_effect(self, effect: do.Effect) -> list[Event]:
-        """What the engine waits for is done at once."""
+        """Perform an effect at once, and return the events that the engine waits for."""
         match effect:
             case do.SendMessage(device=device) if isinstance(effect.envelope.body, Committed):
                 digest = effect.envelope.body.digest
@@ -200,9 +200,9 @@ class HostileDevices(RuleBasedStateMachine):
         return []
 
     def _is_answered_again(self, device: str, digest: str, number: int) -> bool:
-        """Return whether the update counted in an earlier round, and this answers an offer of a round without the device.
+        """Return whether the update counted in an earlier round, and the answer is to an offer in a round without the device.
 
-        Such an answer has the round of the offer, and counts nothing there.
+        Such an answer has the round of the offer, in which the update does not count.
         """
         current = self.engine.open
         in_it = current is not None and current.round.number == number and device in current.reports
@@ -218,10 +218,10 @@ class HostileDevices(RuleBasedStateMachine):
         self.stored.add((effect.device, digest))
         return UpdateStored(effect.round, effect.device, digest, report())
 
-    # ---- and afterwards
+    # ---- afterwards
 
     def teardown(self) -> None:
-        """The foes leave and the operator drains them; the loyal device's round is played as if nothing had been."""
+        """The foes leave and the operator drains them; the loyal device's round then works as usual."""
         if not hasattr(self, "engine"):
             return
         self.refusing = False
@@ -244,7 +244,7 @@ class HostileDevices(RuleBasedStateMachine):
         raise AssertionError("an honest round no longer works")
 
     def _outlast(self) -> None:
-        """One device accepts and is silent, another reports: not even then is a round open beyond its time."""
+        """One device accepts and is silent, another reports: even then a round ends in time."""
         self.accept(LOYAL)
         self.upload(FOES[0], BLOBS[0], len(BLOBS[0]))
         self.wait(self.spec.policy.deadline_s + self.spec.policy.grace_s)

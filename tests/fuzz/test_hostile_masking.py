@@ -1,4 +1,4 @@
-"""Masked groups against peers that send anything within the wire: no crash, one answer, and the sum only of those who count."""
+"""Masked groups against peers that send any valid messages: no crash, one answer, and a sum of the counted devices only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DIGEST = request_digest(NAME.task, NAME.run, NAME.round, request_of(terms_of(SIZ
 
 
 def contexts(group: PlayedGroup) -> st.SearchStrategy[bytes]:
-    """The group's own, or any."""
+    """Return the group's own context, or another one."""
     return st.sampled_from([group.context, bytes(32)])
 
 
 def to_device(group: PlayedGroup, index: int) -> st.SearchStrategy[object]:
-    """What a coordinator may send that follows no protocol: right messages, changed ones, and any."""
+    """Return messages of a coordinator that ignores the protocol: correct, changed or arbitrary ones."""
     honest = group.inbox_of(index, ALL)
     boxes = st.lists(st.binary(max_size=120) | st.sampled_from(honest.boxes), max_size=2 * SIZE).map(tuple)
     thresholds, members = st.integers(2, 64), st.permutations(group.roster.members).map(tuple)
@@ -54,7 +54,7 @@ def test_device_answers_any_messages_once_or_not_at_all(data):
 
 
 def to_coordinator(group: PlayedGroup, index: int) -> st.SearchStrategy[object]:
-    """Shares and reveals, right ones, changed ones and any."""
+    """Return shares and reveals: correct, changed or arbitrary ones."""
     honest = group.shares[index]
     boxes = st.lists(st.binary(max_size=120), max_size=2 * SIZE).map(tuple)
     revealed = st.lists(st.binary(max_size=33) | st.binary(min_size=33, max_size=33), min_size=SIZE, max_size=SIZE)
@@ -70,7 +70,7 @@ def to_coordinator(group: PlayedGroup, index: int) -> st.SearchStrategy[object]:
 @tries(40, deadline=None)
 @given(st.data())
 def test_coordinator_refuses_any_messages_of_a_device_and_opens_the_group_by_the_others(data):
-    """Whatever one of four members sends in its turns, the other three open the group, or it is lost."""
+    """Whatever one of four members sends in its turns, the other three open the group, or the group is lost."""
     played = PlayedGroup.of(SIZE)
     played.share()
     group = MaskedGroup(DIGEST, played.roster)

@@ -1,11 +1,11 @@
-"""The commands `fedpatch` and `fedpatch-agent` as a user runs them: processes with output, errors and an exit code.
+"""The commands `fedpatch` and `fedpatch-agent` as a user runs them: processes with output, error output and an exit code.
 
     done = run("fedpatch", "runs", "--state-dir", state)
     with Command("fedpatch", "run", "--rounds", 3, ...) as coordinator:
         coordinator.wait(lambda: "round 1/3" in coordinator.err, "has played a round")
         done = coordinator.interrupt()
 
-Neither standard output nor standard error is a terminal. A command ends with its `with`, however that ends.
+Standard output and standard error are not terminals. The process ends with its `with`, also after an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from tests.support.paths import ROOT
 
 PATIENCE_S = 180.0
-"""For a round or a few on a machine that is very busy."""
+"""Enough for a few rounds on a very busy machine."""
 
 _PATIENT_CLAIM = """
 from fedpatch import cli
@@ -39,7 +39,7 @@ _STARTED_AS = {
     "fedpatch": ["-m", "fedpatch"],
     "fedpatch-agent": ["-m", "fedpatch.device_agent"],
     "fedpatch-relay": ["-m", "fedpatch.relay"],
-    # Waits for the answer of a coordinator that is there for as long as a machine may stand still.
+    # Waits for another coordinator's answer even if the machine stalls for long.
     "fedpatch that waits for an answer": ["-c", _PATIENT_CLAIM],
 }
 _POLL_S = 0.02
@@ -47,7 +47,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left behind; the exit code is minus the signal's number where one ended it."""
+    """Exit code and output of an ended command; the code is minus the signal's number if a signal ended it."""
 
     code: int
     out: str
@@ -62,10 +62,10 @@ class Done:
 def wait_for(
     running: Callable[[], bool], fits: Callable[[], object], problem: Callable[[], str], patience_s: float
 ) -> None:
-    """Return once `fits()` is true; TimeoutError with the problem if it never is, or the process ends before."""
+    """Return once `fits()` is true; TimeoutError with the problem if it does not become true, or the process ends before."""
     give_up_at = time.monotonic() + patience_s
     while True:
-        runs = running()  # looked at first: what fits may come about right before the end
+        runs = running()  # read first: `fits()` may become true right before the process ends
         if fits():
             return
         if not runs or time.monotonic() > give_up_at:
@@ -74,9 +74,9 @@ def wait_for(
 
 
 class Command:
-    """One process. `environment` is added to ours, of which no setting of fedpatch's is passed on.
+    """One process. Its environment is ours without fedpatch's settings, plus `environment`.
 
-    A run serves no metrics by default: all runs of all tests would want the same port.
+    A run serves no metrics by default, since all tests' runs would use the same port.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Command:
         wait_for(lambda: self.running, fits, lambda: f"never: {what}; standard error:\n{self.err}", patience_s)
 
     def wait_err(self, text: str) -> None:
-        """Return once `text` stands on standard error."""
+        """Return once `text` is on standard error."""
         self.wait(lambda: text in self.err, f"prints {text!r}")
 
     def done(self, patience_s: float = PATIENCE_S) -> Done:
-        """Wait until it has ended by itself."""
+        """Wait until the process has ended by itself."""
         try:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -120,12 +120,12 @@ class Command:
         return Done(code, self.out, self.err)
 
     def interrupt(self) -> Done:
-        """Press Ctrl-C, which reaches all processes of a terminal; what came of it."""
+        """Press Ctrl-C, which reaches all processes of a terminal, and wait for the end."""
         os.killpg(self._process.pid, signal.SIGINT)
         return self.done()
 
     def terminate(self) -> Done:
-        """Ask it to end, as a service manager would; what came of it."""
+        """Send SIGTERM, as a service manager would, and wait for the end."""
         self.ask_to_end()
         return self.done()
 
@@ -139,7 +139,7 @@ class Command:
         self._process.wait()
 
     def freeze(self) -> None:
-        """Let it do nothing any more, without anybody noticing."""
+        """Stop the process without a notice to its peers."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

@@ -1,4 +1,4 @@
-"""What system tests have in common: a fleet that nobody has begun yet, and what its agents wrote where a test fails."""
+"""Shared parts of system tests: a stage whose agents are not started yet, and the agents' logs in reports of failed tests."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
-    """Nothing but the broker runs yet."""
+    """A stage on which only the broker runs yet."""
     with Fleet(mosquitto.url, tmp_path) as fleet:
         yield Stage(mosquitto, fleet, tmp_path)

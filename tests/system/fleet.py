@@ -1,4 +1,4 @@
-"""Real agents for tests: processes of `fedpatch-agent run`, each with a state directory and a log of its own.
+"""Real agents for tests: processes of `fedpatch-agent run`, each with its own state directory and log.
 
     with Fleet(mosquitto.url, tmp_path) as fleet:
         ann = fleet.start("ann", "digits", "shard:0/2")
@@ -7,9 +7,9 @@
         ann.kill()
         ann.restart()
 
-An agent ends with the test however that ends: it holds the reading end of a pipe that the kernel closes with the test's
-process. The logs of all agents are shown with a test that fails (tests/system/conftest.py), and an agent's `wait` puts
-its log into its error.
+An agent ends with the test's process in any case: it holds the reading end of a pipe that the kernel closes with that
+process. The report of a failed test has the logs of all agents (tests/system/conftest.py), and the error of an agent's `wait`
+has its log.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tests.support.paths import ROOT
 from tests.system.commands import Command, wait_for
 
 PATIENCE_S = 150.0
-"""To import torch takes a busy machine seconds; this is for one that is very busy."""
+"""Enough to import torch on a very busy machine."""
 
 _STOP_TIMEOUT_S = 60.0
 
 Wrap = Callable[[Sequence[str]], list[str]]
 
 open_fleets: list[Fleet] = []
-"""Those whose `with` is not over, for the report of a failed test."""
+"""Fleets whose `with` has not ended, for the report of a failed test."""
 
 
 @functools.cache
@@ -73,7 +73,7 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; `wait_ready` waits until it is at work."""
+        """Start the agent; `wait_ready` waits until it is ready."""
         assert not self.running, f"{self.device} runs already"
         command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
@@ -89,22 +89,22 @@ class AgentProcess:
             )
 
     def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
-        """Return once this very process is connected to the broker and has its data."""
+        """Return once the agent's present process is connected to the broker and has its data."""
         self.wait(lambda: self.status.get("connected") and self.status.get("tasks"), "is ready", patience_s)
 
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
         wait_for(lambda: self.running, fits, lambda: f"{self.device} never: {what}; its log:\n{self.log}", patience_s)
 
     def terminate(self) -> int:
-        """End it as a service manager would, and wait; the exit code, or minus the signal's number."""
+        """Send SIGTERM, as a service manager would, and wait; return the exit code, or minus the signal's number."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """End it like a power cut, its training process too: no goodbye, nothing tidied up."""
+        """End the agent and its training process like a power cut: without disconnect and cleanup."""
         return self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Kill it if it still runs, and start it again in the same state directory."""
+        """Kill the agent if it still runs, and start it again in the same state directory."""
         self.kill()
         self.start()
 
@@ -114,7 +114,7 @@ class AgentProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the agent, which is its session's and group's too."""
+        """Process id of the agent, which is also the id of its session and process group."""
         assert self._process is not None
         return self._process.pid
 
@@ -124,7 +124,7 @@ class AgentProcess:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the process that runs now last wrote about itself; empty until it did."""
+        """The last status that the present process wrote; empty until it has written one."""
         try:
             status = json.loads((self.state_dir / "status.json").read_bytes())
         except (FileNotFoundError, ValueError):  # ValueError: a power cut left an empty file
@@ -133,7 +133,7 @@ class AgentProcess:
 
     @property
     def log(self) -> str:
-        """All that it has written, over all its lives."""
+        """The log of all processes of this agent."""
         return self._log.read_text("utf-8", errors="replace") if self._log.exists() else ""
 
     def _end(self, how: signal.Signals) -> int:
@@ -142,7 +142,7 @@ class AgentProcess:
         process = self._process
         if process.poll() is None:
             if how is signal.SIGKILL:
-                # A power cut takes the training process at the same moment. It is a child of the agent or of the fork server.
+                # A power cut ends the training process at the same moment. Its parent is the agent or the fork server.
                 os.killpg(process.pid, signal.SIGSTOP)
                 while forked := forked_for(process.pid):
                     for one in forked:
@@ -165,7 +165,7 @@ class AgentProcess:
 
 
 class Fleet:
-    """The agents of one fleet at one broker, with everything they keep in `directory`; all end with the `with`.
+    """The agents of one fleet at one broker, with all their files in `directory`; all end with the `with`.
 
     Args:
         broker: URL of the broker.
@@ -188,7 +188,7 @@ class Fleet:
 
     @property
     def plain(self) -> list[str]:
-        """The option that both sides want for a broker without TLS that is not on loopback: one on a host of the lab."""
+        """The option that both sides need for a broker without TLS beyond loopback, such as on a host of the lab."""
         return ["--insecure"] if parse_broker_url(self.broker).exposed else []
 
     def start(
@@ -198,7 +198,7 @@ class Fleet:
         settings = ["--broker", self.broker, "--fleet", self.name, "--task", task, "--data", data]
         settings += ["--admission", admission, "--reconnect-min-s", "0.2", "--reconnect-max-s", "1"]
         settings += [*self.plain, *self._forks]
-        # A test's own processes must not starve what they wait for.
+        # The test's other processes must not starve the agents for which they wait.
         settings += ["--nice", "0", *options]
         self._directory.mkdir(parents=True, exist_ok=True)
         agent = self.agents[device] = AgentProcess(device, settings, self._directory, self._wrap)
@@ -213,12 +213,12 @@ class Fleet:
         return Command(program, "run", "--json", *self.plain, *options)
 
     def settings(self, state_dir: Path, task: str, **terms: Any) -> RunSettings:
-        """Settings of a coordinator in this process, which gives a slow machine time; `terms` go before these."""
+        """Return settings of a coordinator in this process, with long waits for slow machines; `terms` override them."""
         given: dict[str, Any] = {"devices": len(self.agents), "recruit_deadline_s": 100.0, "grace_s": 100.0, **terms}
         return RunSettings(metrics=None, broker=self.broker, fleet=self.name, state_dir=state_dir, task=task, **given)
 
     def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
-        """Return once every agent that runs is connected and has its data."""
+        """Return once every agent is connected and has its data."""
         for agent in self.agents.values():
             agent.wait_ready(patience_s)
 

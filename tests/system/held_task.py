@@ -1,7 +1,7 @@
-"""The oracle's task, whose training can be held at a step and let go on: so a test finds a device in mid-training for sure.
+"""The oracle's task, with a training that a test can hold at a step and release: so a device is surely in mid-training.
 
-A data spec is the oracle's, and then `;PATH`. While there is a file PATH, it holds at which step of the training process's
-life to hold (1 is the first). A process that holds writes the step in a file PATH.held.
+A data spec is the oracle's, and then `;PATH`. While the file PATH exists, it has the number of the step at which to hold,
+counted from the start of the training process (1 is the first). A held process writes its step to the file PATH.held.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLL_S = 0.01
 
 
 class Hold:
-    """The two files, as a test sees them."""
+    """The two files, for use by a test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,13 +29,13 @@ class Hold:
         self._step = 0
 
     def at(self, step: int) -> None:
-        """Hold at that step, or as soon as it is over; what is held at an earlier one goes on."""
+        """Hold at this step, or at the next step if it has passed; a process held at an earlier step continues."""
         self._step = step
         _write(self.path, step)
 
     @property
     def reached(self) -> bool:
-        """Whether the process holds there; it may be going on from an earlier step at that moment."""
+        """Whether the process is held at the step or later; the file may still name an earlier step that it is leaving."""
         held_file = content(self.held_file)
         return held_file is not None and int(held_file) >= self._step
 
@@ -49,7 +49,7 @@ class _Holding:
 
     def __init__(self) -> None:
         self.hold: Hold | None = None
-        self._steps = -1  # a process begins with a step on trial, which is none of its training
+        self._steps = -1  # a process begins with a trial step that is not part of its training
 
     def load_data(self, spec: str, root: Path) -> DeviceData:
         data, _, path = spec.partition(";")
@@ -64,7 +64,7 @@ class _Holding:
             held = True
             time.sleep(_POLL_S)
         if self.hold is not None and held:
-            self.hold.held_file.unlink(missing_ok=True)  # the value at the moment of the release
+            self.hold.held_file.unlink(missing_ok=True)  # a value written while the test released the hold
         return F.cross_entropy(outputs, targets)
 
     def _is_due(self, hold: Hold) -> bool:
@@ -75,14 +75,14 @@ class _Holding:
 
 
 def _write(path: Path, step: int) -> None:
-    """In one piece, for a concurrent reader."""
+    """Write the file atomically, for a concurrent reader."""
     new = path.with_name(path.name + ".new")
     new.write_text(str(step))
     new.replace(path)
 
 
 def load_late(spec: str, root: Path) -> DeviceData:
-    """The oracle's data, once there is a file PATH: an agent with it is starting until then."""
+    """Return the oracle's data once the file PATH exists; until then the agent is starting."""
     data, _, path = spec.partition(";")
     while not Path(path).exists():
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Forbidden uploads of a device, and the answers to them; for a run of the reference task that keeps `affine` private."""
+"""Forbidden uploads of a device and the answers to them, for a run of the reference task with `affine` private."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _first(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def announced(**changes: object) -> Misdeed:
-    """An update whose manifest contradicts it."""
+    """Return a misdeed: an update with a wrong manifest."""
 
     def misdeed(update: Update) -> Upload:
         upload = update.upload()
@@ -41,12 +41,12 @@ def announced(**changes: object) -> Misdeed:
 
 
 def reported(**changes: object) -> Misdeed:
-    """An update whose report contradicts it."""
+    """Return a misdeed: an update with a wrong report."""
     return lambda update: replace(update, report=replace(update.report, **changes)).upload()  # type: ignore[arg-type]
 
 
 def _bomb(update: Update, announced_bytes: int) -> Upload:
-    """As many zeros as a model may have bytes, in a few bytes."""
+    """Return an upload of a few bytes that unpack to as many zero bytes as a model may have."""
     return update.instead(zstandard.ZstdCompressor().compress(bytes(MAX_MODEL_MIB * 2**20)), announced_bytes)
 
 

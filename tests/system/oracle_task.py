@@ -23,7 +23,7 @@ def build_model() -> nn.Module:
 
 
 def device_data(spec: str) -> DeviceData:
-    """Data of the device with a spec like "n=37,test=20,seed=3": its own distribution of inputs, its own rule for labels."""
+    """Return a device's data for a spec like "n=37,test=20,seed=3": with its own distribution of inputs and rule for labels."""
     try:
         fields = {name: int(value) for name, value in (part.split("=") for part in spec.split(","))}
         n, test, seed = fields["n"], fields["test"], fields["seed"]
@@ -37,12 +37,12 @@ def device_data(spec: str) -> DeviceData:
 
 
 def load_data(spec: str, _root: Path) -> DeviceData:
-    """`device_data`; there are no files."""
+    """Return `device_data(spec)`; no files are read."""
     return device_data(spec)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Share of targets that got the highest output."""
+    """Return the share of targets with the highest output."""
     return float((outputs.argmax(dim=1) == targets).float().mean())
 
 

@@ -1,4 +1,4 @@
-"""Every byte that goes over a broker, written down by a client that is not ours, and a search through all of it."""
+"""All bytes that pass a broker, recorded by a client without our code, and a search in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.brokers import HOST
 
 PATIENCE_S = 100.0
 WINDOW_BYTES = 8
-"""Two float32 values in a row: chance does not repeat them."""
+"""Two adjacent float32 values: they do not repeat by chance."""
 
 _CHUNK_TOPIC = re.compile(r"(?P<blob>.*/blob/[0-9a-f]+)/(?P<index>\d+)")
 _CHUNK_HEADER_BYTES = 52
@@ -27,9 +27,9 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class Recorder:
-    """mosquitto_sub on all topics of the broker at `port`, while its `with` lasts; then see `messages`.
+    """mosquitto_sub on all topics of the broker at `port`, within the `with`; afterwards `messages` has the record.
 
-    `options` are further ones of mosquitto_sub and mosquitto_pub, such as certificates.
+    `options` are further options of mosquitto_sub and mosquitto_pub, such as certificates.
     """
 
     def __init__(self, port: int, directory: Path, options: Sequence[object] = ()) -> None:
@@ -61,7 +61,7 @@ class Recorder:
             self.messages.append((topic, bytes.fromhex(payload)))
 
     def _pass_mark(self, mark: str) -> None:
-        """Return once a message of our own was recorded, and so all that came before it."""
+        """Return once a message of our own was recorded: then all earlier messages were recorded too."""
         publish = ["mosquitto_pub", *self._place, "-i", "recorder-out", "-q", "1", "-t", f"recorder/{mark}", "-n"]
         give_up_at = time.monotonic() + PATIENCE_S
         while f"recorder/{mark} ".encode() not in self._output.read_bytes():
@@ -71,7 +71,7 @@ class Recorder:
 
 
 class Haystack:
-    """Topics, payloads, and what chunks add up to; as it is, and what is compressed also decompressed."""
+    """Topics, payloads, and the blobs made of chunks; compressed blobs also decompressed."""
 
     def __init__(self, messages: Iterable[tuple[str, bytes]]) -> None:
         messages = list(messages)
@@ -82,16 +82,16 @@ class Haystack:
         }
 
     def names_of(self, tensors: Iterable[str]) -> set[str]:
-        """Those names that are anywhere in it."""
+        """Return the names that occur in it."""
         return {name for name in tensors if any(name.encode() in part for part in self._parts)}
 
     def values_of(self, tensors: Mapping[str, Array]) -> set[str]:
-        """Names of those tensors of which any two distinct values are in it, side by side."""
+        """Return the names of the tensors of which two distinct adjacent values occur in it."""
         return {name for name, array in tensors.items() if not self._windows.isdisjoint(distinct_windows(array))}
 
 
 def distinct_windows(array: Array) -> set[bytes]:
-    """Every two float32 values in a row, as they would travel; none that are as common as zeros and ones are."""
+    """Return the bytes of every two adjacent float32 values, without common ones such as zeros and ones."""
     if array.dtype != np.float32:
         return set()
     data = array.astype("<f4").tobytes()

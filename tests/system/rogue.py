@@ -1,4 +1,4 @@
-"""A device that takes part in rounds as it should, and then uploads what it should not."""
+"""A device that takes part in rounds correctly, and then uploads a forbidden update."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.support.brokers import Client
 NUM_EXAMPLES = 1000
 PATIENCE_S = 60.0
 AS_IS = "fp32+zstd"
-"""Also a delta encoding's container where no tensor is a step: each may travel as it is."""
+"""Also the container of a delta encoding without steps: each tensor may be sent unchanged."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Bytes, and what is announced of them."""
+    """The bytes of an upload, and their manifest."""
 
     manifest: Manifest
     blob: bytes
@@ -46,7 +46,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Update:
-    """What is in an upload. As the rogue is given it, it is fit to be accepted: the global model as it came."""
+    """The content of an upload. The rogue gets it as a valid update: the unchanged global model."""
 
     tensors: Mapping[str, Array]
     schema: Schema
@@ -54,7 +54,7 @@ class Update:
     request: WorkRequest
 
     def with_tensor(self, name: str, values: Array) -> Update:
-        """With one tensor more, or another one in the place of one, of whatever shape."""
+        """Return the update with one more tensor, or with one replaced, of any shape."""
         role = self.schema.spec(name).role if name in self.schema else "moment" if ":" in name else "buffer"
         others = tuple(spec for spec in self.schema.specs if spec.name != name)
         schema = Schema((*others, TensorSpec(name, values.shape, values.dtype.name, role)))
@@ -65,7 +65,7 @@ class Update:
         return replace(self, tensors={one: self.tensors[one] for one in names}, schema=self.schema.subset(names))
 
     def upload(self, encoding: str = "") -> Upload:
-        """As it would travel, always announced as what was agreed on; in a delta encoding every tensor as it is."""
+        """Return the packed update, with the agreed encoding in its manifest; a delta encoding gets each tensor unchanged."""
         agreed = self.request.encoding
         packed = pack(
             self.tensors, self.schema, asdict(self.report), encoding or (AS_IS if is_delta(agreed) else agreed)
@@ -74,7 +74,7 @@ class Update:
         return Upload(self._describe(packed.blob, announced, packed.raw_bytes, schema), packed.blob)
 
     def instead(self, blob: bytes, raw_bytes: int) -> Upload:
-        """Other bytes, truthfully described but for what is in them."""
+        """Return other bytes, with a manifest that is correct except for their content."""
         return Upload(self._describe(blob, self.request.encoding, raw_bytes, self.request.model.schema), blob)
 
     def _describe(self, blob: bytes, encoding: str, raw_bytes: int, schema: str) -> Manifest:
@@ -87,14 +87,14 @@ Misdeed = Callable[[Update], Upload]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rogue's upload in a round, and the answer."""
+    """The digest of the rogue's upload in a round, and the answer to it."""
 
     digest: str
     answer: Refused | Committed
 
 
 class Rogue:
-    """Speaks for `device` of `fleet` by way of a client that it is given. `model` and `travelling` are the task's schemas."""
+    """Acts as `device` of `fleet` through the given client. `model` and `travelling` are the task's schemas."""
 
     def __init__(self, client: Client, fleet: str, device: str, task: str, model: Schema, travelling: Schema) -> None:
         self._client = client
@@ -121,12 +121,12 @@ class Rogue:
         self._client.link.publish(topics.up(self._fleet, self._device), payload)
 
     def send_as_chunk(self, payload: bytes) -> None:
-        """Any bytes, where chunks of updates belong."""
+        """Publish any bytes on a topic for chunks of updates."""
         topic = topics.update_chunk(self._fleet, self._device, hashlib.sha256(payload).hexdigest(), 0)
         self._client.link.publish(topic, payload)
 
     def play(self, misdeeds: Sequence[Misdeed]) -> list[Verdict]:
-        """One misdeed in each round that it is asked to take part in, and what came of it."""
+        """Commit one misdeed in each round that invites the device; return the answers."""
         verdicts: list[Verdict] = []
         last_round = 0
         for misdeed in misdeeds:
@@ -178,7 +178,7 @@ class Rogue:
                 return envelope, envelope.body
 
     def _wait_message(self, fits: Callable[[Envelope], bool]) -> Envelope:
-        """The next message of the coordinator to this device that `fits`."""
+        """Wait for the coordinator's next message to this device that `fits`, and return it."""
         down = topics.down(self._fleet, self._device)
         event = self._client.wait(
             Received, lambda event: event.topic == down and fits(decode(event.payload)), PATIENCE_S

@@ -1,7 +1,7 @@
-"""What tests of survival play on: a broker, two devices that can be held in their training, a coordinator; and the oracle.
+"""The stage of survival tests: a broker, two devices that a test can hold in their training, a coordinator; and the oracle.
 
-Where the result of a run with mishaps is that of the oracle, which knows of none, nothing was lost and nothing counted
-twice: neither in the model nor in a patch.
+If a run with faults has the result of the oracle, which has none, no update was lost or counted twice, neither in the
+model nor in a patch.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ ROUNDS = 4
 STRATEGY, PRIVATE = "fedavg-adam", "affine"
 DEVICES = {"ann": "n=37,test=20,seed=1", "bob": "n=23,test=20,seed=2"}
 STEPS = {"ann": 5, "bob": 3}
-"""Minibatches of a round: round(n / 7)."""
+"""Minibatches in a round: round(n / 7)."""
 
-# A test ends its waits itself, so nobody gives up on a machine that is slow.
+# Long deadlines: a test ends its waits itself, so no part gives up on a slow machine.
 PATIENT = {"rejoin_s": 100, "grace_s": 100, "recruit_deadline_s": 100, "deadline_s": 300, "wait_s": 100, "quorum": 1}
 
 
 @dataclass
 class Stage:
-    """A broker, two devices that can be held in their training, and a place for the coordinator's state."""
+    """A broker, two devices that a test can hold in their training, and a place for the coordinator's state."""
 
     broker: Mosquitto
     fleet: Fleet
@@ -59,12 +59,12 @@ class Stage:
         return self.fleet.agents["ann"], self.fleet.agents["bob"]
 
     def start_agent(self, device: str, options: Sequence[str] = ()) -> AgentProcess:
-        """One of them, with further options of `fedpatch-agent run`."""
+        """Start one of the devices, with further options of `fedpatch-agent run`."""
         self.holds[device] = Hold(self.directory / f"{device}.hold")
         return self.fleet.start(device, REFERENCE, f"{DEVICES[device]};{self.holds[device].path}", options=options)
 
     def begin(self, rounds: int = ROUNDS, program: str = "fedpatch", **changes: Any) -> Command:
-        """`fedpatch run`, with a patience of minutes but for `changes`."""
+        """Start `fedpatch run`, with deadlines of minutes unless `changes` has others."""
         given: dict[str, Any] = {
             "task": REFERENCE,
             "strategy": STRATEGY,
@@ -72,7 +72,7 @@ class Stage:
             "devices": len(DEVICES),
             **PATIENT,
         }
-        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # what the oracle plays
+        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # as the oracle computes
         state_dir = changes.pop("state_dir", self.state_dir)
         return self.fleet.coordinator(state_dir, program=program, **(given | changes))
 
@@ -85,7 +85,7 @@ class Stage:
             coordinator.kill()
 
     def resumed(self) -> Done:
-        """Resume the run with no device held, to its end."""
+        """Release all devices, and resume the run to its end."""
         for hold in self.holds.values():
             hold.release()
         with self.resume() as coordinator:
@@ -95,28 +95,28 @@ class Stage:
         return Command(program, "resume", "last", "--state-dir", self.state_dir, "--json")
 
     def hold(self, device: str, *, round: int, step: int) -> None:
-        """Hold a device at a step (from 1) of a round (from 1), counted from when it was started."""
+        """Hold a device at a step (from 1) of a round (from 1), both counted from its start."""
         self.holds[device].at((round - 1) * STEPS[device] + step)
 
     def wait_back(self, device: str) -> None:
-        """Return once a device that was away is ready, and the coordinator has received that before all later messages."""
+        """Return once a device that was away is ready, and the coordinator gets its presence before all later messages."""
         self.fleet.agents[device].wait_ready()
         topic = topics.device_state(self.fleet.name, device)
         with client(self.broker.url, f"looks-for-{device}", topic) as looking:
             looking.wait(Received, lambda event: _can_be_asked(decode(event.payload).body))
 
     def wait_held(self, device: str, coordinator: Command) -> None:
-        """Return once the device is in mid-training."""
+        """Return once the device is held in its training."""
         coordinator.wait(lambda: self.holds[device].reached, f"{device} trains")
 
     def patch(self, device: str) -> PatchState:
-        """The private patch as it lies on the device's disk."""
+        """Return the private patch on the device's disk."""
         key = PatchKey(TASK.name, schema_of(build_model()).digest, PRIVATE)
         return PatchStore(self.fleet.agents[device].patches).load(key, "another run", 0)
 
 
 def wait_state(agent: AgentProcess, state: str) -> None:
-    """Return once an agent is in a state of its job."""
+    """Return once the job of an agent is in a state."""
     agent.wait(lambda: agent.status.get("state") == state, f"is {state}")
 
 
@@ -125,17 +125,17 @@ def _can_be_asked(state: Body) -> bool:
 
 
 def outcomes(document: dict[str, Any]) -> list[tuple[int, str, int]]:
-    """Number, outcome and updates of each round of what a run printed."""
+    """Return number, outcome and updates of each round in the document that a run printed."""
     return [(one["round"], one["outcome"], one["reported"]) for one in document["rounds"]]
 
 
 def all_went_well(rounds: int = ROUNDS) -> list[tuple[int, str, int]]:
-    """Outcomes of rounds to which both devices gave their updates."""
+    """Return the outcomes of rounds with updates of both devices."""
     return [(number, "aggregated", len(DEVICES)) for number in range(1, rounds + 1)]
 
 
 def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence[Sequence[str]]) -> None:
-    """The exported model and each device's patch, moments and place in its data are those of `cohorts`, played in peace."""
+    """Check that model, patches, moments and positions in the data are those of `cohorts` without faults."""
     data = {name: device_data(spec) for name, spec in DEVICES.items()}
     last = oracle.run_mtfl(
         build_model,
@@ -155,7 +155,7 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
 
 
 def assert_like_scaffold(stage: Stage, document: dict[str, Any], cohorts: Sequence[Sequence[str]]) -> None:
-    """Model, c, and c_i of each device are those of SCAFFOLD in `cohorts`, played in peace."""
+    """Check that model, c, and c_i of each device are those of SCAFFOLD with `cohorts` without faults."""
     data = {name: oracle.arrays_of(device_data(spec)) for name, spec in DEVICES.items()}
     model = build_model()
     oracle.load(model, initial_tensors(TASK, 0))
@@ -171,7 +171,7 @@ def assert_like_scaffold(stage: Stage, document: dict[str, Any], cohorts: Sequen
 
 
 def assert_complete(stage: Stage, done: Done, rounds: int = ROUNDS) -> None:
-    """The run ended with exit code 0 and both devices in each round, and left what the oracle has."""
+    """Check that the run ended with exit code 0, has both devices in each round, and the result of the oracle."""
     assert done.code == 0
     assert outcomes(done.document) == all_went_well(rounds)
     assert_like_oracle(stage, done.document, [tuple(DEVICES)] * rounds)

@@ -1,4 +1,4 @@
-"""Real agents over a real broker: one device of four is mute, others load their task for long."""
+"""Real agents over a real broker: one device of four is mute; in another test devices need long to load their task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
 
 @contextmanager
 def mute(broker: Mosquitto, fleet: str, device: str) -> Iterator[list[int]]:
-    """A device that accepts each request once, and sends nothing else; the rounds that it accepted."""
+    """A device that accepts each request once and sends nothing else; yields the accepted rounds."""
     accepted: list[int] = []
     over = threading.Event()
     with client(broker.url, device, topics.down(fleet, device)) as voice:
@@ -57,7 +57,7 @@ def _accept(voice: Client, fleet: str, device: str, accepted: list[int], over: t
 
 @pytest.mark.slow
 def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_deadline(tmp_path):
-    """It costs one round a good minute, and the others at most the grace period; it is asked less and less, and named."""
+    """It costs one round over a minute, the others at most the grace period; it is asked less often, and named absent."""
     with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
         for number, device in enumerate(("ann", "bob", "cyd")):
             fleet.start(device, REFERENCE, f"n=20,test=10,seed={number}")
@@ -79,7 +79,7 @@ def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_dea
 
 
 def test_run_waits_for_starting_agents(tmp_path):
-    """However short `wait_s` is: they publish it as soon as they are connected, long before their task is loaded."""
+    """Also if `wait_s` is short: agents publish that they are starting once connected, long before their task is loaded."""
     go = tmp_path / "go"
     with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
         for device in ("ann", "bob"):

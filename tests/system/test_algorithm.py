@@ -1,4 +1,4 @@
-"""Whole rounds, with agents as processes and a real broker between them, are those of Algorithm 1 of the paper."""
+"""Whole rounds, with agents as processes and a real broker, have the results of Algorithm 1 of the paper."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POLICIES = ("none", "stats", "affine", "all", "names:bn1.running_*,fc3.*")
 
 
 class Witness:
-    """Records the coordinator's messages to the devices of `fleet`, by way of a client that it is given."""
+    """Records the coordinator's messages to the devices of `fleet` through the given client."""
 
     def __init__(self, client: Client, fleet: str) -> None:
         self._client = client
@@ -52,7 +52,7 @@ class Witness:
         client.settle()
 
     def rounds(self, run: str) -> list[list[str]]:
-        """The devices whose updates were committed in rounds 1, 2, ... of `run`."""
+        """Return the devices whose updates were committed in rounds 1, 2, ... of `run`."""
         self._client.settle()
         committed: dict[int, set[str]] = {}
         for event in self._client.seen:
@@ -69,7 +69,7 @@ class Witness:
 
 @dataclass
 class Stage:
-    """Four agents at a broker, somebody who reads along, and the file that decides whether the latecomer takes part."""
+    """Four agents at a broker, a witness of the messages, and the file that decides whether the latecomer takes part."""
 
     fleet: Fleet
     witness: Witness
@@ -78,7 +78,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Agents that serve all tests, since it takes them seconds to start; their patches are deleted before each."""
+    """Agents for all tests, since they need seconds to start; their patches are deleted before each run."""
     directory = tmp_path_factory.mktemp("fleet")
     admission = directory / "admission"
     with Mosquitto() as broker, client(broker.url, "witness") as reader, Fleet(broker.url, directory) as fleet:
@@ -90,7 +90,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 class Doorkeeper(Silent):
-    """A view that lets the latecomer in, once it has declined to take part."""
+    """A view that admits the latecomer once it has declined to take part."""
 
     def __init__(self, admission: Path) -> None:
         self._admission = admission
@@ -104,13 +104,13 @@ class Doorkeeper(Silent):
 def _play(
     stage: Stage, state_dir: Path, strategy: str, private: str, **changes: object
 ) -> tuple[RunSummary, ServerState]:
-    """A run over the network, from initial patches, and the coordinator's state after it."""
+    """Run over the network from initial patches; return the summary and the coordinator's state after the run."""
     for agent in stage.fleet.agents.values():
         for patch in (path for path in agent.patches.rglob("*") if path.is_file()):
             patch.unlink()
     terms = {"strategy": strategy, "private": private, "seed": SEED, "rounds": ROUNDS, "participation": 0.75}
     terms |= {"norm_bound": "off", "encoding": "fp32+zstd", **changes}
-    # Without the latecomer, two of three are enough; all who accept are waited for.
+    # Without the latecomer, two of three are enough; the round waits for all devices that accept.
     settings = stage.fleet.settings(state_dir, REFERENCE, quorum=0.6, **terms)
     summary = start_run(settings, Doorkeeper(stage.admission))
     state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))
@@ -118,7 +118,7 @@ def _play(
 
 
 def _patch(stage: Stage, device: str, private: str) -> dict[str, Array]:
-    """What a device keeps to itself."""
+    """Return the private values of a device."""
     key = PatchKey(TASK.name, schema_of(build_model()).digest, private)
     return dict(PatchStore(stage.fleet.agents[device].patches).load(key, "another run", 0).values)
 
@@ -139,7 +139,7 @@ def _oracle(rounds: list[list[str]], strategy: str, private: str) -> list[oracle
 
 
 def _assert_same_and_moved(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Equal to 1e-5, for moments in proportion to their size, since second moments are tiny; and far from the beginning."""
+    """Equal to 1e-5, for moments relative to their size, since second moments are tiny; and far from the initial values."""
     assert found.keys() == expected.keys()
     initial = initial_tensors(TASK, SEED)
     moments = {name for name in found.keys() - initial.keys() if not name.endswith(":control")}
@@ -151,7 +151,7 @@ def _assert_same_and_moved(found: Mapping[str, Array], expected: Mapping[str, Ar
 
 
 def _assert_partial_and_late(rounds: list[list[str]]) -> None:
-    """What the test is about has taken place: nobody took part always, everybody did, and one only later."""
+    """Check the test's conditions: every device took part, but not all in any round, and the latecomer not in the first."""
     assert len(rounds) == ROUNDS
     assert set().union(*rounds) == set(DEVICES)
     assert all(set(cohort) < set(DEVICES) for cohort in rounds)
@@ -180,7 +180,7 @@ def test_rounds_over_the_network_are_those_of_algorithm_1(stage, tmp_path, strat
 
 
 def test_rounds_over_the_network_are_those_of_scaffold(stage, tmp_path):
-    """Model, c, and c_i of each device, of which some take part seldom, by Karimireddy et al. 2020, Algorithm 1."""
+    """Model, c, and c_i of each device, with partial participation, by Karimireddy et al. 2020, Algorithm 1."""
     summary, state = _play(stage, tmp_path, "scaffold", "none", max_num_examples="off")
     rounds = stage.witness.rounds(summary.run)
     _assert_partial_and_late(rounds)

@@ -1,4 +1,4 @@
-"""A fleet that is set up by hand, broker, agents and coordinator each on its own, does and reports what the demo does."""
+"""A fleet of a separately started broker, agents and coordinator has the results and reports of the demo."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.system.fleet import Fleet
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 DEVICES, ROUNDS = ("pi-01", "pi-02", "pi-03"), 3
-# On a slow machine too, no round goes on without a device.
+# No round ends without a device, even on a slow machine.
 PATIENT = ("--wait-s", 100, "--grace-s", 100, "--recruit-deadline-s", 100, "--quorum", 1)
 
 
 @dataclass(frozen=True)
 class Played:
-    """What is left of a run when its agents have been ended too."""
+    """The data of a run after its agents have ended too."""
 
     summary: dict[str, Any]
     state_dir: Path
@@ -41,7 +41,7 @@ class Played:
     broker: str
 
     def ask(self, *command: object) -> Any:
-        """What `fedpatch` answers, as JSON."""
+        """Run a command of `fedpatch`, and return its JSON document."""
         done = run("fedpatch", *command, "--state-dir", self.state_dir, "--json")
         assert done.code == 0, done.err
         return done.document
@@ -58,7 +58,7 @@ def _agent_json(command: str, state_dir: Path) -> Any:
 
 
 def _status_when_idle(state_dir: Path) -> Any:
-    """The coordinator may have ended before an agent has taken its last word."""
+    """Wait until the agent is idle: the coordinator may end before the agent has received its last message."""
     give_up_at = time.monotonic() + PATIENCE_S
     while (status := _agent_json("status", state_dir))["state"] != "idle" and time.monotonic() < give_up_at:
         time.sleep(0.1)
@@ -67,7 +67,7 @@ def _status_when_idle(state_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """Three agents, started by the documentation, and a coordinator that comes before them."""
+    """Three agents, started as documented, and a coordinator that is started before them."""
     directory = tmp_path_factory.mktemp("by-hand")
     state_dirs = {device: directory / device for device in DEVICES}
     with Mosquitto() as broker, ExitStack() as stack:
@@ -140,7 +140,7 @@ def test_agent_patches_lists_files_without_values(played: Played):
 
 
 def test_every_file_in_a_state_directory_is_documented(played: Played):
-    """docs/reference/files.md has a row for it; capitals in its paths stand for anything."""
+    """docs/reference/files.md has a row for each file; words in capitals in its paths are placeholders."""
     page = (ROOT / "docs" / "reference" / "files.md").read_text("utf-8")
     paths = [re.sub(r"[A-Z]{3,}", "*", path) for path in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
     for directory in (played.state_dir, *played.agent_dirs.values()):

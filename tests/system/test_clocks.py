@@ -1,6 +1,6 @@
-"""Clocks that are years off: a Pi has none of its own, and what it believes before it is set is arbitrary.
+"""Clocks that are years off: a Pi has no battery clock, so its time is arbitrary until it is set.
 
-Nothing that travels is a point in time, and nothing that waits looks at the wall clock.
+No message has a point in time, and no wait depends on the wall clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 
 @contextmanager
 def clock(offset: str) -> Iterator[None]:
-    """What is started meanwhile has a wall clock that is `offset` away from ours."""
+    """Processes started within the `with` have a wall clock shifted by `offset`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(LIBRARIES[0]))
         patch.setenv("FAKETIME", offset)

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or damaged under the coordinator: what was committed is kept, and the run goes on later."""
+"""Full, read-only or damaged disks of the coordinator: committed updates are kept, and the run is resumed later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.system, pytest.mark.broker, pytest
 
 
 class DiskStage(Stage):
-    """A stage whose coordinator has a small disk of its own."""
+    """A stage whose coordinator has its own small disk."""
 
     @property
     def state_dir(self) -> Path:
@@ -50,7 +50,7 @@ def stage(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) 
 
 
 def test_full_disk_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Stage):
-    """No device receives `committed`, devices keep their updates, and `resume` goes on as if nothing had happened."""
+    """No device receives `committed`, devices keep their updates, and `resume` continues without a loss."""
     ann, bob = stage.start_agents()
     for device in DEVICES:
         stage.hold(device, round=2, step=2)
@@ -69,7 +69,7 @@ def test_full_disk_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Sta
         assert agent.log.count("committed") == 1
     assert run("fedpatch", "show", "last", "--state-dir", stage.state_dir).code == 0
 
-    disk.fill()  # the registry may have given back what lay beside it
+    disk.fill()  # the registry may have freed files beside it
     full = run("fedpatch", "resume", "last", "--state-dir", stage.state_dir)
     assert (full.code, "free some space on this disk" in full.err) == (1, True)
 
@@ -118,7 +118,7 @@ def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
 
 
 def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):
-    """It does not accept each round and fail it, which at a quorum of 1 ends the run; its status and doctor name the remedy."""
+    """It declines instead of failing each round, which with a quorum of 1 would end the run; its status has the remedy."""
     stage.start_agents()
     stage.fleet.start("cat", REFERENCE, f"n=29,test=20,seed=3;{stage.directory / 'cat.hold'}")
     with stage.begin(rounds=2, devices=3) as coordinator:
@@ -136,14 +136,14 @@ def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: S
     assert sum(one["decline_reasons"].get("storage", 0) for one in document["rounds"]) >= 1
     assert not any(one["failures"] for one in document["rounds"])
     bob = stage.fleet.agents["bob"]
-    assert "are damaged" not in bob.status["problem"]  # that is for the coordinator; here the files are named
+    assert "are damaged" not in bob.status["problem"]  # words for the coordinator; the device's status names the files
     assert ".patch.previous away to begin again" in bob.status["problem"]
     shown = run("fedpatch-agent", "status", "--state-dir", bob.state_dir)
     assert ".patch.previous away to begin again" in shown.out
 
 
 def test_run_whose_registry_and_copy_are_damaged_is_rebuilt_and_goes_on(stage: Stage):
-    """The message names the command; after it, the run plays its next round as if nothing had happened, and can be shown."""
+    """The message names the rebuild command; after it the run can be shown, and continues with its next round."""
     stage.start_agents()
     with stage.begin(rounds=2) as coordinator:
         played = coordinator.done().document

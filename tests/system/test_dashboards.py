@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.m
 
 FOLDER = ROOT / "ansible" / "roles" / "monitoring" / "files" / "dashboards"
 DEVICES = ("ann", "bob")
-# What a healthy run without TLS has none of. The tests with a stand-in have all of it.
+# Panels without data in a healthy run without TLS. The tests with a stand-in have data for all panels.
 QUIET = {"Certificate", "Failures by reason", "Updates not taken, by reason"}
 
 
 def _queries() -> list[tuple[str, str]]:
-    """Title of a panel, and one of its queries."""
+    """Return each query with the title of its panel."""
     boards = [json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.json"))]
     return [
         (panel["title"], target["expr"])
@@ -61,7 +61,7 @@ def test_every_panel_finds_data_of_a_real_run(tmp_path):
         Mosquitto() as broker,
         Fleet(broker.url, tmp_path) as fleet,
     ):
-        # Besides those that work, one that declines and one that would.
+        # Besides working devices, one that declines, and one whose preferences would make it decline.
         for index, device in enumerate(DEVICES):
             on_a_pi = ["--conditions-root", str(scene.root)]
             fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}", options=on_a_pi)

@@ -1,4 +1,4 @@
-"""`fedpatch demo`: it learns, prints the documented JSON, repeats exactly, and leaves no process behind."""
+"""`fedpatch demo`: the model learns, the JSON is as documented, a repetition is exact, and no process is left."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _play(out: Path, *options: object) -> Played:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """The demo with default options."""
+    """A demo with default options that has ended."""
     played = _play(tmp_path_factory.mktemp("demo"))
     assert played.done.code == 0, played.done.err
     yield played
 
 
 def _alive(mark: str) -> list[str]:
-    """Command lines of processes that were started with `mark` in their environment."""
+    """Return the command lines of processes with `mark` in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -78,7 +78,7 @@ def _alive(mark: str) -> list[str]:
 
 
 def _assert_nothing_is_left(mark: str) -> None:
-    """What is on its way out may get there."""
+    """Check that no process is left, after a wait for processes that are just ending."""
     give_up_at = time.monotonic() + _GONE_WITHIN_S
     while (left := _alive(mark)) and time.monotonic() < give_up_at:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""An operator takes a device out of a run that is at work, and back, by commands on the same state directory."""
+"""An operator removes a device from a running run and returns it, by commands on the same state directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
         with Command("fedpatch", "run", *where, *terms) as coordinator:
 
             def wait(cohort: str) -> None:
-                """For a round with these devices, after all rounds logged so far."""
+                """Wait for a round with this cohort, after all rounds logged so far."""
                 before = len(coordinator.err)
                 coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[before:], f"plays with {cohort}")
 

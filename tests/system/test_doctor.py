@@ -1,4 +1,4 @@
-"""`fedpatch doctor` and `fedpatch-agent doctor` as people run them: beside a fleet at work, and where nothing works."""
+"""`fedpatch doctor` and `fedpatch-agent doctor` as users run them: beside a running fleet, and without a broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSWORDS = {name: f"{name}-word" for name in (*DEVICES, "coordinator")}
 
 @pytest.fixture(params=["open", "ruled"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Mosquitto]:
-    """One that lets everybody in, and one with passwords and the generated rules."""
+    """A broker that admits every client, and a broker with passwords and the generated rules."""
     acl = mosquitto_acl("kitchen", devices=DEVICES)
     with Mosquitto(acl=acl, passwords=PASSWORDS) if request.param == "ruled" else Mosquitto() as one:
         yield one
@@ -33,7 +33,7 @@ def found(done: Done) -> dict[str, dict[str, str]]:
 
 
 def as_device(name: str, broker: Mosquitto, tmp_path: Path) -> tuple[tuple[object, ...], dict[str, str]]:
-    """Options and variables of a device's commands."""
+    """Return options and environment variables of a device's commands."""
     place = ("--broker", broker.url, "--fleet", "kitchen", "--state-dir", tmp_path / name)
     login = {"FEDPATCH_AGENT_USERNAME": name, "FEDPATCH_AGENT_PASSWORD": PASSWORDS[name]}
     data = f"shard:{DEVICES.index(name)}/2"
@@ -76,7 +76,7 @@ def coordinator_warnings(log: str) -> str:
 def test_nothing_listens(program, tmp_path):
     options = ("--data", "shard:0/2") if program == "fedpatch-agent" else ()
     url = f"mqtt://{HOST}:{free_port()}"
-    # A task that is found missing at once: torch is not what this is about.
+    # This task is missing, so the command does not import torch, which the test does not need.
     done = run(program, "doctor", "--broker", url, "--task", "none:TASK", "--state-dir", tmp_path / "state", *options)
     assert done.code == 1
     lines = done.out.splitlines()

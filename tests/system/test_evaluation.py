@@ -1,4 +1,4 @@
-"""Evaluate rounds over a real broker: figures of all devices, no file of a device changed, nothing lost by a kill."""
+"""Evaluate rounds over a real broker: figures of all devices, no changed file on a device, no loss by a kill."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ pytestmark = [pytest.mark.system, pytest.mark.broker]
 
 DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
 FREE = ("status.json", "usage.json", "metrics.prom")
-"""Files about the device itself: its status, and what the owner's daily limits count."""
+"""Files about the device itself: its status, and the counts for the owner's daily limits."""
 
 
 def files(agent: AgentProcess) -> dict[str, str]:
-    """Every other file of a device, with its digest."""
+    """Return every other file of a device with its digest."""
     found = [path for path in agent.state_dir.rglob("*") if path.is_file() and path.name not in FREE]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def own_accuracy(agent: AgentProcess, data: str, state_dir: Path, name: str) -> float | None:
-    """User accuracy of the run's model with the device's patch, measured here."""
+    """Return the user accuracy of the run's model with the device's patch, measured in this process."""
     trainer = LocalTrainer(TASK, device_data(data))
     patch = PatchStore(agent.patches).load(PatchKey(TASK.name, trainer.schema.digest, "affine"), name, 100)
     state = load_checkpoint(run_directory(state_dir, name))[0]
@@ -48,7 +48,7 @@ def own_accuracy(agent: AgentProcess, data: str, state_dir: Path, name: str) -> 
 
 
 def finished_accuracy(device: str, state_dir: Path, name: str) -> float | None:
-    """User accuracy of the run's model once the device has finished it, computed here."""
+    """Return the user accuracy of the run's model after the device's finish, computed in this process."""
     trainer, plan = LocalTrainer(TASK, device_data(DEVICES[device])), TrainPlan("sgd", 0.1, 20)
     model = initial_tensors(TASK, 0) | load_checkpoint(run_directory(state_dir, name))[0].tensors
     private = parse_policy("affine").private_names(trainer.schema)
@@ -68,7 +68,7 @@ def has_model(agent: AgentProcess, number: int) -> bool:
 
 
 def test_all_devices_finish_the_last_model_also_one_that_was_not_selected(tmp_path):
-    """FedBABU with a private part that no round trains; the finished model is the one for applications."""
+    """FedBABU with a private part that no round trains; the finished model becomes the model for applications."""
     state_dir = tmp_path / "state"
     with Mosquitto() as broker, Fleet(broker.url, tmp_path) as fleet:
         for device, data in DEVICES.items():
@@ -109,7 +109,7 @@ def test_all_devices_measure_and_a_kill_of_coordinator_or_device_loses_nothing(t
         assert done.document["user_accuracy"] == trained[-1]["user_accuracy"]
 
         for agent in fleet.agents.values():
-            agent.terminate()  # which writes the model held and learning alone
+            agent.terminate()  # the agent then writes its held model and its state of learning alone
             agent.start()
         fleet.wait_ready()
         before = {device: files(agent) for device, agent in fleet.agents.items()}

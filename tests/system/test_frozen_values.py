@@ -1,4 +1,4 @@
-"""Frozen values over a real broker: on no wire and in no file of a round, whatever stays private and however a round trains."""
+"""Frozen values over a real broker: not in messages or files of a round, with any private policy and kind of training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder and notes what is asked for."""
+    """Serves a folder and records the requested paths."""
 
     asked: list[str] = []  # noqa: RUF012  (one list for all requests)
 
@@ -51,12 +51,12 @@ class Handler(SimpleHTTPRequestHandler):
         super().do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitto, Fleet]]:
-    """Two agents, of which one makes the base itself and the other fetches it from a web server."""
+    """Two agents: one makes the base itself, the other fetches it from a web server."""
     directory = tmp_path_factory.mktemp("frozen")
     (directory / "web").mkdir()
     (directory / "web" / FILE.name).write_bytes(base_file())
@@ -96,7 +96,7 @@ def test_no_frozen_and_no_private_value_is_on_the_wire_or_in_a_file_of_a_round(s
         patch = PatchStore(agent.patches).load(key, summary.run, ROUNDS).values
         assert set(patch) == prepared.private_names
         assert haystack.values_of(patch) == set()
-        assert haystack.names_of(set(patch).difference(prepared.policy.globs)) == set()  # the policy travels as text
+        assert haystack.names_of(set(patch).difference(prepared.policy.globs)) == set()  # requests have its text
         if terms.get("personal"):
             copy = PatchStore(agent.patches / PERSONAL).load(key, summary.run, ROUNDS).values
             assert {name for name in copy if ":" not in name} == set(prepared.schema.names)
@@ -109,7 +109,7 @@ def test_no_frozen_and_no_private_value_is_on_the_wire_or_in_a_file_of_a_round(s
 
 
 def _require_absent(folder: Path, besides: str = "") -> None:
-    """Check that no file holds two values of the base side by side."""
+    """Check that no file has two adjacent values of the base."""
     windows = distinct_windows(base_values()["base.weight"])
     for path in folder.rglob("*"):
         if path.is_file() and besides not in path.relative_to(folder).parts:

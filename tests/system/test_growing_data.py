@@ -1,4 +1,4 @@
-"""Devices whose data change between the rounds of a fleet that goes on."""
+"""Devices whose data change between rounds while their agents run on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker]
 
 
 class Growing:
-    """Two agents, ann and bob, with a file each with their number of examples."""
+    """Two agents, ann and bob, each with a file that has its number of examples."""
 
     def __init__(self, broker: Mosquitto, folder: Path) -> None:
         self.folder = folder
@@ -27,11 +27,11 @@ class Growing:
             self.write(device, "20")
 
     def write(self, device: str, text: str) -> None:
-        """From now on, this is in the device's file."""
+        """Write `text` to the device's file."""
         (self.folder / device).write_text(text)
 
     def round(self, quorum: float = 1.0) -> tuple[int, int]:
-        """A run of one round, of which this share must report: how many did, and the examples of all of them."""
+        """Run one round with this quorum; return the number of reporters and the sum of their examples."""
         terms = {"strategy": "fedavg", "learning_rate": 0.1, "rounds": 1, "quorum": quorum, "wait_s": 60}
         settings = self.fleet.settings(self.folder / "state", REFERENCE, **terms)
         (record,) = start_run(settings, Silent()).rounds
@@ -50,7 +50,7 @@ def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
 
 @pytest.mark.slow
 def test_new_data_count_in_the_next_round_and_unreadable_data_cost_one_device(growing):
-    """20 and 20 examples, then 35 and 20; then ann's cannot be read, and bob goes on alone; then all is well again."""
+    """20 and 20 examples, then 35 and 20; then ann's file cannot be read, and bob reports alone; then both report again."""
     agents = growing.fleet.agents
     pids = [agent.pid for agent in agents.values()]
     assert growing.round() == (2, 40)

@@ -1,6 +1,6 @@
-"""A fleet with certificates while a run goes on: enrolled, renewed, revoked, and started with a clock that is years off.
+"""A fleet with certificates during a run: enrolled, renewed, revoked, and started with a clock that is years off.
 
-All of it is done by the commands that an operator has, with a real mosquitto that asks for certificates.
+All steps use the operator's commands, with a real mosquitto that requires certificates.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class House:
         self.broker = Mosquitto(self.certified.options)
 
     def well(self, program: str, *arguments: object) -> str:
-        """Runs a command that must succeed; returns its output."""
+        """Run a command that must succeed; return its standard error."""
         done = run(program, *arguments)
         assert done.code == 0, done.err
         return done.err
 
     def device(self, verb: str, *arguments: object) -> str:
-        """`fedpatch device`."""
+        """Run `fedpatch device`."""
         return self.well("fedpatch", "device", verb, *arguments, "--ca-dir", self.directory / "ca")
 
     def enrol(self, device: str, verb: str = "add") -> list[object]:
-        """Bundle and installation; the options of an agent that uses it."""
+        """Make a bundle and install it; return the options of an agent that uses it."""
         bundle = self.directory / f"{device}.bundle"
         config = self.directory / f"{device}.toml"
         self.device(verb, device, "--broker", url_of(self.broker), "--out", bundle)
@@ -70,7 +70,7 @@ def files_of_coordinator(house: House) -> dict[str, object]:
 
 
 def start_with_a_clock_that_is_behind(stage: Stage, options: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ann's agent: it reports the problem, waits, and goes on by itself once the clock is set."""
+    """Start Ann's agent: it reports the problem, waits, and continues by itself once the clock is set."""
     clock, right = stage.directory / "clock", stage.directory / "right"
     clock.write_text("-5y")
     with monkeypatch.context() as patch:
@@ -84,12 +84,12 @@ def start_with_a_clock_that_is_behind(stage: Stage, options: list[object], monke
     right.write_text("+0")
     right.replace(clock)
     ann.wait_ready()
-    # libfaketime makes sleeping fail at times once its clock has jumped; what follows needs no wrong clock.
+    # libfaketime sometimes makes sleep fail after its clock has jumped; the rest of the test needs no wrong clock.
     ann.restart()
 
 
 def renew(house: House, stage: Stage, coordinator: Command) -> None:
-    """Bob's certificate and the coordinator's, while bob trains; bob's old one is taken back."""
+    """Renew Bob's certificate and the coordinator's while Bob trains, and revoke Bob's old one."""
     bob = stage.fleet.agents["bob"]
     house.enrol("bob", "rotate")
     bob.wait(lambda: "our certificate was renewed" in bob.log, "takes the new certificate up")
@@ -101,7 +101,7 @@ def renew(house: House, stage: Stage, coordinator: Command) -> None:
 
 
 def revoke(house: House, stage: Stage, coordinator: Command) -> None:
-    """Bob, while he trains; the broker does not know of it."""
+    """Revoke Bob while he trains; the broker does not have the new list."""
     bob = stage.fleet.agents["bob"]
     printed = house.device("revoke", "bob", "--reason", "stolen")
     assert "systemctl reload mosquitto" in printed and str(house.directory / "ca" / "ca.crl") in printed
@@ -111,7 +111,7 @@ def revoke(house: House, stage: Stage, coordinator: Command) -> None:
 
 
 def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No round is lost to a renewal; a revoked device is out at once, whatever the broker does, and then there too."""
+    """A renewal loses no round; the run excludes a revoked device at once, and the broker refuses it after its restart."""
     house = House(tmp_path)
     options = {device: house.enrol(device) for device in ("ann", "bob")}
     with house.broker as broker, Fleet(url_of(broker), tmp_path, name=FLEET) as fleet:

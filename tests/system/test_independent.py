@@ -1,4 +1,4 @@
-"""A fleet whose devices have rules of their own: the default policy loses to learning alone, and the run reports it."""
+"""Devices with different rules for their labels: the default policy loses to learning alone, and the run reports it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
             done = coordinator.done()
         shown = run("fedpatch", "show", "last", "--state-dir", tmp_path / "state")
         for agent in fleet.agents.values():
-            agent.terminate()  # which writes the state of learning alone
+            agent.terminate()  # the agent then writes its state of learning alone
     assert done.code == 0, done.err
     rounds = done.document["rounds"]
     assert [one["round"] for one in rounds if one["independent"]] == [4, 8, 12]

@@ -43,7 +43,7 @@ KILLED = [*GROUPS[0][:3], *GROUPS[1][:2]]
 
 @dataclass
 class Stage:
-    """Sixteen agents with certificates, five of which hold their training; and how others connect."""
+    """Sixteen agents with certificates, five of them held in their training; and the options of other connections."""
 
     fleet: Fleet
     connects: dict[str, Any]
@@ -53,7 +53,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A broker as it ships, with TLS, certificates and rules; the recorder alone may read everything."""
+    """The shipped broker, with TLS, certificates and rules; only the recorder may read everything."""
     certificates = Certified(tmp_path / "ca", "demo").make(*DEVICES, watchers=[RECORDER])
     acl = rules("demo", list(DEVICES)) + f"\nuser {RECORDER}\ntopic readwrite #\n\npattern readwrite barrier/%u\n"
     with (
@@ -80,7 +80,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 class Killer(Silent):
-    """A view that kills the five once all groups have exchanged their shares."""
+    """A view that kills the five agents once all groups have exchanged their shares."""
 
     def __init__(self, stage: Stage, patch: pytest.MonkeyPatch) -> None:
         self.engine: Engine | None = None
@@ -105,7 +105,7 @@ class Killer(Silent):
         self.lines.append(line)
 
     def show(self, message: Any) -> None:
-        """Called in each turn of the coordinator's loop."""
+        """Check the groups; the coordinator's loop calls this in each turn."""
         current = self.engine.open if self.engine is not None else None
         groups = current.masked.groups if current is not None and current.masked is not None else []
         shared = groups and all(one.state is GroupState.SHARED and one.masking == one.members for one in groups)
@@ -117,7 +117,7 @@ class Killer(Silent):
 def test_round_closes_with_the_oracle_s_mean_though_five_of_sixteen_are_killed_after_sharing(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """An eavesdropper at the broker sees masked updates only."""
+    """An eavesdropper at the broker sees only masked updates."""
     terms = {
         "secure": "groups",
         "strategy": "fedavg",
@@ -145,7 +145,7 @@ def test_round_closes_with_the_oracle_s_mean_though_five_of_sixteen_are_killed_a
 
 
 def assert_mean_of(cohort: list[str], view: Killer) -> None:
-    """The mean is the oracle's, to the rounding of the grid: less than one code for each device."""
+    """Check that the mean is the oracle's, up to the rounding of the grid: less than one code for each device."""
     [(made, layout)] = view.means
     assert made.report is not None and made.report.clipped_values == 0
     data = {name: oracle.arrays_of(device_data(spec)) for name, spec in DEVICES.items()}
@@ -159,7 +159,7 @@ def assert_mean_of(cohort: list[str], view: Killer) -> None:
 
 
 def assert_only_masked_updates(messages: list[tuple[str, bytes]], cohort: list[str]) -> None:
-    """Each update on the broker is a masked one, of a device of the cohort, and looks random."""
+    """Check that each update on the broker is masked, from a device of the cohort, and looks random."""
     blobs: dict[tuple[str, str], dict[int, bytes]] = defaultdict(dict)
     for name, payload in messages:
         topic = parse_topic("demo", name)

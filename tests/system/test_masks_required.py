@@ -1,4 +1,4 @@
-"""Owners that let no update leave unmasked: a listener at the broker, and a coordinator that asks for one all the same."""
+"""Owners that require masks: a listener at the broker, and a coordinator that still requests unmasked updates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLEET = "demo"
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[tuple[Mosquitto, Fleet]]:
-    """Two agents whose owners require masks, at a broker where everybody reads everything."""
+    """Two agents whose owners require masks, at a broker where every client may read everything."""
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "agents", name=FLEET) as fleet:
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data, options=["--secure", "required"])
@@ -35,7 +35,7 @@ def fleet(tmp_path: Path) -> Iterator[tuple[Mosquitto, Fleet]]:
 
 
 def test_listener_sees_no_update_of_devices_that_are_asked_for_unmasked_ones(fleet, tmp_path):
-    """Each declines with its own word; neither offers nor chunks leave, nor the number of examples."""
+    """Each declines with a reason of its own; it sends no offers or chunks, and not its number of examples."""
     broker, agents = fleet
     terms = {"strategy": "fedavg", "rounds": 1, "wait_s": 3.0, "recruit_deadline_s": 20.0}
     with Recorder(broker.port, tmp_path) as recorder:

@@ -26,7 +26,7 @@ LIMITS = ["--max-rounds-per-day", "1000000", "--max-mib-per-day", "1000000", "--
 
 @dataclass
 class Watched:
-    """A run that goes on and on, and who watches it; `ann_url` is of one of its agents, which also writes `ann_file`."""
+    """A run without an end, and its watchers; `ann_url` is the endpoint of one of its agents, which also writes `ann_file`."""
 
     url: str
     ann_url: str
@@ -34,7 +34,7 @@ class Watched:
     prometheus: Prometheus
 
     def samples(self) -> dict[str, float]:
-        """One scrape of ours: the sums over all labels, by name."""
+        """Scrape the metrics once; return the sums over all labels by name."""
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(fetch(self.url)):
             for sample in family.samples:
@@ -48,7 +48,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """One run serves all tests; its rounds follow one another without a pause."""
+    """One run for all tests; its rounds follow one another without a pause."""
     directory = tmp_path_factory.mktemp("fleet")
     target = f"{HOST}:{free_port()}"
     options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 1]
@@ -77,7 +77,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def test_prometheus_has_every_documented_metric(watched):
-    """All names of both tables, and no others, but those of certificates and of evaluate rounds, which the run has not."""
+    """All names of both tables and no others, except those of certificates and evaluate rounds, which the run does not have."""
     watched.wait_rounds()
     expected = set(documented(agent=True)) - {"fedpatch_agent_certificate_expiry_timestamp_seconds"}
     for name, (kind, _) in documented().items():
@@ -122,7 +122,7 @@ def test_metrics_count_updates_devices_and_bytes(watched):
 
     def agree() -> bool:
         more = ask(f"{committed} - {len(DEVICES)} * {rounds}")
-        # Those of the open round, and of one that was over between the two.
+        # Updates of the open round, and of a round that ended between the two scrapes.
         return more is not None and 0 <= more <= 2 * len(DEVICES)
 
     watched.prometheus.wait_until(agree, "has as many updates as rounds and devices make")
@@ -156,7 +156,7 @@ def test_phases_of_rounds_add_up_to_their_time(watched):
     parts = "sum(fedpatch_round_phase_seconds_sum{side='coordinator'})"
 
     def add_up() -> bool:
-        # A scrape may come between the two: the more rounds, the less that matters.
+        # A scrape may come between the two updates: this matters less with more rounds.
         share = watched.prometheus.value(f"{parts} / sum(fedpatch_round_seconds_sum)")
         return share is not None and abs(share - 1.0) <= 0.05
 

@@ -1,4 +1,4 @@
-"""Runs whose models devices fetch by URL, from nginx or presigned from an S3 server, past a real mosquitto."""
+"""Runs whose models devices fetch by URL instead of mosquitto: from nginx, or presigned from an S3 server."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def settings_of(nginx: Nginx) -> dict[str, str]:
 
 
 def played(broker: Mosquitto, directory: Path, **options: Any) -> Done:
-    """A run with these options of `fedpatch run`, over devices that are there."""
+    """Run with these options of `fedpatch run`, with devices that are already there."""
     given = {**LIGHT, "broker": broker.url, "fleet": "demo", "state-dir": directory, **options}
     with Command("fedpatch", "run", "--json", *(f"--{name}={value}" for name, value in given.items())) as command:
         return command.done()
 
 
 def play(broker: Mosquitto, directory: Path, ca_file: Path | None, **options: Any) -> tuple[Done, LightReport]:
-    """A run over light devices, which fetch by URL where they have a CA; and what they did."""
+    """Run with light devices, which fetch by URL if they have a CA; return the result and the devices' report."""
     with LightDevices(
         broker=broker.url, fleet="demo", task=TASK, count=DEVICES, processes=1, ca_file=ca_file
     ) as devices:
@@ -61,7 +61,7 @@ def model_of(done: Done) -> bytes:
 
 
 def test_models_by_url_are_the_same_and_not_on_the_broker(mosquitto: Mosquitto, nginx: Nginx, s3: str, tmp_path: Path):
-    """The same run over MQTT, from nginx and presigned: equal models; by URL the broker passes less than one model."""
+    """The same run over MQTT, from nginx and presigned gives equal models; by URL devices get less than a model by MQTT."""
     plain, chunks = play(mosquitto, tmp_path / "mqtt", None)
     served, fetched = play(mosquitto, tmp_path / "nginx", nginx.ca_file, **by_nginx(nginx))
     signed, presigned = play(mosquitto, tmp_path / "s3", nginx.ca_file, **{"models-store": s3})
@@ -78,7 +78,7 @@ def test_models_by_url_are_the_same_and_not_on_the_broker(mosquitto: Mosquitto, 
 
 
 def test_old_device_gets_chunks_beside_devices_that_fetch(mosquitto: Mosquitto, nginx: Nginx, tmp_path: Path):
-    """An agent without the feature sees no URL, and the others no chunks."""
+    """A device without the feature gets no URL, and the others get no chunks."""
     common: dict[str, Any] = {"broker": mosquitto.url, "fleet": "demo", "task": TASK, "processes": 1}
     with (
         LightDevices(**common, count=1) as old,
@@ -93,7 +93,7 @@ def test_old_device_gets_chunks_beside_devices_that_fetch(mosquitto: Mosquitto, 
 
 
 def test_server_that_dies_in_mid_download_costs_no_round(mosquitto: Mosquitto, nginx: Nginx, tmp_path: Path):
-    """The missing chunks come over MQTT; the model is that of a run without a server."""
+    """The missing chunks arrive over MQTT; the model is equal to that of a run without a server."""
     nginx.restart("limit_rate 50k;")
     killer = threading.Thread(target=_stop_when_serving, args=(nginx,))
     killer.start()
@@ -115,7 +115,7 @@ def _stop_when_serving(nginx: Nginx) -> None:
 
 
 class TestAgents:
-    """Real agents, which trust the CA of the server."""
+    """Real agents that trust the CA of the server."""
 
     @pytest.fixture
     def trust(self, nginx: Nginx) -> list[str]:
@@ -150,7 +150,7 @@ class TestAgents:
     def test_download_of_a_killed_agent_goes_on_where_it_was(
         self, mosquitto: Mosquitto, nginx: Nginx, trust: list[str], tmp_path: Path
     ):
-        """The agent is killed in mid-download; the one after it asks for the ranges that are missing."""
+        """The agent is killed in mid-download; after its restart it requests the missing ranges."""
         nginx.restart("limit_rate 150k;")
         with Fleet(mosquitto.url, tmp_path) as fleet:
             agent = fleet.start("ann", MEDIUM, "client:1,seed=0", options=trust)
@@ -171,7 +171,7 @@ class TestAgents:
     def test_daily_volume_refuses_a_model_by_url_as_one_by_mqtt(
         self, mosquitto: Mosquitto, nginx: Nginx, trust: list[str], tmp_path: Path
     ):
-        """A model and an update of 2 MB each, where 5 MiB a day are allowed: the first round passes, the second does not."""
+        """Model and update have 2 MB each, and 5 MiB a day are allowed: the first round passes, the second does not."""
         refusals = []
         for name, served in (("mqtt", {}), ("nginx", settings_of(nginx))):
             with Fleet(mosquitto.url, tmp_path / name, name=name) as fleet:

@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints and updates are in an S3 server: the bits of files, and nothing lost by kills of either side."""
+"""Whole runs with checkpoints and updates on an S3 server: models equal to runs with files, and no loss by kills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blobs_of(url: str, run: str) -> BlobStore:
 
 
 def model_of(done: Done, url: str | None) -> bytes:
-    """The exported model of a run that ended well."""
+    """Return the exported model of a run that must have ended with exit code 0."""
     assert done.code == 0, done.err
     if url is None:
         return Path(done.document["model"]).read_bytes()
@@ -73,9 +73,9 @@ def test_run_in_an_object_store_has_the_model_of_a_run_with_files(mosquitto: Mos
 def test_kills_of_coordinator_and_store_lose_no_committed_update(
     stage: Stage, s3: str, s3_server: S3Server, tmp_path: Path
 ):
-    """Round 2 is cut by a kill of both, round 3 by a kill of the store, which comes back while an update waits for it.
+    """Round 2 is interrupted by a kill of both, round 3 by a kill of the store, which returns while an update waits for it.
 
-    Round 2 goes on with nothing but the registry's files, as on another machine.
+    Round 2 is resumed with only the registry's files, as on another machine.
     """
     _, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)

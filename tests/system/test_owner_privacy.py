@@ -1,4 +1,4 @@
-"""What is private is the owner's decision: a coordinator that asks for less gets nothing, over a real broker."""
+"""The owner decides what is private: a coordinator that requests a weaker policy gets no update, over a real broker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[RunSummary, RunLines]:
-    """A run whose moments travel, by a coordinator of its own, and its output."""
+    """Run with a new coordinator and a strategy that sends moments; return the summary and the output."""
     terms = {"rounds": 2, "quorum": 1.0, "strategy": "fedavg-adam", "private": private, "encoding": "fp32", **changes}
     settings = scene.fleet.settings(state_dir, REFERENCE, **terms)
     view = RunLines()
@@ -72,7 +72,7 @@ def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[R
 
 
 def recorded(scene: Scene, folder: Path, private: str, **changes: Any) -> tuple[RunSummary, RunLines, Recorder]:
-    """Such a run, and every message on the broker meanwhile."""
+    """Run like `play`, and record every message on the broker meanwhile."""
     folder.mkdir()
     with Recorder(scene.broker.port, folder) as recorder:
         summary, view = play(scene, folder / "state", private, **changes)
@@ -80,14 +80,14 @@ def recorded(scene: Scene, folder: Path, private: str, **changes: Any) -> tuple[
 
 
 def patch(agent: AgentProcess, folder: Path) -> dict[str, Array]:
-    """What the device learned in the rounds with `affine` and keeps."""
+    """Return the patch that the device learned in the rounds with `affine`."""
     shutil.copytree(agent.patches, folder)
     key = PatchKey(TASK.name, SCHEMA.digest, "affine")
     return dict(PatchStore(folder).load(key, "another run", 0).values)
 
 
 def assert_declined(summary: RunSummary, view: RunLines, recorder: Recorder, word: str) -> None:
-    """Both devices declined with the word, the run reports it with a remedy, and no device sent a byte of an update."""
+    """Check that both devices declined with `word`, the run reports it with a remedy, and no byte of an update was sent."""
     assert summary.stopped_because == Stopped.FAILED
     assert [record.decline_reasons for record in summary.rounds] == [{word: 2}]
     assert f"2 declined with {word}: " in view.text
@@ -95,7 +95,7 @@ def assert_declined(summary: RunSummary, view: RunLines, recorder: Recorder, wor
 
 
 def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(scene, tmp_path):
-    """With `none`, with another tensor's name, with `stats`, also after a restart; `affine` goes on, and learns on."""
+    """Requests with `none`, another tensor's name, or `stats` after a restart are declined; runs with `affine` continue."""
     kept = {device: patch(agent, tmp_path / device) for device, agent in scene.fleet.agents.items()}
     assert all("bn1.weight:exp_avg" in values for values in kept.values())
     for number, private in enumerate(("none", "names:fc3.bias", "stats")):

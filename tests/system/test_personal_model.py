@@ -1,4 +1,4 @@
-"""A fleet that has trained leaves on each device a model for its applications, and the coordinator exports its own."""
+"""After training, each device has a model for its applications, and the coordinator exports the global model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENT = ("--wait-s", 100, "--grace-s", 100, "--recruit-deadline-s", 100, "--qu
 
 @dataclass(frozen=True)
 class Played:
-    """What is left when every process has ended, the broker too."""
+    """The files of a run after all processes have ended, also the broker."""
 
     summary: dict[str, Any]
     coordinator: Path
@@ -35,7 +35,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """Two devices, of which one keeps no models for applications, after two rounds; then somebody pulls the plugs."""
+    """Two devices, one of which keeps no models for applications, after two rounds and then a power cut."""
     directory = tmp_path_factory.mktemp("personal")
     with Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
         ann = fleet.start("ann", "digits", DATA["ann"], options=["--keep-margin", "1", "--keep-int8"])
@@ -78,7 +78,7 @@ def test_evaluate_gives_the_recorded_accuracy(played):
 
 
 def test_training_and_report_leave_the_validation_part_out(played):
-    """Of ann's 719 training examples some are held out; bob, whose spec asks for no validation part, trains on all of his."""
+    """Some of ann's 719 training examples are held out; bob's spec has no validation part, so he trains on all of his."""
     own = [TASK.load_data(data, Path("/nonexistent")) for data in DATA.values()]
     assert played.summary["rounds"][0]["num_examples"] == sum(len(one.train_x) for one in own) < 1437
 

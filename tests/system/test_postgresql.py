@@ -1,4 +1,4 @@
-"""A run whose registry is in PostgreSQL, while the server and the coordinator are killed: nothing is lost or counted twice."""
+"""A run with its registry in PostgreSQL, with kills of server and coordinator: no update is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_of(document: dict[str, Any]) -> dict[str, bytes]:
 
 
 def undisturbed_model(directory: Path) -> dict[str, bytes]:
-    """The model of the same run with a registry in SQLite, in peace."""
+    """Return the model of the same run with a registry in SQLite, without faults."""
     directory.mkdir()
     with Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
         stage = Stage(broker, fleet, directory)
@@ -72,7 +72,7 @@ def test_killed_server_and_coordinator_leave_the_bits_of_an_undisturbed_run(
 
 
 def test_second_coordinator_of_a_fleet_in_the_database_is_refused(stage: Stage, server: PostgresServer, tmp_path: Path):
-    """From another state directory and at another broker, as on another machine."""
+    """The second uses another state directory and another broker, as on another machine."""
     stage.start_agents()
     stage.hold("ann", round=1, step=1)
     url, elsewhere = server.url(), tmp_path / "elsewhere"

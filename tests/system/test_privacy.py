@@ -1,4 +1,4 @@
-"""Private means private: nothing of a device's patch is ever on the wire."""
+"""No name or value of a device's patch is ever on the wire."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ pytestmark = [pytest.mark.system, pytest.mark.broker]
 
 ROUNDS = 3
 DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
-STRATEGY = "fedavg-adam"  # the one whose moments travel
+STRATEGY = "fedavg-adam"  # this strategy sends moments
 EVE, RECORDER = "eve", "recorder"
-NAMES = "names:bn1.running_*,fc3.*"  # no full name, since the text itself travels
+NAMES = "names:bn1.running_*,fc3.*"  # without full names, since requests have this text
 CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [
     ("all", "fp32+zstd"),
     ("affine", "delta-int8"),
@@ -51,30 +51,30 @@ TERMS = (
 
 @dataclass
 class Stage:
-    """Agents at a broker, which drops nothing from a queue before the recorder has it."""
+    """Agents at a broker whose queues drop no message for the recorder."""
 
     broker: Mosquitto
     fleet: Fleet
     coordinator: dict[str, Any] = field(default_factory=dict)
-    """Settings by which the coordinator connects."""
+    """Settings for the coordinator's connection."""
     recorder: tuple[int, Sequence[object]] = (0, ())
     """Port and options of the recorder, which may read everything."""
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Two agents that serve all tests; each policy and encoding has a patch of its own."""
+    """Two agents for all tests; each policy and encoding has its own patch."""
     directory = tmp_path_factory.mktemp("fleet")
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, directory) as fleet:
         for device, data in DEVICES.items():
-            fleet.start(device, REFERENCE, data, options=["--private", "none"])  # so each policy can be asked for
+            fleet.start(device, REFERENCE, data, options=["--private", "none"])  # so runs may use each policy
         fleet.wait_ready()
         yield Stage(broker, fleet, {"broker": broker.url}, (broker.port, ()))
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """The same at a broker as it ships, with TLS, certificates and rules; the recorder alone may read everything."""
+    """The same at the shipped broker, with TLS, certificates and rules; only the recorder may read everything."""
     directory = tmp_path_factory.mktemp("secured")
     certificates = Certified(directory / "ca", "demo").make(*DEVICES, EVE, watchers=[RECORDER])
     acl = rules("demo", [*DEVICES, EVE]) + f"\nuser {RECORDER}\ntopic readwrite #\n\npattern readwrite barrier/%u\n"
@@ -101,7 +101,7 @@ def _own(certificates: Certified, device: str) -> list[str]:
 
 
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str, **plan: Any) -> tuple[str, Haystack]:
-    """A run of three rounds and an evaluation, in which everybody takes part, and all that was on the broker meanwhile."""
+    """Run three rounds and an evaluation with all devices; return the run's id and all messages on the broker meanwhile."""
     terms = {"strategy": STRATEGY, "private": private, "encoding": encoding, "rounds": ROUNDS, "quorum": 1.0, **plan}
     terms |= {"evaluate_every": ROUNDS}
     settings = replace(stage.fleet.settings(tmp_path, REFERENCE, **terms), **stage.coordinator)
@@ -118,7 +118,7 @@ def _key(policy: str) -> PatchKey:
 
 
 def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict[str, Array]]:
-    """What the device kept to itself after each round: its file holds two states, and the version before one more."""
+    """Return the device's patch after each round: its file has two states, and the file before has one more."""
     key = _key(policy)
     scratch.mkdir()
     shutil.copy(directory / f"{key.file_name}.previous", scratch / key.file_name)
@@ -130,7 +130,7 @@ def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict
 
 
 def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
-    """The input statistics in the metadata of the device's personal model, in both precisions."""
+    """Return the input statistics in the metadata of the device's personal model, in both precisions."""
     file = agent.patches.parent / DIRECTORY / TASK.name / "current" / METADATA_FILE
     known = from_json(file.read_bytes(), str(file)).inputs
     assert known is not None
@@ -143,14 +143,14 @@ def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
 
 
 def _published(state_dir: Path, run: str, scratch: Path) -> dict[str, Array]:
-    """The global model and moments that the last round began with."""
+    """Return the global model and moments with which the last round began."""
     scratch.mkdir()
     shutil.copy(run_directory(state_dir, run) / f"checkpoint-{ROUNDS - 1:06d}.fp", scratch)
     return load_checkpoint(scratch)[0].tensors
 
 
 def _distinct(tensors: dict[str, Array]) -> set[str]:
-    """Names of the tensors whose values can be searched for: not counters and steps, of which there is one each."""
+    """Return the names of tensors whose values can be searched: not counters and steps, which have a single value."""
     return {name for name, array in tensors.items() if distinct_windows(array)}
 
 
@@ -192,7 +192,7 @@ def _check_what_was_private(
 
 @pytest.mark.parametrize(("private", "terms", "kind"), TERMS)
 def test_neither_patch_nor_personal_copy_of_a_plan_with_terms_are_on_the_wire(stage, tmp_path, private, terms, kind):
-    """Values of the copy; its names are those of the model."""
+    """Of the copy only values are searched, since it has the names of the model."""
     _check_what_was_private(stage, tmp_path, private, "fp32", kind, **terms)
 
 
@@ -208,9 +208,9 @@ def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
 
 
 def test_over_tls_the_broker_itself_sees_nothing_private_and_a_device_nothing_of_another(secured, tmp_path):
-    """A reader of everything finds no patch; a third device that listens to everything gets the model, and no more.
+    """A reader of everything finds no patch; a third device that subscribes to everything gets only the model.
 
-    It subscribes by wildcards and by the others' very topics. The broker grants that, and delivers nothing.
+    It subscribes by wildcards and to the other devices' own topics. The broker grants this, and delivers nothing.
     """
     certificates = secured.broker.certificates
     others = [f"fedpatch/1/demo/dev/{device}/{end}" for device in DEVICES for end in ("#", "state", "up", "dn")]

@@ -1,4 +1,4 @@
-"""Impossible requests are refused in a sentence with the thing and the remedy, with the right exit code, and change nothing."""
+"""Impossible commands are refused with one sentence that names cause and remedy, the right exit code, and no change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGENT = ("fedpatch-agent", "run", "--data", DATA, "--task", REFERENCE)
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended, with nobody there any more but its broker."""
+    """A run that has ended; only its broker still runs."""
 
     broker: Mosquitto
     state_dir: Path
@@ -37,7 +37,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """A run of one round that serves all tests."""
+    """A run of one round for all tests."""
     directory = tmp_path_factory.mktemp("finished")
     with Mosquitto() as broker:
         with Fleet(broker.url, directory) as fleet:
@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
 
 
 def _assert_refused(done: Done, code: int, *words: str, program: str = "fedpatch") -> None:
-    """The exit code, all `words` on lines that bear the program's name, nothing on stdout, and no traceback."""
+    """Check the exit code, all `words` on lines with the program's name, an empty stdout, and no traceback."""
     printed = "\n".join(line for line in done.err.splitlines() if line.startswith(f"{program}: "))
     assert (done.code, done.out) == (code, ""), done.err
     assert "Traceback" not in done.err

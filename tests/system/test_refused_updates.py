@@ -1,4 +1,4 @@
-"""What a device uploads is taken or refused for good reason, and what is refused changes nothing for the others."""
+"""Updates are accepted or refused for the right reason, and a refused update changes nothing for other devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TRAVELLING = parse_policy(PRIVATE).public(SCHEMA).with_moments(MOMENTS)
 
 
 NOT_OURS = (
-    b"",  # what clears a retained message, and so no message at all
+    b"",  # this clears a retained message, so it does not count as a message
     b"\x00 not msgpack",
     encode(Envelope(Refused("0" * 64, RefuseReason.LATE)))[:-5],
     NOISE,
@@ -53,7 +53,7 @@ NO_CHUNKS = (b"fp", NOISE[:500], encode_chunk(Chunk("0" * 64, 0, 1, b"data"))[:-
 
 @dataclass(frozen=True)
 class Played:
-    """A run in which each misdeed was a rogue's, or one rogue's in turn; `devices` are the registry's."""
+    """A run with misdeeds, each by another rogue or all by one rogue; `devices` has the registry's data."""
 
     summary: RunSummary
     verdicts: list[Verdict]
@@ -70,12 +70,12 @@ class Stage:
     directory: Path
 
     def play(self, misdeeds: Sequence[Misdeed]) -> Played:
-        """A run of as many rounds as there are misdeeds, in which all of them are the rogue's."""
+        """Run one round for each misdeed, all by the same rogue."""
         self.rogue.appear()
         return self._run(2, len(misdeeds), 0.5, lambda: self.rogue.play(misdeeds))
 
     def play_all_at_once(self, misdeeds: Sequence[Misdeed]) -> Played:
-        """A run of two rounds; in the first one each misdeed is that of another rogue."""
+        """Run two rounds; in the first, another rogue commits each misdeed."""
         with ExitStack() as stack, ThreadPoolExecutor(len(misdeeds)) as pool:
             rogues = []
             for device in rogue_names(len(misdeeds)):
@@ -87,7 +87,7 @@ class Stage:
                 played = [pool.submit(rogue.play, [misdeed]) for rogue, misdeed in zip(rogues, misdeeds, strict=True)]
                 return [verdict for one in played for verdict in one.result()]
 
-            # So small a quorum that the honest device alone may make the model.
+            # A quorum so small that the honest device alone suffices.
             played = self._run(len(rogues) + 1, 2, 1 / (len(rogues) + 1), all_of_them)
             for rogue in rogues:
                 rogue.leave()
@@ -96,7 +96,7 @@ class Stage:
     def _run(self, devices: int, rounds: int, quorum: float, misbehave: Callable[[], list[Verdict]]) -> Played:
         terms = {"strategy": STRATEGY, "private": PRIVATE, "seed": SEED, "rounds": rounds, "devices": devices}
         terms |= {"quorum": quorum, "max_model_mib": MAX_MODEL_MIB, "quarantine_after": 0}
-        # The oracle has no bound; of an encoding without steps a rogue makes what it likes.
+        # The oracle has no bound; an encoding without steps lets a rogue send any values.
         terms |= {"norm_bound": "off", "encoding": "fp32+zstd"}
         settings = self.fleet.settings(Path(tempfile.mkdtemp(dir=self.directory)), REFERENCE, **terms)
         with ThreadPoolExecutor(1) as pool:
@@ -114,7 +114,7 @@ def rogue_names(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One agent and one rogue that serve all tests."""
+    """One agent and one rogue for all tests."""
     directory = tmp_path_factory.mktemp("fleet")
     with Mosquitto() as broker, client(broker.url, "rogue") as voice, Fleet(broker.url, directory) as fleet:
         fleet.start("honest", REFERENCE, DATA)
@@ -124,13 +124,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def played(stage: Stage) -> Played:
-    """A run with all misdeeds, in their order."""
+    """A run with all misdeeds, in the order of MISDEEDS."""
     return stage.play_all_at_once([misdeed for _, misdeed in MISDEEDS.values()])
 
 
 @pytest.mark.parametrize("name", MISDEEDS)
 def test_misdeed_is_refused_answered_and_counted(played, name):
-    """The device receives the reason, the round's record has it, and the round goes on with the honest device alone."""
+    """The device receives the reason, the round's record has it, and the round continues with the honest device alone."""
     number = list(MISDEEDS).index(name)
     reason, _ = MISDEEDS[name]
     verdict, record = played.verdicts[number], played.summary.rounds[0]

@@ -1,4 +1,4 @@
-"""Two agents with one device id push each other off the broker: both notice, report it, and stop reconnecting."""
+"""Two agents with one device id disconnect each other at the broker: both notice and report it, and reconnect less often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSES = ("--reconnect-min-s", "0.2", "--reconnect-max-s", "2")
 
 @pytest.fixture
 def homes(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[tuple[Fleet, Fleet]]:
-    """Two machines at one broker, whose owners know nothing of each other."""
+    """Two fleets with one name at one broker, on two independent machines."""
     with Fleet(mosquitto.url, tmp_path / "here") as here, Fleet(mosquitto.url, tmp_path / "there") as there:
         yield here, there
 
@@ -31,7 +31,7 @@ def status_text(agent: AgentProcess) -> str:
 
 
 def test_two_agents_with_one_id_report_each_other_and_keep_running(homes):
-    """Neither gives way, since which of them is right nobody knows; when one is gone, the other has no problem any more."""
+    """Both keep running, since neither can know which one is right; when one has ended, the other reports no problem."""
     here, there = (home.start("pi-3", REFERENCE, DATA, options=PAUSES) for home in homes)
     for agent in (here, there):
         agent.wait(lambda agent=agent: agent.status.get("problem") == PROBLEM, "knows of the other")
@@ -44,7 +44,7 @@ def test_two_agents_with_one_id_report_each_other_and_keep_running(homes):
 
 
 def test_an_agent_that_comes_and_goes_is_not_its_own_namesake(homes, mosquitto):
-    """Killed and started again, by a broker that is killed, too, and keeps what it last wrote to its disk."""
+    """Agent and broker are killed and restarted; the broker keeps the data that it last wrote to its disk."""
     home, _ = homes
     agent = home.start("pi-3", REFERENCE, DATA, options=PAUSES)
     home.wait_ready()

@@ -21,17 +21,17 @@ from tests.system.held_task import REFERENCE, Hold
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
 
-# Unlike anything else that could be found, and without what a hash or a base64 text might hold by chance.
+# Unique texts that a hash or a base64 text cannot contain by chance.
 COORDINATORS, DEVICES_OWN, WRONG = "Coordinators-own&pass=word!7", "Devices-own&pass=word!8", "Quite-wrong&pass=word!9"
 SECRETS = (COORDINATORS, DEVICES_OWN, WRONG)
 DEVICE = "ann"
 _OWN, _AGENTS = {"FEDPATCH_PASSWORD": COORDINATORS}, {"FEDPATCH_AGENT_PASSWORD": DEVICES_OWN}
-_STEPS = 3  # of a round of its examples
+_STEPS = 3  # steps of a round with its examples
 
 
 @dataclass
 class Played:
-    """What a run with passwords left behind: directories, what was printed, and what was seen of its processes."""
+    """Traces of a run with passwords: directories, outputs, and command lines and environments of processes."""
 
     directory: Path
     outputs: dict[str, str] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class Played:
 
 
 def _forms(secret: str) -> set[bytes]:
-    """As it is, and as it might have been written by somebody who meant well."""
+    """Return the secret unchanged and in common encodings."""
     raw = secret.encode()
     texts = {secret, raw.hex(), quote(secret), json.dumps(secret), secret.replace("&", "&amp;")}
-    # Within a longer text base64 may begin at any of three places: what lies in its middle is always the same.
+    # In a longer text the secret has one of three base64 alignments; for each the middle of its code is fixed.
     coded = {base64.b64encode(b"." * shift + raw)[4:-4] for shift in range(3)}
     return {text.encode() for text in texts} | coded
 
@@ -52,7 +52,7 @@ def _leaks(data: bytes) -> list[str]:
 
 
 def _look_at_processes(above: int) -> Iterator[tuple[str, bytes]]:
-    """Command line and environment of all that descends from the process `above`, but not of itself."""
+    """Yield command line and environment of each descendant of the process `above`."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def _look_at_processes(above: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _command_lines() -> Iterator[tuple[str, bytes]]:
-    """Of every process here: they are what every user of a machine may read."""
+    """Yield the command line of every process on the machine, since every user may read them."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             yield str(path), path.read_bytes()
@@ -76,7 +76,7 @@ def _command_lines() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """A run with everything switched on that could leak: debugging, metrics, watching, a report."""
+    """A run with all features that could leak a password: debugging, metrics, watching, a report."""
     directory = tmp_path_factory.mktemp("secrets")
     found = Played(directory / "left")
     found.directory.mkdir()
@@ -99,7 +99,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 
 
 def _play(found: Played, options: list[object], secret_file: Path, hold: Hold, agent: Command) -> None:
-    """Two rounds; in the second, while the device trains, everything is looked at."""
+    """Run two rounds; in the second, while the device trains, record metrics and processes."""
     target = f"{HOST}:{free_port()}"
     by_file = ["--password-file", secret_file, "--debug", "--metrics", target]
     patient = ["--rounds", 2, "--quorum", 1, "--deadline-s", 200, "--recruit-deadline-s", 100, "--wait-s", 100]
@@ -114,7 +114,7 @@ def _play(found: Played, options: list[object], secret_file: Path, hold: Hold, a
 
 
 def _ask_more(found: Played, options: list[object], secret_file: Path) -> None:
-    """All else that is done with passwords, right and wrong ones, and by people who look at what was done."""
+    """Run the other commands with right and wrong passwords, and the report."""
     state = ["--state-dir", found.directory / "coordinator"]
     elsewhere = [*options[:-1], found.directory / "elsewhere"]
     both = {"FEDPATCH_PASSWORD_FILE": str(secret_file), **_OWN}
@@ -144,14 +144,14 @@ def _all(items: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def test_no_file_holds_it(played):
-    """State directories of both sides, logs at their most talkative, the report, patches, the registry with its journal."""
+    """State directories of both sides, debug logs, the report, patches, the registry with its journal."""
     files = {str(path.relative_to(played.directory)): path for path in played.directory.rglob("*") if path.is_file()}
     assert {"agent/status.json", "report.html"} < files.keys() and any("registry" in name for name in files)
     assert {name: leaks for name, path in files.items() if (leaks := _leaks(path.read_bytes()))} == {}
 
 
 def test_nothing_that_is_printed_holds_it(played):
-    """Nor what is served: results, errors, logs, settings, metrics; also where it was wrong, or given twice."""
+    """Results, errors, logs, settings and served metrics, also if the password was wrong or given twice."""
     assert len(played.outputs["metrics"]) > 1000
     assert "refused user 'coordinator'" in played.outputs["refused"]
     assert 'password = "***"' in played.outputs["print-config"]
@@ -159,7 +159,7 @@ def test_nothing_that_is_printed_holds_it(played):
 
 
 def test_no_process_shows_it(played):
-    """No command line on the machine, and neither that nor the environment of the process that runs the task's code."""
+    """No command line on the machine, and not the environment of the process that runs the task's code."""
     assert any(name.endswith("environ") and b"PATH=" in data for name, data in played.processes.items())
     assert {name: leaks for name, data in played.processes.items() if (leaks := _leaks(data))} == {}
 

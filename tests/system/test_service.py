@@ -1,4 +1,4 @@
-"""The agent as a service: its notifications to systemd, how it ends, what it holds and writes while there is nothing to do."""
+"""The agent as a service: its notifications to systemd, its end, and its processes and writes while it is idle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.02
 
 
 class Manager:
-    """systemd's end of the notify socket; `received` is all that came. Like systemd, it always listens."""
+    """systemd's end of the notify socket; `received` has all messages. Like systemd, it always listens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class Manager:
         self._thread.start()
 
     def wait(self, fits: Callable[[], bool], what: str) -> None:
-        """Return once `fits()`."""
+        """Return once `fits()` is true."""
         give_up_at = time.monotonic() + PATIENCE_S
         while not fits():
             if time.monotonic() > give_up_at:
@@ -43,17 +43,17 @@ class Manager:
             time.sleep(POLL_S)
 
     def wait_status(self, text: str) -> None:
-        """Return once `text` is the last status that it received."""
+        """Return once `text` is the last status received."""
         self.wait(lambda: self.status == text, text)
 
     @property
     def status(self) -> str:
-        """What `systemctl status` would show."""
+        """The status that `systemctl status` would show."""
         lines = [line for one in list(self.received) for line in one.splitlines() if line.startswith("STATUS=")]
         return lines[-1].removeprefix("STATUS=") if lines else ""
 
     def wait_alive(self, times: int = 3) -> None:
-        """Return once the loop has come round so many times more."""
+        """Return once the agent's loop has run `times` more turns."""
         enough = self.alive + times
         self.wait(lambda: self.alive >= enough, f"WATCHDOG=1 {times} times")
 
@@ -75,14 +75,14 @@ class Manager:
 
 @pytest.fixture
 def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
-    """Training processes are children of their agents, as on a device."""
+    """A stage where training processes are children of their agents, as on a device."""
     with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
         yield Stage(mosquitto, fleet, tmp_path)
 
 
 @pytest.fixture
 def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    """Agents started from here on notify this manager."""
+    """A manager that all agents started later notify."""
     manager = Manager(socket_folder / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
@@ -91,7 +91,7 @@ def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
 
 
 def what_lies_in(directory: Path) -> dict[str, tuple[int, int, int]]:
-    """Inode, time of change and size of all files and directories: whatever was written, even the same again, shows."""
+    """Return inode, time of change and size of all files and directories: they show any write, even of the same content."""
     stats = {str(path): path.stat() for path in (directory, *directory.rglob("*"))}
     return {path: (stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()}
 
@@ -101,7 +101,7 @@ def _gone(pid: int) -> bool:
 
 
 def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, manager: Manager):
-    """READY, each state, signs of life also while it trains, STOPPING; the training process ends with it, and all is whole."""
+    """READY, each state, watchdog messages also in training, STOPPING; the training process ends too, files are whole."""
     stage.holds["ann"] = Hold(stage.directory / "ann.hold")
     ann = stage.fleet.start("ann", REFERENCE, f"{DEVICES['ann']};{stage.holds['ann'].path}")
     manager.wait(lambda: any(one.startswith("READY=1\n") for one in manager.received), "READY=1")
@@ -131,7 +131,7 @@ def test_agent_without_a_broker_is_ready_with_a_disconnected_status(manager: Man
 
 
 def _start_resting(stage: Stage) -> AgentProcess:
-    """Ann, who gives the memory of training back as soon as she has nothing to train."""
+    """Start Ann, who frees the memory of training soon after she has nothing to train."""
     return stage.fleet.start(
         "ann", "tests.system.oracle_task:TASK", DEVICES["ann"], options=["--idle-release-s", "0.5"]
     )

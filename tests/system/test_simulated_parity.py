@@ -1,4 +1,4 @@
-"""A simulation and a run of the deployed system, over a real broker, give the same model and the same patches."""
+"""A simulation and a run of the deployed system over a real broker give the same model and the same patches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TERMS = list(itertools.product(("fedavg", "fedadam", "fedavg-adam"), ("none", "s
 
 
 def study_of(strategy: str, private: str, encoding: str = EXACT) -> Study:
-    """Half of the clients take part in a round; the rest are the task's own terms."""
+    """Return a study with half of the clients in each round; other settings are the task's own."""
     return make_study(
         task=find_task(TASK),
         task_ref=TASK,
@@ -56,7 +56,7 @@ def study_of(strategy: str, private: str, encoding: str = EXACT) -> Study:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One agent for each client, with its name and its data; they serve all tests, since it takes them seconds to start."""
+    """One agent for each client, with its name and data, for all tests, since agents need seconds to start."""
     data = study_of("fedavg", "none").data
     with Mosquitto() as broker, Fleet(broker.url, tmp_path_factory.mktemp("fleet")) as fleet:
         for index in range(CLIENTS):
@@ -67,7 +67,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, ServerState]:
-    """The study as a run over the network, from initial patches, and the coordinator's state after it."""
+    """Run the study over the network from initial patches; return the summary and the coordinator's state after it."""
     for agent in fleet.agents.values():
         for patch in agent.patches.iterdir():
             patch.unlink()
@@ -80,7 +80,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
 
 
 def simulated(study: Study, learner: Callable[[Task, LearnerContext], Learner] = make_learner) -> Simulation:
-    """The study as a simulation, played to its end."""
+    """Simulate the study to its end."""
     task = find_task(study.task)
     population = load_population(task, study.data, study.clients, study.seed, Path(os.devnull))
     simulation = Simulation(study, task, population, lambda task, context: InProcess(learner(task, context)))
@@ -91,14 +91,14 @@ def simulated(study: Study, learner: Callable[[Task, LearnerContext], Learner] =
 
 
 def patch_of(fleet: Fleet, client: int, private: str) -> PatchState:
-    """What the device keeps to itself."""
+    """Return the device's patch."""
     task = find_task(TASK)
     key = PatchKey(task.name, schema_of(task.build_model()).digest, private)
     return PatchStore(fleet.agents[client_id(client)].patches).load(key, "another run", 0)
 
 
 def assert_close(found: Tensors, expected: Tensors) -> None:
-    """The same names, dtypes and values."""
+    """Check that names, dtypes and values are the same."""
     assert set(found) == set(expected)
     for name, value in expected.items():
         assert found[name].dtype == value.dtype
@@ -118,15 +118,15 @@ def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path
     assert_close(simulation.server.server, state.server)
     for client in range(CLIENTS):
         kept = patch_of(fleet, client, private)
-        if kept.batches_done:  # who never took part has no patch yet
+        if kept.batches_done:  # a device that never took part has no patch yet
             assert_close(simulation.patches.of(client), kept.values)
 
 
 @pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4", "delta-int8-quarter"])
 def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encoding):
-    """With coarse steps both ways, model, moments and residuals of the server are the same, and so is the curve.
+    """With coarse steps in both directions, the server's model, moments and residuals are the same, and so is the curve.
 
-    Training is the device's own code: where a weight differs in its last digit, it may be rounded another way.
+    The simulation trains with the device's own code, since weights that differ in the last digit may be rounded differently.
     """
     study = study_of("fedavg-adam", "affine", encoding)
     summary, state = deployed(fleet, study, tmp_path)

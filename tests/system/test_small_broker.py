@@ -1,4 +1,4 @@
-"""A run over a broker whose message limit is below the configured chunk size."""
+"""A run over a broker with a message limit below the configured chunk size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES = 2
 
 
 def test_message_limit_below_chunk_kib_costs_no_round(tmp_path: Path):
-    """Models and updates in fp32, larger than a message may be, pass in smaller chunks; the log names the broker's setting."""
+    """Models and updates in fp32 exceed the limit and are sent in smaller chunks; the log names the broker's setting."""
     with Mosquitto("message_size_limit 20000") as broker, ExitStack() as stack:
         options = ["--state-dir", tmp_path / "coordinator", "--devices", DEVICES, "--rounds", 1, "--wait-s", 100]
         options += ["--encoding", "fp32", "--grace-s", 100, "--recruit-deadline-s", 100, "--quorum", 1]

@@ -1,4 +1,4 @@
-"""Small fleets with default settings over a real broker: a bad device ends no run, and a run in vain ends with 1."""
+"""Small fleets with default settings over a real broker: a bad device does not end a run; a run without success ends with 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAVELLING = parse_policy("affine").public(SCHEMA).with_moments(MOMENTS)
 
 
 def where(broker: Mosquitto, state_dir: Path) -> list[object]:
-    """Options of a run for its broker, fleet and files."""
+    """Return the options of a run for its broker, fleet and files."""
     return ["--broker", broker.url, "--fleet", "small", "--state-dir", state_dir, "--metrics", "none"]
 
 

@@ -1,4 +1,4 @@
-"""Two coordinators of one fleet: one leads, the other takes over in mid-round, and a former leader writes nothing anywhere."""
+"""Two coordinators of one fleet: one leads, the other takes over in mid-round, and a former leader writes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 class Pair:
-    """A stage whose coordinators share a database and a bucket; each has a state directory of its own."""
+    """A stage whose coordinators share a database and a bucket; each has its own state directory."""
 
     def __init__(self, stage: Stage, state: str, blobs: str) -> None:
         self.stage = stage
@@ -53,7 +53,7 @@ class Pair:
 
     @contextmanager
     def in_round_2(self) -> Iterator[tuple[Command, Command]]:
-        """A leader whose second round is open, with the update of Bob, and a standby."""
+        """A leader whose second round is open with Bob's update, and a standby."""
         with self.begin("one") as leader:
             leader.wait_err("leading fleet")
             with self.begin("two") as standby:
@@ -62,7 +62,7 @@ class Pair:
                 yield leader, standby
 
     def until_round_2_is_open(self, leader: Command) -> None:
-        """Return once Ann is held in round 2, and Bob's update of it is committed."""
+        """Return once Ann is held in round 2 and Bob's update of round 2 is committed."""
         bob = self.stage.fleet.agents["bob"]
         self.stage.wait_held("ann", leader)
         bob.wait(lambda: bob.log.count("job over: committed") == 2, "has done its part")
@@ -89,7 +89,7 @@ def pair(stage: Stage, server: PostgresServer, s3: str) -> Pair:
 
 
 def started(pair: Pair) -> Pair:
-    """With agents, of which Ann is held in round 2."""
+    """Start the agents, and hold Ann in round 2."""
     pair.stage.start_agents()
     pair.stage.hold("ann", round=2, step=3)
     return pair
@@ -97,7 +97,7 @@ def started(pair: Pair) -> Pair:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The model of the same run of one coordinator with files, in peace."""
+    """The model of the same run with one coordinator, with files and without faults."""
     directory = tmp_path_factory.mktemp("undisturbed")
     with Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
         stage = Stage(broker, fleet, directory)
@@ -145,7 +145,7 @@ def test_standby_takes_over_a_run_whose_blobs_are_in_a_shared_folder(
 
 
 def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privacy_account(pair: Pair):
-    """The account of the run, its book, and the ledgers of the devices."""
+    """Checks the account of the run, its book, and the ledgers of the devices."""
     pair.terms = {"dp": "central", "noise_multiplier": 1.0, "dp_clip": 0.5, "strategy": "fedavg", "private": "all"}
     with pair.in_round_2() as (leader, standby):
         leader.kill()
@@ -165,7 +165,7 @@ def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privac
 def test_paused_leader_that_wakes_up_after_a_takeover_writes_nothing_and_ends_with_its_exit_code(
     pair: Pair, server: PostgresServer, undisturbed: dict[str, bytes]
 ):
-    """The paused leader finds an offer of Ann when it wakes up, in the round after."""
+    """The paused leader wakes up in the next round, and then finds an offer of Ann."""
     with pair.in_round_2() as (leader, standby):
         leader.freeze()
         paused_at = time.monotonic()
@@ -251,7 +251,7 @@ def test_standby_without_shared_state_is_refused_with_its_remedy(tmp_path: Path,
 
 
 def written(server: PostgresServer, pair: Pair) -> list[object]:
-    """The rows and the objects that coordinators write."""
+    """Return the rows and the objects that coordinators write."""
     tables = ("runs", "rounds", "updates", "open_rounds", "acceptances", "leaders")
     with server.session(pair.state) as session:
         queries = (f"SELECT t::text FROM {table} t ORDER BY 1".encode() for table in tables)

@@ -1,7 +1,7 @@
-"""A run whose model and updates travel as coarse steps: devices that miss rounds, lose what they hold or are switched off.
+"""A run with a delta encoding: devices that miss rounds, lose the held model or are switched off.
 
-What counts is that every device trains on the very bits that the coordinator has: its deltas prove it by a digest, and here the
-file that a device holds is compared with the coordinator's checkpoint.
+Every device must train on exactly the bits of the coordinator's model: a digest in its deltas proves this, and the tests
+compare the model that a device holds with the coordinator's checkpoint.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ENCODING = "delta-int8"
 
 
 def held(agent: AgentProcess) -> ModelCache:
-    """What lies on a device's disk."""
+    """Return the store of the model that a device holds on its disk."""
     return ModelCache(agent.state_dir / DIRECTORY)
 
 
 def trained_on(agent: AgentProcess, round: int) -> list[str]:
-    """In the log's words, each time that a device began to train in this round."""
+    """Return the log's words on the base of each training that a device began in this round."""
     lines = [line.partition(f"round {round}: training on ")[2] for line in agent.log.splitlines()]
     return [words.split(" run=")[0] for words in lines if words]
 
@@ -64,7 +64,7 @@ def reboot(ann: AgentProcess) -> None:
 
 
 def cut_power(ann: AgentProcess) -> None:
-    """The model held is in memory while training runs, and is lost."""
+    """Kill the agent: during training the held model is only in memory, so it is lost."""
     ann.kill()
 
 
@@ -100,11 +100,11 @@ def test_device_that_ends_in_mid_training_downloads_what_it_lost(stage: Stage, e
 
 
 def assert_holds_the_model_of(stage: Stage, run: str, round: int, *agents: AgentProcess) -> None:
-    """Each of them has the model after this round, which the last round was trained from, as the coordinator saved it."""
+    """Check that each agent holds the model after this round, exactly as the coordinator saved it."""
     directory = run_directory(stage.state_dir, run)
     state, (_, public, _) = load_checkpoint_after(directory, round), load_checkpoint(directory)
     for agent in agents:
-        agent.terminate()  # which writes the model that it holds
+        agent.terminate()  # the agent then writes the model that it holds
         about, blob = held(agent).read()
         _, tensors = unpack(blob, encoding=about.encoding, raw_bytes=about.raw_bytes, schema=public)
         for name, value in state.tensors.items():

@@ -1,7 +1,7 @@
-"""What happens in an ordinary year: power cuts, restarts, a broker that goes away. Nothing is lost, nothing counts twice.
+"""Common failures: power cuts, restarts, an absent broker. No update is lost or counted twice.
 
-Where every device took part in the end, the result is compared with an oracle that knows of no failure: the same global
-model and the same patches, as if nothing had happened.
+If every device took part in the end, the result must be equal to that of an oracle without failures: the same global model
+and the same patches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_device_away_for_longer_takes_part_in_a_later_round(stage: Stage):
 
 @pytest.mark.parametrize("how", ["resume", pytest.param("run", marks=pytest.mark.faults)])
 def test_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, how: str):
-    """What was committed counts, who was at work goes on with it: nobody trains twice, as the next epoch of the same run."""
+    """In the next epoch of the run committed updates count, and devices continue their work, so no device trains twice."""
     ann, bob = stage.start_agents()
     stage.hold("ann", round=3, step=2)
     with stage.begin() as coordinator:
@@ -94,7 +94,7 @@ def test_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, how
 
 
 def test_no_control_variate_counts_twice_after_kills_of_coordinator_and_device(stage: Stage):
-    """SCAFFOLD, where Bob's update is committed when the coordinator dies, and Ann dies in the training that follows."""
+    """SCAFFOLD: Bob's update is committed when the coordinator is killed; Ann is killed in her training after the resume."""
     ann, bob = (stage.start_agent(device, ["--private", "none"]) for device in DEVICES)
     stage.hold("ann", round=2, step=2)
     with stage.begin(strategy="scaffold", private="none", rounds=3) as coordinator:
@@ -126,7 +126,7 @@ def test_run_with_a_damaged_model_plays_its_last_round_again(stage: Stage):
 
 @pytest.mark.faults
 def test_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stage):
-    """While it waits for devices no round is open; the one after that is played by the resumed run."""
+    """While the coordinator waits for devices no round is open; the resumed run runs the next round."""
     ann, bob = stage.start_agents()
     for device in DEVICES:
         stage.hold(device, round=2, step=1)

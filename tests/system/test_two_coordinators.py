@@ -38,7 +38,7 @@ def test_second_coordinator_refuses_and_the_first_finishes(stage: Stage):
 @pytest.mark.faults
 def test_resumed_run_refuses_beside_another_coordinator(stage: Stage):
     stage.kill_coordinator(round=1, step=2)
-    # Its last will was sent: the next one begins at once.
+    # Its last will was sent, so the next coordinator begins at once.
     with stage.begin(rounds=2, state_dir=stage.directory / "elsewhere") as other:
         other.wait_err("run ")
         with stage.resume(PATIENT) as resumed:
@@ -60,7 +60,7 @@ def test_coordinator_that_died_with_its_broker_does_not_block_the_next(tmp_path:
         stage.hold("ann", round=1, step=2)
         with stage.begin(rounds=2) as killed:
             stage.wait_held("ann", killed)
-            broker.stop()  # it saves what it retains; the coordinator is gone when it is back
+            broker.stop()  # the broker saves its retained messages; the coordinator is gone when it returns
             killed.kill()
         broker.start()
         stage.holds["ann"].release()

@@ -45,7 +45,7 @@ class Laptop:
         return self.fleet.coordinator(self.directory / "coordinator", **(given | terms))
 
     def wait_training(self) -> None:
-        """Return in the middle of it; until `hold` is released it stays there."""
+        """Return once the device is held in its training, until `hold` is released."""
         self.agent.wait(lambda: self.hold.reached, "trains")
 
     def status_text(self) -> str:
@@ -54,7 +54,7 @@ class Laptop:
 
 @pytest.fixture
 def laptop(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Laptop]:
-    """Plugged in and ready; the parameter is what becomes of its work when it is not any more."""
+    """A laptop that is plugged in and ready; the parameter is the owner's `on_loss` for work when it is unplugged."""
     with Fleet(mosquitto.url, tmp_path) as fleet:
         yield Laptop(fleet, tmp_path, request.param)
 

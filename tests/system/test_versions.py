@@ -1,4 +1,4 @@
-"""Rounds between this version and earlier ones, from the repository's history: what a half upgraded fleet does."""
+"""Rounds between this version and earlier versions from the repository's history, as in a half upgraded fleet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
-# The last version whose packages lay side by side; the last one before devices could name the features that they understand;
-# one before models travelled as deltas.
+# The last version with top-level packages; the last version in which devices could not name their features; a version
+# without delta-encoded models.
 EARLIER = [
     pytest.param("bc64806", marks=pytest.mark.hosts),
     "53edeab",
@@ -34,7 +34,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module", params=EARLIER)
 def before(request, tmp_path_factory) -> Path:
-    """The code of an earlier version."""
+    """The folder with the code of an earlier version."""
     command = ["git", "-C", str(ROOT), "archive", request.param, *PACKAGES]
     ran = subprocess.run(command, capture_output=True, check=False)
     if ran.returncode != 0:
@@ -43,7 +43,7 @@ def before(request, tmp_path_factory) -> Path:
     with tarfile.open(fileobj=BytesIO(ran.stdout)) as archive:
         archive.extractall(folder, filter="data")
     _call_it_as_today(folder)
-    # An installation of this version is not to stand before it.
+    # An installation of the present version must not take precedence.
     command = [sys.executable, "-c", "import device_agent; print(device_agent.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
@@ -52,12 +52,12 @@ def before(request, tmp_path_factory) -> Path:
 
 
 def _call_it_as_today(folder: Path) -> None:
-    """Let `-m fedpatch` and `-m fedpatch.device_agent` start a version whose packages stood side by side."""
+    """Let `-m fedpatch` and `-m fedpatch.device_agent` start a version with top-level packages."""
     for package, program in (("fedpatch", "coordinator"), ("fedpatch/device_agent", "device_agent")):
         (folder / package).mkdir()
         (folder / package / "__init__.py").touch()
         (folder / package / "__main__.py").write_text(
-            # The current folder, which Python puts first, may be this checkout.
+            # Python puts the current folder first, which may be this checkout.
             f"import sys\n\ndel sys.path[0]\nimport {program}.cli\n\n{program}.cli.main()\n"
         )
     metadata = folder / "fedpatch-0.1.0.dist-info"
@@ -96,7 +96,7 @@ def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypa
 
 
 def test_an_upgrade_in_the_middle_of_a_run_goes_on_with_it(before, mosquitto, tmp_path, monkeypatch):
-    """As upgrade.yml does it: a device, then the coordinator, then the other device; each finds the state that it had."""
+    """In the order of upgrade.yml: a device, the coordinator, the other device; each continues from its former state."""
     state_dir = tmp_path / "state"
     with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
         _start(fleet, before, monkeypatch)

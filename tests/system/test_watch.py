@@ -1,4 +1,4 @@
-"""`fedpatch watch` beside a real run: in real terminals, for programs, over the network, and with no rights but to look."""
+"""`fedpatch watch` beside a real run: in real terminals, for programs, over the network, and with read rights only."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _POLL_S = 0.1
 
 @dataclass
 class Held:
-    """A run whose second round does not end before it may: Bob has reported, and Ann trains."""
+    """A run whose second round stays open until the test releases it: Bob has reported, and Ann trains."""
 
     stage: Stage
     coordinator: Command
 
     @property
     def where(self) -> list[str]:
-        """What somebody on another machine knows of it."""
+        """The options with which another machine finds the run."""
         return ["--broker", self.stage.broker.url, "--fleet", self.stage.fleet.name]
 
     def picture(self) -> dict:
@@ -50,7 +50,7 @@ class Held:
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
-    """A broker, two devices, a coordinator."""
+    """A held run of a broker, two devices and a coordinator."""
     directory = tmp_path_factory.mktemp("watched")
     with Mosquitto() as broker, Fleet(broker.url, directory / "agents") as agents:
         stage = Stage(broker, agents, directory)
@@ -76,7 +76,7 @@ def _until(fits: Callable[[], object], what: str, shown: Callable[[], object] = 
 
 
 def _is_the_picture(lines: list[str]) -> bool:
-    """All of it, once. A terminal may be looked at while it is drawn on, so this is waited for."""
+    """Return whether the picture is complete. A terminal may be read while it is drawn, so tests wait for this."""
     rows = [line.split() for line in lines]
     text = "\n".join(lines)
     return (
@@ -91,7 +91,7 @@ def _is_the_picture(lines: list[str]) -> bool:
 
 
 class Terminal:
-    """A real terminal of so many columns and lines, in tmux, that runs a command and records its end."""
+    """A real terminal in tmux with this many columns and lines, which runs a command and shows its end."""
 
     def __init__(self, directory: Path, columns: int, lines: int) -> None:
         self._tmux = ["tmux", "-S", str(directory / "socket"), "-f", str(directory / "tmux.conf")]
@@ -111,7 +111,7 @@ class Terminal:
         return self("capture-pane", "-p").splitlines()
 
     def wait(self, text: str) -> list[str]:
-        """What it shows once `text` is there."""
+        """Wait until the terminal shows `text`, and return its lines."""
         _until(lambda: any(text in line for line in self.lines), f"{text!r} is shown", lambda: self.lines)
         return self.lines
 

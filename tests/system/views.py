@@ -9,7 +9,7 @@ class Silent:
     """A view without output."""
 
     def show(self, message: StatusMessage) -> None:
-        """Not this one."""
+        """Show nothing."""
 
     def say(self, line: str) -> None:
-        """Nor this one."""
+        """Print nothing."""

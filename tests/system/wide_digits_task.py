@@ -1,4 +1,4 @@
-"""The task `digits` in float64: batch norm of a ReLU that is nearly always zero magnifies what float32 rounds off."""
+"""The task `digits` in float64: batch norm of a ReLU that is nearly always zero magnifies rounding errors of float32."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedpatch.shared.tasks.task import DeviceData
 
 
 def build_model() -> nn.Module:
-    """As digits has it, in float64."""
+    """Return the model of digits in float64."""
     return digits.build_model().double()
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """As digits has it, in float64."""
+    """Return the data of digits in float64."""
     return load_many([spec], root)[0]
 
 
 def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
-    """As digits has it, in float64."""
+    """Return the data of digits in float64, for many specs."""
     return [
         replace(one, train_x=one.train_x.astype(np.float64), test_x=one.test_x.astype(np.float64))
         for one in digits.load_many(specs, root)

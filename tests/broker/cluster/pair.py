@@ -1,8 +1,8 @@
-"""Two ejabberd nodes in one cluster, and haproxy before them: all on loopback, in directories of their own.
+"""Two ejabberd nodes in one cluster behind haproxy: all on loopback, in directories of their own.
 
-The nodes find each other by an epmd of their own on another port than usual, and know each other by a cookie that only they
-have. `prefer_a` and `prefer_b` are URLs of haproxy, which leads each connection to the node of that name, and to the other one
-while that node is away.
+The nodes find each other through their own epmd on an unusual port, and authenticate by a cookie that only they have.
+`prefer_a` and `prefer_b` are URLs of haproxy, which forwards each connection to the node of that name, or to the other node
+while the first is down.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Node(Ejabberd):
                 if time.monotonic() > give_up_at:
                     raise RuntimeError(f"{self.name} did not join {self._joins}")
                 time.sleep(0.05)
-        self._joins = ""  # from now on, its database knows the other node
+        self._joins = ""  # from now on, its database lists the other node
 
 
 class Pair:

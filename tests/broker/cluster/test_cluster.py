@@ -1,4 +1,4 @@
-"""A fleet on two ejabberd nodes behind haproxy: devices on A, coordinator on B, and A is killed."""
+"""A fleet on two ejabberd nodes behind haproxy: devices on A, the coordinator on B; one test kills A."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def login(user: str) -> dict[str, str]:
 
 
 def test_client_id_is_taken_over_across_nodes(pair: Pair):
-    """The connection on A is closed by one with the same client id on B."""
+    """A connection on B with the same client id closes the connection on A."""
     with client(pair.prefer_a, "one", **login("ann")) as first:
         first.settle()
         with client(pair.prefer_b, "one", **login("ann")) as second:
@@ -47,7 +47,7 @@ def test_client_id_is_taken_over_across_nodes(pair: Pair):
 
 
 def test_will_of_a_device_on_a_reaches_the_coordinator_on_b(pair: Pair):
-    """The connection on A ends without DISCONNECT, here by a second one with its client id."""
+    """The connection on A ends without DISCONNECT, here because a second connection has its client id."""
     topic = topics.device_state("demo", "ann")
     with client(pair.prefer_b, "reader", topic, **login("coordinator")) as reader:
         reader.settle()
@@ -58,7 +58,7 @@ def test_will_of_a_device_on_a_reaches_the_coordinator_on_b(pair: Pair):
 
 
 def test_retained_message_is_only_at_the_node_where_it_was_published(pair: Pair):
-    """So devices on A ask for a model that the coordinator retains at B, as with a broker that retains nothing."""
+    """So devices on A must request a model that the coordinator retains at B, as with a broker that retains nothing."""
     with client(pair.prefer_a, "keeper", **login("ann")) as keeper:
         keeper.link.publish(KEPT, b"kept", retain=True)
         keeper.settle()
@@ -70,7 +70,7 @@ def test_retained_message_is_only_at_the_node_where_it_was_published(pair: Pair)
 
 
 def test_run_survives_the_death_of_the_devices_node(pair: Pair, tmp_path: Path):
-    """Ann is held in her training while A dies: both devices come back over B, and no update is lost."""
+    """A is killed while Ann is held in her training: both devices reconnect through B, and no update is lost."""
     state = topics.device_state("demo", "ann")
     with Fleet(pair.prefer_a, tmp_path) as fleet:
         hold = Hold(tmp_path / "ann.hold")
@@ -99,7 +99,7 @@ def test_run_survives_the_death_of_the_devices_node(pair: Pair, tmp_path: Path):
             reader.settle()
         states = [decode(event.payload).body for event in reader.seen[before:] if is_message(event, state)]
         online = [body.online for body in states if isinstance(body, DeviceState)]
-        # ejabberd publishes no will of a client whose node dies; the device publishes its presence anew.
+        # ejabberd publishes no will of a client whose node dies; the device publishes its presence again.
         assert set(online) == {True}
     assert done.code == 0, done.err
     assert outcomes(done.document) == all_went_well(ROUNDS)

@@ -1,4 +1,4 @@
-"""One broker after the other, each for all tests; and a fleet of its own for each test, since brokers remember."""
+"""One broker after the other, each for all tests. Each test has its own fleet, since brokers keep state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator's and some devices' links on one broker, with the real ends of transfers and no training between them."""
+"""Links of a coordinator and some devices on one broker, with the real code of both ends of a transfer, without training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Events = queue.SimpleQueue[tuple[str, LinkEvent]]
 
 @dataclass
 class Parties:
-    """Connected links by name, and one queue for all their messages. `about` is what the broker announced."""
+    """Connected links by name, and one queue for all their messages. `about` has the limits that the broker announced."""
 
     fleet: str
     links: dict[str, MqttLink]
@@ -47,12 +47,12 @@ class Parties:
     about: Connected
 
     def manifest(self, blob: bytes, chunk_bytes: int = CHUNK_BYTES) -> Manifest:
-        """Announces a blob in chunks of that size, or as large as the broker takes them."""
+        """Return the manifest of a blob in chunks of this size, or of the largest size that the broker accepts."""
         chunk_bytes = chunk_bytes_within(chunk_bytes, self.about.max_packet_bytes)
         return describe(blob, chunk_bytes=chunk_bytes, encoding="fp32", raw_bytes=len(blob), schema="5c" * 32)
 
     def settle(self) -> None:
-        """Return once the broker has taken all that the coordinator published; devices that subscribe now come after that."""
+        """Return once the broker has acknowledged all messages of the coordinator; later subscriptions come after them."""
         give_up_at = time.monotonic() + PATIENCE_S
         while not self.links[COORDINATOR].idle:
             assert time.monotonic() < give_up_at
@@ -65,9 +65,9 @@ class Parties:
         self.links[device].publish(topics.up(self.fleet, device), encode(Envelope(body)))
 
     def play(self, receive: Callable[[str, Received, float], None], tick: Callable[[float], float | None]) -> None:
-        """Hands out what arrives until `tick`, which returns when it is due again, has nothing more to wait for.
+        """Pass messages to `receive` until `tick` returns None; otherwise `tick` returns the time of its next call.
 
-        While this process is stopped, its time stops too: what lies in its queues meanwhile is not late.
+        While this process is stopped, its time stops too: messages that wait in its queues meanwhile are not late.
         """
         now = looked_at = time.monotonic()
         give_up_at = now + PATIENCE_S
@@ -85,7 +85,7 @@ class Parties:
 
 @contextmanager
 def parties(target: Target, fleet: str, devices: Sequence[str]) -> Iterator[Parties]:
-    """All of them, connected and subscribed as in a run; ended with the `with`."""
+    """The links of the coordinator and of `devices`, connected and subscribed as in a run; the `with` ends them."""
     events: Events = queue.SimpleQueue()
     links: dict[str, MqttLink] = {}
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def _put(events: Events, name: str, event: LinkEvent) -> None:
 
 @dataclass
 class Getting:
-    """Devices that download a model; each one pretends that some chunks were lost the first time that they came."""
+    """Devices that download a model; each device discards the first copy of some chunks, as if they were lost."""
 
     together: Parties
     manifest: Manifest
@@ -137,7 +137,7 @@ class Getting:
             self.parts[name] = {}
 
     def receive(self, name: str, event: Received, now: float) -> None:
-        """A chunk for a device, or what a device needs."""
+        """Handle a chunk for a device, or a device's `need`."""
         topic = topics.parse_topic(self.together.fleet, event.topic)
         if topic is None:
             return
@@ -153,7 +153,7 @@ class Getting:
             self.publish_again(self._repairs.due(need, now))
 
     def tick(self, now: float) -> float | None:
-        """Devices ask; None when all have everything."""
+        """Send the devices' `need`s that are due; return the next due time, or None when all devices have all chunks."""
         for name, download in self.downloads.items():
             for need in download.tick(now):
                 self.needs[name] += 1
@@ -167,7 +167,7 @@ class Getting:
 
 @dataclass
 class Giving:
-    """Devices that upload, and the coordinator's desk. `chunks` counts what each device sent."""
+    """Devices that upload, and the coordinator's upload scheduler. `chunks` counts the chunks that each device sent."""
 
     together: Parties
     blobs: dict[str, bytes]
@@ -182,7 +182,7 @@ class Giving:
         self._uploads = {name: Upload(manifest, now) for name, manifest in self._manifests.items()}
 
     def receive(self, name: str, event: Received, now: float) -> None:
-        """Something for the desk, or for a device."""
+        """Handle a message for the upload scheduler or for a device."""
         topic = topics.parse_topic(self.together.fleet, event.topic)
         if topic is None:
             return
@@ -198,7 +198,7 @@ class Giving:
             self._at_the_device(name, decode(event.payload).body, now)
 
     def tick(self, now: float) -> float | None:
-        """Devices offer and the desk grants; None when all have received `committed`."""
+        """Send the offers and grants that are due; return the next due time, or None when all have received `committed`."""
         for name, upload in self._uploads.items():
             self._send(name, upload.tick(now))
         for name, grant in self._desk.next_grants(now):

@@ -1,4 +1,4 @@
-"""The brokers that fedpatch is held against, and what is different about each: docs/how-to/brokers.md has it as a table."""
+"""The brokers that fedpatch is tested with, and their differences; docs/how-to/brokers.md lists them in a table."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ AWS_PACKET_BYTES = 131_072
 
 
 class Broker(Protocol):
-    """What all of them can."""
+    """The interface of all brokers."""
 
     port: int
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which the broker listens."""
 
     def start(self) -> None:
-        """Run it until it answers."""
+        """Start the broker, and return once it answers."""
 
 
 @dataclass
 class Target:
-    """A running broker. `speaks` what a link agrees on with it; `announces` a limit of packets or None.
+    """A running broker. A link agrees with it on the protocol `speaks`; it `announces` a packet limit or None.
 
-    `retains` is what it does with a retained message, `announces_retain` whether it announces that to a client;
-    `reports_takeover` whether a client is notified that another one has taken its name; None where versions differ.
+    `retains`: it keeps retained messages; `announces_retain`: it announces to a client whether it keeps them.
+    `reports_takeover`: it notifies a client that another client has taken its name; None if versions of the broker differ.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Target:
 
     @contextmanager
     def client(self, client_id: str, *filters: str, url: str = "", **options: object) -> Iterator[Client]:
-        """A started and finally stopped client, which may come through a relay at `url`."""
+        """Start a client, which may connect through a relay at `url`, and stop it in the end."""
         with client(url or self.url, client_id, *filters, **self.login, **options) as one:
             yield one
 
@@ -60,7 +60,7 @@ class Target:
 @contextmanager
 def _mosquitto(name: str, options: str = "", **about: object) -> Iterator[Target]:
     with Mosquitto(options) as broker:
-        # 2.0.11 reports nothing when a name is taken twice, 2.0.21 does.
+        # 2.0.21 reports that a name is taken twice, 2.0.11 does not.
         yield Target(name, broker.url, broker.port, "5", broker.restart, reports_takeover=None, **about)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def _ejabberd(name: str) -> Iterator[Target]:
         yield Target(name, broker.url, broker.port, "5", restart, reports_takeover=True, login=login)
 
 
-# Those that speak MQTT 5 first: a link that has come down to 3.1.1 keeps to it.
+# Brokers with MQTT 5 first: a link that has fallen back to 3.1.1 stays there.
 TARGETS: dict[str, Callable[[str], AbstractContextManager[Target]]] = {
     "mosquitto": _mosquitto,
     "small-packets": lambda name: _mosquitto(name, f"max_packet_size {AWS_PACKET_BYTES}", announces=AWS_PACKET_BYTES),

@@ -1,4 +1,4 @@
-"""What fedpatch needs of a broker's connections: whatever it is called, these hold, or the link makes up for them."""
+"""The properties that fedpatch needs of a broker's connections: every broker has them, or the link compensates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.broker
 
 
 def payloads(one: Client, topic: str) -> list[bytes]:
-    """Of all messages on a topic that came so far."""
+    """Return the payloads of all messages received so far on a topic."""
     return [event.payload for event in one.seen if isinstance(event, Received) and event.topic == topic]
 
 
@@ -38,7 +38,7 @@ def test_small_messages_arrive_once_and_in_order(target: Target, fleet: str):
 
 
 def test_presence_is_seen_by_who_comes_later(target: Target, fleet: str):
-    """Where it is retained; elsewhere a message to nobody is lost, which must do no other harm."""
+    """If the broker retains it. If not, a message without subscribers is lost, which must do no other harm."""
     topic = topics.device_state(fleet, "pi-1")
     with target.client(f"{fleet}.device") as device:
         device.wait(Connected)
@@ -70,7 +70,7 @@ def test_a_connection_that_breaks_leaves_its_last_will(target: Target, fleet: st
 
 
 def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet: str):
-    """The earlier connection is closed; some brokers send the reason."""
+    """The broker closes the earlier connection; some brokers send the reason."""
     topic, name = topics.down(fleet, "pi-1"), f"{fleet}.twin"
     with target.client(name, topic, reconnect_delay_s=(100.0, 100.0)) as first:
         first.settle()
@@ -87,7 +87,7 @@ def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet:
 
 @pytest.mark.slow
 def test_subscriptions_survive_a_power_cut_of_the_broker(target: Target, fleet: str):
-    """It may have forgotten everything: the links come back, subscribe again, and send what waited."""
+    """The broker may have lost all its state: the links reconnect, subscribe again, and send their queued messages."""
     topic = topics.down(fleet, "pi-1")
     with target.client(f"{fleet}.taker", topic) as taker, target.client(f"{fleet}.giver") as giver:
         taker.settle()

@@ -1,4 +1,4 @@
-"""A whole run over each broker: a coordinator, and three agents that were there before it."""
+"""A whole run over each broker: a coordinator, and three agents that were started before it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PATIENCE_S = 100.0
 
 @dataclass
 class Agents:
-    """Three agents, whose training processes are warm, behind a relay that leads to one broker after the other."""
+    """Three agents with started training processes, behind a relay that leads to one broker after the other."""
 
     fleet: Fleet
     relay: Relay
 
     def move_to(self, target: Target) -> None:
-        """Return once all of them have left the former broker and are connected to this one."""
+        """Return once all agents have left the former broker and are connected to this broker."""
         connects = {name: agent.log.count(CONNECTED) for name, agent in self.fleet.agents.items()}
         self.relay.redirect(target.port)
         for name, agent in self.fleet.agents.items():
@@ -51,7 +51,7 @@ class Agents:
 
 @pytest.fixture(scope="session")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
-    """They start with the first broker, and stay until the last one; a password is no harm where none is asked for."""
+    """They start with the first broker, and stay until the last one; brokers that need no password ignore theirs."""
     directory = tmp_path_factory.mktemp("contract-agents")
     config = directory / "login.toml"
     config.write_text(f'username = "{USERNAME}"\npassword = "{PASSWORD}"\n')

@@ -1,4 +1,4 @@
-"""Models and updates through real brokers: they arrive whole, whatever the broker keeps, states or drops."""
+"""Models and updates through real brokers: they arrive complete, whatever the broker retains, announces or drops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
         getting = Getting(together, manifest, partial(publisher.repair, manifest.digest))
         together.play(getting.receive, getting.tick)
         assert {name: getting.blob(name) == blob for name in getting.parts} == dict.fromkeys(getting.parts, True)
-        # What is retained comes by itself but for what was lost; what is not comes in windows of 32.
+        # Retained chunks arrive without a request, except the lost ones; chunks that are not retained arrive in windows of 32.
         assert all(count >= (1 if target.retains else 2) for count in getting.needs.values()), getting.needs
         publisher.close()
         together.settle()
@@ -41,7 +41,7 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
 
 @pytest.mark.slow
 def test_a_model_of_more_chunks_than_a_queue_holds_arrives(target: Target, fleet: str, tmp_path: Path):
-    """Three hundred small chunks: what a broker drops from a full queue is asked for."""
+    """Three hundred small chunks: the device requests the chunks that a broker drops from a full queue."""
     blob = random.Random(3).randbytes(300 * MIN_CHUNK_BYTES)
     with parties(target, fleet, ("ann",)) as together:
         publisher = ModelPublisher(together.links[COORDINATOR], fleet, tmp_path / "published.txt")
@@ -56,7 +56,7 @@ def test_a_model_of_more_chunks_than_a_queue_holds_arrives(target: Target, fleet
 
 
 def test_an_update_arrives_whole(target: Target, fleet: str):
-    """Forty chunks, a window at a time; on a link that loses nothing none is sent twice."""
+    """Forty chunks, a window at a time; on a link without loss no chunk is sent twice."""
     blob = random.Random(2).randbytes(40 * CHUNK_BYTES - 7)
     with parties(target, fleet, ("ann",)) as together:
         giving = Giving(together, {"ann": blob})
@@ -66,7 +66,7 @@ def test_an_update_arrives_whole(target: Target, fleet: str):
 
 
 def test_ten_devices_stay_below_the_shortest_queue(target: Target, fleet: str):
-    """All finish training at once; those who may upload share the chunks in flight, so the broker drops nothing."""
+    """All finish training at once; devices with a grant share the chunks in flight, so the broker drops nothing."""
     names = [f"pi-{number:02}" for number in range(10)]
     blobs = {name: random.Random(name).randbytes(5 * CHUNK_BYTES - 3) for name in names}
     with parties(target, fleet, names) as together:

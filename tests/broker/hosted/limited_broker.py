@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 
 @dataclass
 class LimitedBroker:
-    """A running broker; `violations` are the limits that clients have exceeded, a line for each."""
+    """A running broker; `violations` has a line for each time that a client exceeded a limit."""
 
     url: str
     report: Path
@@ -53,7 +53,7 @@ def limited_broker(profile: str) -> Iterator[LimitedBroker]:
 
 
 def main() -> None:
-    """The broker's process."""
+    """Run the broker in this process."""
     parser = argparse.ArgumentParser()
     for name in ("profile", "report"):
         parser.add_argument(f"--{name}", required=True)

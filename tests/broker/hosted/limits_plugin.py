@@ -1,7 +1,7 @@
 """Plugin of amqtt that enforces the limits of a hosted broker: it reports each violation and closes the connection.
 
-It counts what arrives within a second. Where this process stands still for a while, messages arrive together that were sent
-apart, so the limit of a second grows by the time for which the event loop stood still.
+It counts the messages and bytes of each second. After a stall of this process, messages arrive together that were sent apart,
+so the limit of a second grows by the time for which the event loop stalled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Second:
 
 @dataclass
 class Client:
-    """What one client did on its connection."""
+    """The counters of one client's connection."""
 
     messages: Second = field(default_factory=Second)
     bytes: Second = field(default_factory=Second)
@@ -56,7 +56,7 @@ class Limits(BasePlugin[BrokerContext]):  # type: ignore[misc] # amqtt has no ty
 
     @dataclass
     class Config:
-        """Its settings."""
+        """Settings of the plugin."""
 
         profile: str
         report: str
@@ -139,7 +139,7 @@ class Limits(BasePlugin[BrokerContext]):  # type: ignore[misc] # amqtt has no ty
         return self._clients.setdefault(session.client_id, Client())
 
     def _seconds(self, now: float) -> float:
-        """The time in which the messages of the last second were sent."""
+        """Return the time span in seconds in which the messages of the last second were sent."""
         return 1.0 + self._stalls.add(0.0, now) + max(0.0, now - self._ticked - _TICK_S)
 
     async def _watch_ticks(self) -> None:

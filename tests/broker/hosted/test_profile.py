@@ -1,4 +1,4 @@
-"""A link under a profile keeps the limits of a hosted broker, which closes the connection of a link without it."""
+"""A link with a profile keeps the limits of a hosted broker; the broker closes the connection of a link without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILTERS = tuple(f"fedpatch/1/home/blob/{number}/+" for number in range(24))
 
 
 def exchange(url: str, count: int, size: int, **options: object) -> None:
-    """Publish `count` messages of `size` bytes, and return once all have arrived; TimeoutError where the link breaks."""
+    """Publish `count` messages of `size` bytes, and return once all have arrived; TimeoutError if the link breaks."""
     with client(url, "reader", "data/#") as reader, client(url, "writer", *FILTERS, **options) as writer:
         reader.settle()
         for number in range(count):

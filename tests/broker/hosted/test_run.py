@@ -1,4 +1,4 @@
-"""A whole run with light devices at a broker that enforces the limits of a hosted one."""
+"""A whole run with light devices at a broker that enforces the limits of a hosted broker."""
 
 from __future__ import annotations
 

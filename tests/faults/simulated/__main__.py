@@ -1,4 +1,4 @@
-"""Plays schedules from a terminal: `python -m tests.faults.simulated --seed 17` prints the log, in virtual time."""
+"""Runs schedules from a terminal: `python -m tests.faults.simulated --seed 17` prints the log with virtual times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker: sessions with a bounded queue, retained messages, last wills, QoS 1; it may be killed and lose all that."""
+"""A broker: sessions with a bounded queue, retained messages, last wills, QoS 1; a kill may lose all of these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_QUEUED = 200
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Of a topic; each one is another, even with the same words."""
+    """A message on a topic. Messages with equal content are still different messages."""
 
     topic: str
     payload: bytes
@@ -29,7 +29,7 @@ class Message:
 
 @dataclass
 class Session:
-    """Of one client id: what it subscribed to, and what it has not acknowledged. Without a wire, it is away."""
+    """The session of a client id: its filters and unacknowledged messages. Without a wire the client is not connected."""
 
     filters: dict[str, None] = field(default_factory=dict)
     queue: deque[Message] = field(default_factory=deque)
@@ -40,19 +40,19 @@ class Session:
 
 
 class Broker:
-    """Delivers to sessions, in order. `kill` loses queues and subscriptions; `forgets`: retained messages too."""
+    """Delivers messages to sessions in order. `kill` loses queues and subscriptions, with `forgets` also retained messages."""
 
     def __init__(self, rng: random.Random, weather: Weather) -> None:
         self.up = True
         self.weather = weather
         self.retained: dict[str, bytes] = {}
         self.sessions: dict[str, Session] = {}
-        # Asked of each message whether it is lost here and now.
+        # Returns for each message whether the broker loses it.
         self.swallows: Callable[[str, bytes], bool] = lambda topic, payload: False
         self._rng = rng
 
     def kill(self, forgets: bool) -> None:
-        """Clients only notice that the connection is gone; wills die with it."""
+        """End without a notice: clients only lose their connections, and no will is published."""
         self.up = False
         wires = [one.wire for one in self.sessions.values() if one.wire is not None]
         self.sessions.clear()
@@ -62,7 +62,7 @@ class Broker:
             wire.close_broker()
 
     def accept(self, link: SimulatedLink, wire: Wire) -> None:
-        """A client connects; it takes the place of one with its id, whose will is then published."""
+        """Connect a client; it replaces a client with the same id, whose will is then published."""
         if not self.up:
             wire.close_broker()
             return
@@ -82,7 +82,7 @@ class Broker:
             self._send(session, message)
 
     def subscribe(self, link: SimulatedLink, filters: tuple[str, ...]) -> None:
-        """What is retained comes at once, and again for a filter that was there already."""
+        """Add filters; retained messages are delivered at once, and again for a filter that the session already has."""
         session = self._session(link)
         if session is not None:
             session.filters.update(dict.fromkeys(filters))
@@ -131,7 +131,7 @@ class Broker:
             self.publish(will.topic, will.payload, retain=True)
 
     def _enqueue(self, session: Session, message: Message) -> None:
-        """Presence is spared: a broker that drops it live still has it for a subscriber, which is another matter."""
+        """Queue a message, or drop it at random. Presence is never dropped: a real broker would still retain a dropped one."""
         presence = message.topic.endswith(("/state", "/coord"))
         if not presence and (self._rng.random() < self.weather.loss or len(session.queue) >= MAX_QUEUED):
             return
@@ -146,5 +146,5 @@ class Broker:
 
 @lru_cache(maxsize=4096)
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a filter wants a topic."""
+    """Return whether a filter matches a topic."""
     return topic_pattern((pattern,)).fullmatch(topic) is not None

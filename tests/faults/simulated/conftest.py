@@ -1,4 +1,4 @@
-"""What the tests of simulated faults begin with."""
+"""Fixtures of the tests of simulated faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """The details of a failure are in the world's own log."""
+    """Disable logging: the details of a failure are in the world's own log."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)

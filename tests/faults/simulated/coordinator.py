@@ -1,6 +1,6 @@
-"""The coordinator in a world: `fedpatch run` and `fedpatch resume` as they are, from registry to engine, in virtual time.
+"""The coordinator in a world: the real code of `fedpatch run` and `fedpatch resume`, from registry to engine, in virtual time.
 
-Whenever its loop waits for the next event, the world goes on until there is one.
+Whenever its loop waits for the next event, the world's time advances until there is one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SPINNING = 2_000
 
 
 class Queue:
-    """One to whose reader the world's time is the only time."""
+    """A queue whose reader waits in the world's time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -51,7 +51,7 @@ class Queue:
         return len(self._events)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next one, or Empty once the time is up; Killed where the process is no more."""
+        """Return the next event. Raise Empty after the timeout, Killed if the process was killed."""
         world = self._world
         self._spins = self._spins + 1 if world.now == self._spun_at else 0
         self._spun_at = world.now
@@ -63,7 +63,7 @@ class Queue:
 
 
 class SimulatedCoordinator:
-    """On its own host; `wanted` is the command to start next: run, resume, or nothing once the run is over."""
+    """A coordinator on its own host; `wanted` is the next command: run, resume, or "" once the run is over."""
 
     def __init__(self, world: World, directory: Path, settings: RunSettings) -> None:
         self.directory = directory
@@ -86,7 +86,7 @@ class SimulatedCoordinator:
     # ---- what happens to it
 
     def kill(self, pause_s: float, fuse: int | None = None) -> None:
-        """At once, or before a later write; it is started again after a pause."""
+        """Kill it at once or before a later write; it is started again after a pause."""
         self.pause_s = pause_s
         if self.process is None:
             return
@@ -95,20 +95,20 @@ class SimulatedCoordinator:
             self.process.dead = True
 
     def die_here(self, pause_s: float) -> None:
-        """In the midst of what it does: nothing after this happens."""
+        """Kill it in the middle of its present step."""
         assert self.process is not None
         self.pause_s, self.process.dead = pause_s, True
         raise Killed(self.process.name)
 
     def interrupt(self, pause_s: float) -> None:
-        """Ctrl-C; somebody resumes it after a pause."""
+        """Press Ctrl-C; the run is resumed after a pause."""
         self.pause_s = pause_s
         if self.event_queue is not None and self.process is not None:
             self._world.note("Ctrl-C")
             self.event_queue.put(Interrupt())
 
     def reboot(self, jump_s: float, pause_s: float) -> None:
-        """The machine too: its count of seconds begins anew, and its wall clock is another."""
+        """Restart its machine: the machine's monotonic clock begins at 0 again, and its wall clock jumps."""
         self.kill(pause_s)
         self.boot, self.booted_at = f"{self.boot}'", self._world.now
         self.clock_off_s += jump_s
@@ -116,7 +116,7 @@ class SimulatedCoordinator:
     # ---- its life
 
     def run(self) -> None:
-        """From its start to its end, whatever ends it."""
+        """Run the wanted command until it ends or is killed."""
         world = self._world
         self.process = Process("coordinator", world.now)
         self.process.fuse, self.next_fuse = self.next_fuse, None
@@ -148,7 +148,7 @@ class SimulatedCoordinator:
         self.start_at = self._world.now + self.pause_s
         self.pause_s = 1.0
         if self.summary is None:
-            # A restart omits --new, even where the first command had it.
+            # A restart omits --new, even if the first command had it.
             self.wanted = "run" if self.wanted == "new" else self.wanted
             return
         self._world.note(f"run {self.summary.run} is over: {self.summary.stopped_because}")
@@ -159,11 +159,11 @@ class SimulatedCoordinator:
         self._world.note(f"coordinator prints: {line}")
 
     def now(self) -> BootTime:
-        """Its machine's own clocks, of which the wall clock may be years off."""
+        """Return the time of its machine's own clocks; the wall clock may be years off."""
         return BootTime(self.boot, self._world.now - self.booted_at, 1.7e9 + self._world.now + self.clock_off_s)
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
-        """The oracle looks into the engine of each process."""
+        """Make the engine of each process visible to the oracle."""
 
         def engine(*args: Any, **given: Any) -> Any:
             self.engine = Engine(*args, **given)
@@ -172,7 +172,7 @@ class SimulatedCoordinator:
         patch.setattr(fedpatch.coordinator.runtime.run_execution, "Engine", engine)
 
     def _ports(self) -> Ports:
-        """Time, randomness, link and task of the world."""
+        """Return the time, randomness, link and task of the world."""
         world = self._world
         parts: dict[str, Any] = {
             "queue": lambda: Queue(world),

@@ -1,4 +1,4 @@
-"""A device in a world: the real agent, job and hands, with real files; its link, clock and training are the world's."""
+"""A device in a world: the real agent, job and hands, with real files; the world provides link, clock and training."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from tests.faults.simulated.world import World
 
 FLEET = "demo"
-# Who ends by itself is started again, as by systemd.
+# A process that ends by itself is started again, as by systemd.
 AGAIN_S = 5.0
-# A deadline on a clock that began at another moment may round to an instant before it.
+# A deadline on a clock with another zero may be rounded to slightly too early.
 _ROUNDING_S = 1e-6
 
 
 class SimulatedDevice:
-    """`name`, with its files in `directory`. `kill` drops everything but those; `start` begins from them."""
+    """The device `name`, with its files in `directory`. `kill` drops everything except the files; `start` begins from them."""
 
     def __init__(self, world: World, name: str, directory: Path) -> None:
         self.name, self.directory = name, directory
@@ -66,7 +66,7 @@ class SimulatedDevice:
         self._act(boots, lambda: self._set_up(identity, link, trainer))
 
     def kill(self) -> None:
-        """With its training; what lies on the disk stays."""
+        """Kill it and its training; the files on the disk stay."""
         if self.process is None:
             return
         self.process.dead = True
@@ -79,14 +79,14 @@ class SimulatedDevice:
             downloads.close()
 
     def defuse(self) -> None:
-        """It lives on, and so does its training."""
+        """Cancel planned kills of the device and of its training."""
         for process in (self.process, self.trainer.process if self.process else None):
             if process is not None:
                 process.fuse = None
 
     @property
     def idle(self) -> bool:
-        """It waits for nothing but a request."""
+        """Return whether it runs and only waits for a request."""
         return self.process is not None and self.job.key is None
 
     def _set_up(self, identity: Identity, link: Any, trainer: Any) -> None:
@@ -136,7 +136,7 @@ class SimulatedDevice:
         return self._world.now - self.process.booted_at
 
     def _act(self, boots: int, does: Any = None) -> None:
-        """One turn of the agent's loop; events of an earlier start are nobody's."""
+        """Run one turn of the agent's loop; ignore events of an earlier start."""
         if boots != self.boots or self.process is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""The coordinator's threads that write, in virtual time: each write takes a while, and the process may be killed meanwhile."""
+"""The coordinator's writing threads in virtual time: each write takes a while, and the process may be killed meanwhile."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ WRITE_S = 0.02
 
 
 class _Written(Future[Any]):
-    """One to whose reader the world's time is the only time."""
+    """A future whose reader waits in the world's time."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the work came to, once it has."""
+        """Return the result of the work once it is done."""
         self._world.wait(self.done, timeout)
         return super().result(0)
 
 
 class Disk:
-    """Stands for the pool of threads of `process`: one piece of work after the other."""
+    """Replaces the thread pool of `process`: it does one piece of work after the other."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -47,7 +47,7 @@ class Disk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the rest, if the process lives."""
+        """Wait for the remaining work, if the process is alive."""
         for future in self._futures:
             if not self._process.dead:
                 self._world.wait(future.done, None)

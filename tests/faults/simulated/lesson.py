@@ -1,7 +1,7 @@
-"""What the devices learn: a model of three small tensors, one of them private, and a rule instead of training.
+"""The devices' task: a model of three small tensors, one of them private, and a rule instead of training.
 
-The rule is a function of what a real training depends on: the global model, the private patch before, the device, the
-round. These determine the result of a device.
+The rule has the inputs of a real training: the global model, the private patch before, the device, the round. They
+determine the result of a device.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FIRST_PATCH: Mapping[str, Array] = {PRIVATE: np.ones(4, np.float32)}
 
 
 def examples(device: str) -> int:
-    """How many a device has: each another number, so that no two sums of some of them are easily the same."""
+    """Return a device's number of examples; all differ, so that sums over different devices are seldom equal."""
     return 7 + (8 << int(device.rpartition("-")[2]))
 
 
 def learned(
     model: Mapping[str, Array], patch: Mapping[str, Array], device: str, number: int
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The update and the patch that a device makes of a global model and its patch in round `number`."""
+    """Return the update and the patch that a device makes from a global model and its patch in round `number`."""
     seed = hashlib.sha256(f"{device}/{number}".encode()).digest()[:8]
     random = np.random.default_rng(int.from_bytes(seed, "big"))
     private = patch[PRIVATE]
@@ -60,7 +60,7 @@ def learned(
 
 
 def prepared() -> Prepared:
-    """FedAvg of this model, under the name of a task that is installed."""
+    """Return FedAvg of this model, under the name of an installed task."""
     strategy = find_strategy("fedavg")
     return Prepared(
         task=Task("digits", "a rule", build_model=_unused, load_data=_unused, loss=_unused, metric=_unused),

@@ -1,6 +1,6 @@
-"""The link's place in a world: what shared.mqtt.client.MqttLink promises, over a wire whose time is virtual.
+"""The link of a world: the interface of shared.mqtt.client.MqttLink, over a wire in virtual time.
 
-Outbox and subscriptions are the real ones; paho, threads and sockets are not there.
+Outbox and subscriptions are the real code; there are no paho, threads and sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RETRY_S = (1.0, 10.0)
 
 
 class SimulatedLink:
-    """A client `client_id` on `host`; `events` is called in the turn of nobody."""
+    """A client `client_id` on `host`; `events` is called while no process acts."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class SimulatedLink:
         return len(self._outbox) == 0
 
     def wait_connected(self, timeout_s: float) -> Connected:
-        """Lets the world go on until the broker has answered."""
+        """Let the world's time advance until the broker has answered."""
         self._world.wait(lambda: self._connected is not None, timeout_s)
         if self._connected is None:
             raise BrokerError("the simulated broker does not answer")
         return self._connected
 
     def use_long_backoff(self, patient: bool) -> None:
-        """Never, in a world in which each name has one device."""
+        """Fail if `patient`: in a world each name has one device, so no duplicate exists."""
         assert not patient, f"{self.client_id} believes that another has its name"
 
     def stop(self) -> None:
-        """Send what is queued, leave without a will."""
+        """Send the queued messages, and disconnect without a will."""
         if self._stopped:
             return
         self._world.wait(lambda: self.idle or self._connected is None, 1.0)
@@ -140,7 +140,7 @@ class SimulatedLink:
             self._emit(self._connected)
 
     def on_message(self, wire: Wire, message: Message, session: Session) -> None:
-        """Something was delivered, which the broker may forget once it is acknowledged."""
+        """Handle a delivered message; the broker may drop it once it is acknowledged."""
         if self._wire is wire:
             wire.up(partial(_forget, session, message))
             if self._subscriptions.want(message.topic):

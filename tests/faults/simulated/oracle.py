@@ -1,7 +1,7 @@
-"""Invariants of a world, computed without fedpatch's own arithmetic: which updates count, what the models and patches are.
+"""Invariants of a world, computed without fedpatch's own arithmetic: the counted updates, the models and the patches.
 
-The oracle observes every commit of the registry, of every checkpoint and patch that takes its place on the disk, and of
-every word that reaches a device. It computes the same models and patches on its own and compares them bit for bit.
+The oracle observes every commit of the registry, every checkpoint and patch that is moved to its place on the disk, and
+every message to a device. It computes the same models and patches on its own and compares them bit for bit.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from tests.faults.simulated.world import World
 
 Model = Mapping[str, Array]
-# Between the moment at which a round has to end and the record of it: a turn of the coordinator's loop.
+# Longest time between the due end of a round and its record: a turn of the coordinator's loop.
 AT_ONCE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a device's patch was before and after a round that it finished."""
+    """A device's patch before and after a round that it finished."""
 
     run: str
     round: int
@@ -54,7 +54,7 @@ class Trained:
 
 
 class Oracle:
-    """Of one world. A violated invariant is an AssertionError that names it."""
+    """The oracle of one world. A violated invariant raises an AssertionError that names it."""
 
     def __init__(self, world: World) -> None:
         self.models: dict[tuple[str, int], Model] = {}
@@ -62,7 +62,7 @@ class Oracle:
         self.records: dict[tuple[str, int], RoundRecord] = {}
         self.patches: dict[str, list[Trained]] = defaultdict(list)
         self.damaged = False
-        # Of masked rounds: what the devices masked, which devices a sum was made of, and what they revealed in each group.
+        # Of masked rounds: the vectors that devices masked, the devices of each sum, and the shares revealed in each group.
         self.vectors: dict[tuple[str, str, int], bytes] = {}
         self.summed: dict[str, tuple[str, ...]] = {}
         self._number = 0
@@ -78,15 +78,15 @@ class Oracle:
         self._ended: dict[tuple[str, int], float] = {}
         self._last_opened = 0.0
         self._stands_still_since: float | None = None
-        # Of buffered rounds: committed updates that no version has taken, and the version that took each other one.
+        # Of buffered rounds: committed updates that no version has used yet, and the version that used each other update.
         self._pool: dict[tuple[str, int, str], str] = {}
         self.folded: dict[tuple[str, int, str], int] = {}
         self.staleness: list[int] = []
 
-    # ---- what happens
+    # ---- events
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on the oracle observes each write of the registry, once it is done."""
+        """From now on the oracle observes each write of the registry after it is done."""
         self._after(patch, RoundLedger, "open", self._open)
         self._after(patch, RoundLedger, "add_updates", self._add)
         self._after(patch, RoundLedger, "close", self._close)
@@ -105,12 +105,12 @@ class Oracle:
         patch.setattr(Registry, "create_run", create_run)
 
     def stands_still(self, since: float) -> None:
-        """Until the round is taken up again, what passes is not held against it."""
+        """Do not count the time from `since` until the round is resumed against its deadline."""
         known = self._stands_still_since
         self._stands_still_since = since if known is None else min(known, since)
 
     def reboots(self) -> None:
-        """Its clocks may not show the time that has passed since the round was opened or taken up."""
+        """The coordinator's clocks may not show the time since the round was opened or resumed, so do not count it."""
         self.stands_still(self._last_opened)
 
     def saving(self, device: str, command: TrainCommand, after: PatchState) -> None:
@@ -118,7 +118,7 @@ class Oracle:
         self._saving[device] = command, after
 
     def replaced(self, path: str) -> None:
-        """A file is now what was written."""
+        """A written file has replaced the file at `path`."""
         place = Path(path)
         if place.name.startswith("checkpoint-"):
             self._checkpointed(place)
@@ -126,7 +126,7 @@ class Oracle:
             self._saved(place.parts[-3])
 
     def on_event(self, device: str, event: object) -> None:
-        """`committed` is a promise of what is in the registry."""
+        """Check that a device receives `committed` only for an update in the registry."""
         if isinstance(event, Received) and event.topic.endswith("/dn"):
             envelope = decode(event.payload)
             if isinstance(envelope.body, Committed):
@@ -136,7 +136,7 @@ class Oracle:
                 )
 
     def on_publish(self, topic: str, payload: bytes) -> None:
-        """A device publishes something: of each member of its group it reveals one secret, ever."""
+        """Check that a device never reveals more than one secret of each member of its group."""
         if not topic.endswith("/up"):
             return
         body = decode(payload).body
@@ -147,7 +147,7 @@ class Oracle:
     # ---- the coordinator
 
     def _masked_mean(self, groups: Any, read: Any, **given: Any) -> MaskedMean:
-        """The sum of the groups is that of what their devices masked, in whole numbers."""
+        """Check that the sum of the groups is the sum of the vectors that their devices masked, in integers."""
         made = masked_mean(groups, read, **given)
         layout, base = given["layout"], given["base"]
         counted = tuple(sorted(device for group in groups for device in group.devices))
@@ -177,7 +177,7 @@ class Oracle:
         patch.setattr(owner, name, method)
 
     def _before(self, patch: pytest.MonkeyPatch, owner: type, name: str, callback: Any) -> None:
-        """For a method of several writes: the program may be killed between the first, which counts, and the last."""
+        """Call back before a method of several writes: the first write counts, and a kill may come before the last."""
         real = getattr(owner, name)
 
         def method(tables: Any, *args: Any, **given: Any) -> Any:
@@ -189,7 +189,7 @@ class Oracle:
     def _open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
         key = (run, ledger.round)
         self._number = ledger.round
-        self.run = run  # its process may have been killed before reporting it
+        self.run = run  # the process may have been killed before it reported the run
         assert key not in self.records, f"round {ledger.round} opens though it is over"
         if key not in self._opened:
             self._opened[key] = self._world.now
@@ -227,7 +227,7 @@ class Oracle:
             self._pool[key] = update.digest
 
     def _close(self, run: str, devices: Collection[str]) -> None:
-        """An update that arrived with the last one that counts is forgotten; its device did not receive `committed`."""
+        """Drop an update that arrived together with the last counted update; its device did not receive `committed`."""
         self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run or key[2] in devices}
         if self._carries:
             return
@@ -245,7 +245,7 @@ class Oracle:
         key = (path.parent.name, record.round)
         self._books(key[0], record)
         model: Model = state.tensors
-        if self._world.settings.masked:  # `_masked_mean` has compared it
+        if self._world.settings.masked:  # `_masked_mean` has checked it
             self.models[key] = model
             self._ended[key] = self._world.now
             return
@@ -273,7 +273,7 @@ class Oracle:
         due = self._opened[key] + (policy.deadline_s or record.deadline_s) + policy.grace_s
         due += max(policy.unmask_s, RETURN_S) if policy.masked else 0.0
         due = max(due, self._last_opened, self._world.coordinator.started_at[-1]) + AT_ONCE_S
-        # The checkpoint decides: after a crash between the two, the registry only follows it.
+        # The time of the checkpoint counts: after a crash between the two writes, the registry follows the checkpoint.
         ended = self._ended.get(key, self._world.now)
         assert ended <= due, f"round {record.round} ends {ended - due:.1f} s after it had to"
 
@@ -297,7 +297,7 @@ class Oracle:
         )
 
     def _is_last(self, run: str, record: RoundRecord) -> bool:
-        """Whether a run ends with this round: it is the last one, or one of too many that failed in a row."""
+        """Return whether a run ends with this round: it is the last round, or too many rounds in a row have failed."""
         settings = self._world.settings
         ended = {number: one.outcome for (owner, number), one in self.records.items() if owner == run}
         before = range(record.round - settings.max_failed_rounds + 1, record.round)
@@ -313,7 +313,7 @@ class Oracle:
         self.folded = {key: number for key, number in self.folded.items() if key[0] != run or number <= last}
 
     def _drop(self, run: str, number: int, device: str) -> None:
-        if self._carries and self.damaged:  # its base is gone with a damaged checkpoint
+        if self._carries and self.damaged:  # its base was lost with a damaged checkpoint
             self._pool.pop((run, number, device), None)
             return
         raise AssertionError(f"the update of {device} in round {number} is dropped though nobody damaged it")
@@ -323,7 +323,7 @@ class Oracle:
         return self.models[max(before)] if before else INITIAL
 
     def _mean(self, key: tuple[str, int]) -> Model:
-        """Weighted by examples, in float64, in the order of names; integers rounded."""
+        """Return the mean weighted by examples, in float64, in the order of device names; integers are rounded."""
         base = self._base_named[key]
         updates = {device: self._made[device, *key, base] for device in sorted(self.committed[key])}
         total = sum(map(examples, updates))
@@ -337,7 +337,7 @@ class Oracle:
         return mean
 
     def _carried_mean(self, key: tuple[str, int]) -> Model:
-        """The same of buffered rounds: an update of an older base counts as its difference from it, and less."""
+        """Return the mean of a buffered round: an update of an older base counts as its difference from it, and less."""
         run, number = key
         present = self._base_of(run, number)
         pooled = sorted((device, of) for owner, of, device in self._pool if owner == run)
@@ -363,9 +363,9 @@ class Oracle:
         }
 
     def _about(self, model: Model, expected: Model, key: tuple[str, int]) -> bool:
-        """Whether rounding can have made this of the mean: updates and the model's step are as coarse as they are long.
+        """Return whether rounding explains the difference from the mean: larger updates and steps are rounded more coarsely.
 
-        Integers are exact. How coarse steps are is tested elsewhere; here it matters that everybody goes by the same ones.
+        Integers are exact. Other tests check how coarse the steps are; this one checks that all sides use the same steps.
         """
         if self._carries:
             return self._moved_about(model, expected, key)
@@ -403,9 +403,9 @@ class Oracle:
         assert _same(state.values, patch), f"the patch of {device} is not that of rounds {rounds}, each applied once"
 
     def before(self, device: str, run: str, number: int) -> Model:
-        """The patch that round `number` is trained from: that of the rounds before it, each of them once.
+        """Return the patch at the start of round `number`: the result of the rounds before it, each applied once.
 
-        A device keeps two versions. Where the coordinator goes back further, it begins with what the older one began with.
+        A device keeps two versions. If the coordinator goes back further, the device begins with the input of the older one.
         """
         kept = [one for one in self.patches[device][-2:] if one.run == run]
         if kept and number < kept[0].round:

@@ -1,7 +1,7 @@
-"""Processes that a world plays: whose turn it is, and what becomes of one that is killed.
+"""Processes of a world: which process acts, and the effect of a kill.
 
-Whatever writes to the disk asks first whether its process still lives. So a kill may come before any write, and a process
-that was killed writes nothing more, however much tidying up is on its way out.
+Each write to the disk first checks that its process is alive. So a kill may come before any write, and a killed process
+writes nothing more, even in its cleanup code.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _WRITES = ("replace", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "truncate")
 
 
 class Killed(BaseException):
-    """The process is gone: nothing catches it."""
+    """The process was killed: its code never catches this."""
 
 
 class Process:
-    """One that runs until it is killed; `fuse` counts the writes down that it may still do (None: any number)."""
+    """A process that runs until it is killed; `fuse` counts down the remaining writes (None: no limit)."""
 
     def __init__(self, name: str, booted_at: float) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class Process:
         self.fuse: int | None = None
 
     def before_write(self) -> None:
-        """Raises Killed where this write is not to be."""
+        """Raise Killed if the process is dead before this write."""
         if self.fuse is not None and not self.dead:
             self.dead = self.fuse <= 0
             self.fuse -= 1
@@ -50,7 +50,7 @@ class Turns:
 
     @contextmanager
     def of(self, process: Process | None) -> Iterator[None]:
-        """Within, whatever is written is written by `process`."""
+        """Within the `with`, all writes belong to `process`."""
         before, self.acting = self.acting, process
         try:
             yield
@@ -58,7 +58,7 @@ class Turns:
             self.acting = before
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on every write asks the process that acts."""
+        """From now on every write first checks the acting process."""
         for name in _WRITES:
             patch.setattr(os, name, self._asked(name, getattr(os, name)))
         real = Tables._change

@@ -1,4 +1,4 @@
-"""Schedules of faults: drawn from a seed, or written by hand; and how one is played."""
+"""Schedules of faults, drawn from a seed or written by an author, and the function that runs one."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Schedule:
 
 
 def chunks(quick: int, ci: int, size: int = 10) -> list[list[int]]:
-    """Seeds to draw from, by chunks: those of FAULT_SEEDS (`make faults`); without it the first few, more with CI=true."""
+    """Return seeds in chunks: those of FAULT_SEEDS (`make faults`), or else the first few, more with CI=true."""
     given = os.environ.get("FAULT_SEEDS")
     chosen = seeds(given) if given else list(range(ci if os.environ.get("CI") else quick))
     return [chosen[first : first + size] for first in range(0, len(chosen), size)]
 
 
 class Failed(AssertionError):
-    """What did not hold, the log of what happened before, and how to play it again."""
+    """A violated invariant, with the end of the log and the command to run the schedule again."""
 
 
 def play(schedule: Schedule, watch: Callable[[World], None] = lambda world: None) -> World:
-    """Plays a schedule and judges it; `watch` sees the world before it begins. Raises Failed with the log's end."""
+    """Run a schedule and judge it; `watch` gets the world before it begins. Raises Failed with the log's end."""
     with _directory() as directory:
         rng = random.Random(schedule.seed)
         with World(rng, directory, schedule.settings, schedule.weather, schedule.chunk_bytes) as world:
@@ -79,14 +79,14 @@ def _strike(world: World, fault: Fault) -> None:
 
 @contextmanager
 def _directory() -> Iterator[Path]:
-    """In memory where there is such a place: to wait for a disk would add nothing."""
+    """A temporary directory, in memory if possible, since slow writes to a disk would test nothing more."""
     place = _MEMORY if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="fedpatch-simulated-", dir=place) as name:
         yield Path(name)
 
 
 def settings(**changes: Any) -> RunSettings:
-    """Of a small run of FedAvg with a private affine."""
+    """Return settings of a small run of FedAvg with `affine` private."""
     given: dict[str, Any] = {
         "fleet": FLEET,
         "strategy": "fedavg",
@@ -102,7 +102,7 @@ def settings(**changes: Any) -> RunSettings:
         "max_failed_rounds": 6,
         "upload_slots": 2,
         "upload_window": 2,
-        # Devices have tens of examples or hundreds, and the oracle's mean is Algorithm 1's, which knows no cap.
+        # Devices have tens or hundreds of examples, and the oracle computes the mean of Algorithm 1, which has no cap.
         "max_num_examples": "off",
         "norm_bound": "off",
         "encoding": "fp32+zstd",
@@ -111,7 +111,7 @@ def settings(**changes: Any) -> RunSettings:
 
 
 def masked(**changes: Any) -> RunSettings:
-    """Of a small masked run: one group of nine devices, of which five must stay."""
+    """Return settings of a small masked run: one group of nine devices, of which five must stay."""
     given: dict[str, Any] = {
         "secure": "groups",
         "encoding": "masked-u8",
@@ -127,7 +127,7 @@ def masked(**changes: Any) -> RunSettings:
 
 
 def draw_masked(seed: int) -> Schedule:
-    """A masked run in some weather with some faults, all from the seed."""
+    """Return a masked run with weather and faults, all drawn from the seed."""
     rng = random.Random(f"masked {seed}")
     weather = Weather(
         delay_s=rng.uniform(0.01, 0.1), jitter_s=rng.choice((0.0, 0.05)), loss=rng.choice((0.0, 0.02)), twice=0.02
@@ -140,13 +140,13 @@ def draw_masked(seed: int) -> Schedule:
 
 
 def buffered(**changes: Any) -> RunSettings:
-    """Of a small run with buffered rounds: a version of two updates, while four devices are at work."""
+    """Return settings of a small run with buffered rounds: four devices work, and two updates make a version."""
     given: dict[str, Any] = {"late": "carry", "quorum_updates": 2, "devices": 4, "rounds": 5, "max_staleness": 3}
     return settings(**{**given, "grace_s": 0.0, **changes})
 
 
 def draw_buffered(seed: int) -> Schedule:
-    """A run with buffered rounds, its weather and some faults, all from the seed."""
+    """Return a run with buffered rounds, weather and faults, all drawn from the seed."""
     rng = random.Random(f"buffered {seed}")
     plain = draw(seed)
     devices = plain.settings.devices
@@ -160,7 +160,7 @@ def draw_buffered(seed: int) -> Schedule:
         round_interval_s=rng.choice((0.0, 0.0, 20.0)),
         grace_s=rng.choice((0.0, 5.0)),
     )
-    # Fewer devices than the fleet, and no fewer than a round needs.
+    # At most all devices of the fleet, and at least those that a round needs.
     least = max(given.min_cohort, given.quorum_updates or 0)
     given = replace(given, concurrency=rng.choice((None, rng.randint(least, devices))))
     schedule = replace(plain, settings=given)
@@ -170,7 +170,7 @@ def draw_buffered(seed: int) -> Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """A fleet, its weather and some faults, all from the seed."""
+    """Return a fleet with weather and faults, all drawn from the seed."""
     rng = random.Random(f"schedule {seed}")
     devices = rng.randint(3, 6)
     given = settings(
@@ -225,14 +225,14 @@ def _draw_fault(rng: random.Random, names: list[str], deadline_s: float) -> Faul
 
 
 def kill_coordinator(world: World, *, pause_s: float, fuse: int | None = None, then: int | None = None) -> None:
-    """Now, or before the write that is `fuse` writes away; the next one before its own `then`-th write."""
+    """Kill the coordinator now or after `fuse` more writes, and the next process after `then` writes."""
     world.note(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s{_and_then(then)}")
     world.coordinator.kill(pause_s, fuse)
     world.coordinator.next_fuse = then
 
 
 def kill_at_commit(world: World, *, pause_s: float, fuse: int | None) -> None:
-    """At the next update that is in the registry: before its device is notified, or before a later write."""
+    """Kill the coordinator at the next commit of an update: before its device is notified, or before a later write."""
 
     def strike() -> None:
         world.note(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s")
@@ -244,13 +244,13 @@ def kill_at_commit(world: World, *, pause_s: float, fuse: int | None) -> None:
 
 
 def interrupt(world: World, *, pause_s: float) -> None:
-    """Ctrl-C, and `fedpatch resume` later."""
+    """Press Ctrl-C, and `fedpatch resume` later."""
     world.note(f"fault: Ctrl-C, for {pause_s:g} s")
     world.coordinator.interrupt(pause_s)
 
 
 def stop(world: World, *, pause_s: float) -> None:
-    """`fedpatch stop`: the run ends after its open round; and `fedpatch resume` later."""
+    """`fedpatch stop` ends the run after its open round; `fedpatch resume` follows later."""
     directory = world.coordinator.directory / "runs" / world.oracle.run
     if world.oracle.run and directory.is_dir():
         world.note(f"fault: a stop after the open round, for {pause_s:g} s")
@@ -266,7 +266,7 @@ def reboot(world: World, *, jump_s: float, pause_s: float) -> None:
 
 
 def kill_agent(world: World, *, name: str, pause_s: float, fuse: int | None = None) -> None:
-    """A device is switched off, now or before a later write, and on again."""
+    """Switch a device off, now or before a later write, and on again."""
     world.note(f"fault: {name} is killed {_when(fuse)}, for {pause_s:g} s")
     device = world.devices[name]
     if device.process is None:
@@ -279,7 +279,7 @@ def kill_agent(world: World, *, name: str, pause_s: float, fuse: int | None = No
 
 
 def _keep_alive(world: World, name: str, pause_s: float) -> None:
-    """Somebody looks after it: whenever it is found dead, it is started again."""
+    """Check the device after `pause_s`, and start it again if it is dead; repeat the check while a kill is planned."""
 
     def look() -> None:
         device = world.devices[name]
@@ -293,7 +293,7 @@ def _keep_alive(world: World, name: str, pause_s: float) -> None:
 
 
 def kill_training(world: World, *, name: str, fuse: int | None = None) -> None:
-    """Only the process that trains; its agent starts another when it needs one."""
+    """Kill only the training process; its agent starts another when it needs one."""
     world.note(f"fault: the training of {name} is killed {_when(fuse)}")
     device = world.devices[name]
     if device.process is None:
@@ -305,7 +305,7 @@ def kill_training(world: World, *, name: str, fuse: int | None = None) -> None:
 
 
 def kill_broker(world: World, *, pause_s: float, forgets: bool) -> None:
-    """What was queued and in flight is lost; with `forgets` also what it retained."""
+    """Kill the broker: messages queued and in flight are lost, with `forgets` also retained messages."""
     world.note(f"fault: the broker is killed for {pause_s:g} s{' and forgets everything' if forgets else ''}")
     world.broker.kill(forgets)
 
@@ -332,7 +332,7 @@ def separate(world: World, *, name: str, reach: str, seconds: float) -> None:
 
 
 def damage_checkpoint(world: World, *, pause_s: float) -> None:
-    """The coordinator is killed, and meanwhile its newest checkpoint is damaged, if there is one before it."""
+    """Kill the coordinator, and damage its newest checkpoint while it is down, if there is an earlier one."""
     world.coordinator.kill(pause_s)
     found = sorted(world.coordinator.directory.glob("runs/*/checkpoint-*.fp"))
     world.note(
@@ -345,7 +345,7 @@ def damage_checkpoint(world: World, *, pause_s: float) -> None:
 
 
 def damage_held(world: World, *, name: str, at: float) -> None:
-    """A byte of the global model that a device holds is another one, if it holds any."""
+    """Change a bit of the global model that a device holds, if it holds one."""
     path = world.devices[name].directory / "held" / "global.model"
     world.note(f"fault: what {name} holds is damaged")
     if path.exists():

@@ -1,4 +1,4 @@
-"""Buffered rounds under faults: each committed update enters at most one version, as old as it may be."""
+"""Buffered rounds under faults: each committed update enters at most one version, and is not older than allowed."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_stop_after_a_round_and_resume_lose_no_carried_work(moment_s):
 
 @pytest.mark.parametrize("fuse", range(0, 60, 12 if QUICK else 3))
 def test_kill_before_a_write_with_carried_work_open_loses_no_committed_update(fuse):
-    """Every third write, in quick runs every twelfth: all 60 take a minute, and drawn schedules kill at other writes."""
+    """Every third write, in quick runs every twelfth: all 60 would take a minute, and drawn schedules kill at other writes."""
     schedule = Schedule(7, buffered(), chunk_bytes=1000)
     play(schedule.at(12.0, partial(kill_coordinator, pause_s=2.0, fuse=fuse)))

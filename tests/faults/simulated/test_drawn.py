@@ -1,4 +1,4 @@
-"""Drawn schedules of faults, a sample of those that `make faults` plays. FAULT_SEEDS=1000..1100 plays others."""
+"""A sample of the drawn schedules of `make faults`. FAULT_SEEDS=1000..1100 runs others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ pytestmark = pytest.mark.usefixtures("quiet")
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
 def test_drawn_schedule_keeps_all_promises(seeds):
-    """Every committed update counts, once; every round and the run end in time; models and patches are right to the bit."""
+    """Every committed update counts once; every round and the run end in time; models and patches are exact to the bit."""
     for seed in seeds:
         play(draw(seed))

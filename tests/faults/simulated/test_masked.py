@@ -1,4 +1,4 @@
-"""Masked rounds under faults, with the real agents: sums are right to the bit, no device reveals both secrets of a peer."""
+"""Masked rounds under faults, with the real agents: sums are exact to the bit, no device reveals both secrets of a peer."""
 
 from __future__ import annotations
 

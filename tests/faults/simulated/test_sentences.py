@@ -1,4 +1,4 @@
-"""Schedules that fit a sentence each. What must hold of all of them, schedules.play checks."""
+"""Schedules that one sentence each describes. `schedules.play` checks the invariants of all of them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Watch = Callable[[World], None]
 
 
 def played(watch: Watch, **changes: object) -> World:
-    """The world after a run of three devices."""
+    """Return the world after a run of three devices."""
     return play(Schedule(1, settings(**changes)), watch)
 
 
 def rounds(world: World) -> list[RoundRecord]:
-    """Of the run that the faults came upon."""
+    """Return the records of the run that had the faults."""
     run = min(run for run, _ in world.oracle.records)
     return [record for (of, _), record in sorted(world.oracle.records.items()) if of == run]
 
 
 def times_logged(world: World, words: str) -> int:
-    """How often these words are in the log."""
+    """Return the number of log lines with these words."""
     return sum(words in line for line in world.log)
 
 
@@ -46,7 +46,7 @@ def outcomes(world: World) -> list[tuple[str, int]]:
 
 
 def is_up(kind: type, payload: bytes) -> bool:
-    """Whether this is a message of that kind."""
+    """Return whether this is a message of a kind."""
     return isinstance(decode(payload).body, kind)
 
 
@@ -57,7 +57,7 @@ def test_nobody_fails():
 
 
 def test_everybody_goes_on_from_the_model_that_it_holds(caplog):
-    """Where tensors travel as steps, a device downloads the whole model once, unless what it holds is damaged."""
+    """With a delta encoding, a device downloads the whole model only once, unless the model that it holds is damaged."""
 
     def watch(world: World) -> None:
         world.when("round 1 is over", partial(kill_agent, world, name="pi-1", pause_s=0.5))
@@ -187,7 +187,7 @@ def test_a_device_is_switched_off_between_its_patch_and_its_update():
 
 
 def mute(world: World, name: str) -> None:
-    """From now on nothing of a device reaches anybody but that it is there, and that it accepts: once a round."""
+    """From now on, drop all messages of a device except its presence and one `accept` in each round."""
     accepted: set[int] = set()
 
     def swallows(topic: str, payload: bytes) -> bool:
@@ -202,7 +202,7 @@ def mute(world: World, name: str) -> None:
 
 
 def defaults(**changes: object) -> Schedule:
-    """Devices under the default policy of rounds."""
+    """Return a schedule with the default policy of rounds."""
     names = ("quorum", "recruit_deadline_s", "deadline_s", "grace_s", "rejoin_s", "wait_s", "max_failed_rounds")
     return Schedule(1, settings(**{name: getattr(RunSettings(), name) for name in names}, **changes))
 

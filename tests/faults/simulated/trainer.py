@@ -1,4 +1,4 @@
-"""The training process's place in a world: real files, in the order in which device_agent.training.local_update writes them."""
+"""The training process of a world: real files, written in the order of device_agent.training.local_update."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SET_UP_S = (0.5, 3.0)
 
 
 class _Lesson:
-    """A command to train, and what has come of it so far."""
+    """A command to train, and its results so far."""
 
     def __init__(self, command: TrainCommand) -> None:
         self.command = command
@@ -57,7 +57,7 @@ class _Lesson:
 
 
 class SimulatedTrainer:
-    """Of a device: a process that is kept, can be killed, and is started again when it is needed."""
+    """The training process of a device: it is kept, can be killed, and is started again when it is needed."""
 
     def __init__(self, world: World, device: str, patches: Path, events: Callable[[TrainerEvent], None]) -> None:
         self._world, self._device, self._patches, self._events = world, device, patches, events
@@ -70,7 +70,7 @@ class SimulatedTrainer:
     # ---- for the agent
 
     def start(self) -> None:
-        """Starts the process, unless there is one."""
+        """Start the process, unless there is one."""
         if self._process is None:
             self._process = Process(f"{self._device}'s training", self._world.now)
             self._later(self._world.rng.uniform(*SET_UP_S), self._set_up)
@@ -82,21 +82,21 @@ class SimulatedTrainer:
             self._later(PIPE_S, self._begin)
 
     def mask(self, command: MaskCommand) -> None:
-        """Puts the masks on a vector that lies on the disk."""
+        """Mask a vector that is on the disk."""
         self.start()
         self._masking.append(command)
         if self._store is not None:
             self._later(PIPE_S, self._mask)
 
     def cancel(self) -> None:
-        """The last one that was given is of no use any more."""
+        """Cancel the last command to train."""
         if self._lessons:
             self._lessons[-1].cancelled = True
 
-    # ---- what happens to it
+    # ---- faults
 
     def kill(self, *, notify: bool = True) -> None:
-        """Gone at once; the agent is notified, if it still runs."""
+        """Kill the process at once; with `notify` the agent is notified."""
         process, self._process, self._store = self._process, None, None
         owed = (*(one.command.key for one in self._lessons), *(one.key for one in self._masking))
         self._lessons, self._masking = [], []
@@ -107,7 +107,7 @@ class SimulatedTrainer:
 
     @property
     def process(self) -> Process | None:
-        """None while there is none."""
+        """Return the process, or None while there is none."""
         return self._process
 
     # ---- its life
@@ -130,7 +130,7 @@ class SimulatedTrainer:
             self._next()
 
     def _mask(self) -> None:
-        """Masks the vectors that were asked for."""
+        """Mask the requested vectors."""
         while self._masking:
             command = self._masking.pop(0)
             try:
@@ -158,7 +158,7 @@ class SimulatedTrainer:
             self._later(PIPE_S, self._begin)
 
     def _begin(self) -> None:
-        """Loads patch and model; the training itself is done at once, and takes its time afterwards."""
+        """Load patch and model, and compute the training at once; its virtual time passes afterwards."""
         assert self._store is not None
         lesson = self._lessons[0]
         command = lesson.command
@@ -210,7 +210,7 @@ class SimulatedTrainer:
         self._next()
 
     def _vector(self, lesson: _Lesson, terms: SecureTerms, report: UpdateReport, seed: int) -> tuple[bytes, Manifest]:
-        """The vector of a masked round; no residual is kept, so that the oracle needs to know one round only."""
+        """Return the vector of a masked round; no residual is kept, so that the oracle needs the data of one round only."""
         command = lesson.command
         blob, _ = unmasked_blob(
             terms,

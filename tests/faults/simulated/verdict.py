@@ -1,4 +1,4 @@
-"""What must be true at the end of a schedule, and the calm run that comes after it."""
+"""Invariants at the end of a schedule and of the run without faults that follows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTLED_S = 120.0
 
 
 def judge(world: World) -> None:
-    """The run ended and left nothing open; then a calm round has everybody in it, and nothing is left lying about."""
+    """Check that the run left nothing open, that a round without faults then has all devices, and that no files are left."""
     given_up = [line for line in world.coordinator.lines if "cannot go on" in line]
     assert not given_up, "; ".join(given_up)
     _nothing_is_open(world)

@@ -1,4 +1,4 @@
-"""One TCP connection to the broker, which may be slow, fall silent or be cut; and the host at its end."""
+"""One TCP connection to the broker, which may be slow, silent or cut, and the host at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTICED_S = 1.5 * KEEPALIVE_S
 
 @dataclass(frozen=True)
 class Weather:
-    """Of the way to the broker and back: delay and jitter each way, and what the broker loses or delivers twice."""
+    """Delay and jitter in each direction, and the shares of messages that the broker loses or delivers twice."""
 
     delay_s: float = 0.02
     jitter_s: float = 0.0
@@ -24,7 +24,7 @@ class Weather:
 
 
 class Wire:
-    """In order, or not at all. An end is notified by its `lost` once it can know that the other one is gone."""
+    """Delivers in order, or not at all. An end is notified through its `lost` once it can notice that its peer is gone."""
 
     def __init__(self, agenda: VirtualClock, rng: random.Random, weather: Weather) -> None:
         self._agenda, self._rng, self._weather = agenda, rng, weather
@@ -37,41 +37,41 @@ class Wire:
         self.silent = False
 
     def up(self, action: Action) -> None:
-        """Does `action` at the broker's end."""
+        """Perform `action` at the broker's end."""
         self._carry(True, action)
 
     def down(self, action: Action) -> None:
-        """Does `action` at the client's end."""
+        """Perform `action` at the client's end."""
         self._carry(False, action)
 
     def close_client(self) -> None:
-        """The client's process ends, or it gives up: the broker notices, unless nothing passes."""
+        """The client ends or gives up: the broker notices it, unless the wire is silent."""
         if self.client_open:
             self.client_open = False
             self.up(self._broker_notices)
 
     def close_broker(self) -> None:
-        """The broker ends, or throws the client out."""
+        """The broker ends, or disconnects the client."""
         if self.broker_open:
             self.broker_open = False
             self.down(self._client_notices)
 
     def cut(self) -> None:
-        """Both ends notice at once, and what was on its way is lost."""
+        """Cut the wire: both ends notice at once, and held messages are lost."""
         self._held.clear()
         self.silent = False
         self._broker_notices()
         self._client_notices()
 
     def fall_silent(self) -> None:
-        """Nothing passes any more; each end notices when it has received nothing for long enough."""
+        """Deliver nothing from now on; each end notices when it has received nothing for long enough."""
         self._silences += 1
         self.silent = True
         for notices in (self._broker_notices, self._client_notices):
             self._agenda.after(NOTICED_S * self._rng.uniform(0.8, 1.2), partial(self._after, self._silences, notices))
 
     def heal(self) -> None:
-        """What was held passes now, in order; an end whose peer is gone is notified."""
+        """Deliver the held messages in order; an end whose peer is gone is notified."""
         self.silent = False
         held, self._held = self._held, []
         for upwards, action in held:
@@ -111,7 +111,7 @@ class Wire:
 
 
 class Host:
-    """A machine on the network: its wires share its fate. `reach` is ok, cut or silent."""
+    """A machine on the network; faults affect all its wires. `reach` is ok, cut or silent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -119,7 +119,7 @@ class Host:
         self.wires: list[Wire] = []
 
     def separate(self, reach: str) -> None:
-        """The cable is cut, or the way to the broker falls silent."""
+        """Cut the cable, or make the way to the broker silent."""
         if self.reach != "ok":
             return
         self.reach = reach
@@ -135,6 +135,6 @@ class Host:
             wire.heal()
 
     def connect(self, wire: Wire) -> None:
-        """One more wire; those that are over are forgotten."""
+        """Add a wire, and drop wires that both ends have closed."""
         self.wires = [one for one in self.wires if one.client_open or one.broker_open]
         self.wires.append(wire)

@@ -1,4 +1,4 @@
-"""A fleet, its broker and its coordinator in virtual time; everything but time, network and training is the real thing."""
+"""A fleet, its broker and its coordinator in virtual time; everything except time, network and training is real code."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BEGAN_S = 1000.1
 
 
 class Broken(BaseException):
-    """Something in the world failed: nobody within it may catch that and go on."""
+    """An action in the world failed; no code within the world may catch this and continue."""
 
 
 class World:
-    """`settings` are the run's; `directory` holds everybody's files. Everything random follows from `rng`."""
+    """A run with `settings`; all files are in `directory`. Everything random follows from `rng`."""
 
     def __init__(
         self, rng: random.Random, directory: Path, settings: RunSettings, weather: Weather, chunk_bytes: int = 100
@@ -61,11 +61,11 @@ class World:
 
     @property
     def now(self) -> float:
-        """Seconds of the world's clock, which nobody in it sees."""
+        """Return the world's time in seconds; no process in the world can read this clock."""
         return self.agenda.now
 
     def at(self, moment_s: float, action: Action) -> None:
-        """Does this `moment_s` seconds after the world began."""
+        """Perform `action` `moment_s` seconds after the world began."""
         self.agenda.at(_BEGAN_S + moment_s, action)
 
     def note(self, line: str) -> None:
@@ -75,15 +75,15 @@ class World:
             trigger[1]()
 
     def when(self, words: str, action: Action) -> None:
-        """Does this at the very moment at which these words are logged for the first time from now on."""
+        """Perform `action` once, at the next log line that has these words."""
         self._triggers.append((words, action))
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None) -> None:
-        """The acting process waits until a condition holds, the time is up, or it is killed; the world goes on."""
+        """Block the acting process until a condition holds, the time is up, or it is killed; the world's time advances."""
         waiting = self.turns.acting
         end = _BEGAN_S + LIMIT_S if timeout_s is None else self.now + max(0.0, timeout_s)
         if timeout_s and timeout_s > 0:
-            end = max(end, math.nextafter(self.now, math.inf))  # or nobody who waits for less would ever come further
+            end = max(end, math.nextafter(self.now, math.inf))  # else a shorter wait would never end
         with self.turns.of(None):
             while not until() and not (waiting is not None and waiting.dead) and self._step(end):
                 pass
@@ -105,7 +105,7 @@ class World:
         return True
 
     def _check_memory(self) -> None:
-        """Of updates that are under way, the coordinator holds no more than it has places for."""
+        """Check that the coordinator holds no more chunks of updates than its upload slots allow."""
         engine = self.coordinator.engine
         if engine is not None and engine.open is not None:
             places = engine.spec.upload_slots * engine.spec.upload_window
@@ -113,13 +113,13 @@ class World:
             held = sum(min(engine.spec.upload_window, slot.manifest.chunk_count) for slot in active)
             assert held <= places, f"{held} chunks of updates are held, there is room for {places}"
 
-    # ---- what is in it
+    # ---- the parts
 
     def wire(self) -> Wire:
         return Wire(self.agenda, self.rng, self.broker.weather)
 
     def host(self, name: str) -> Host:
-        """Of a device, or of the coordinator."""
+        """Return the host of a device, or else of the coordinator."""
         return self.devices[name].host if name in self.devices else self.coordinator.host
 
     def play(self) -> None:
@@ -128,7 +128,7 @@ class World:
             self.coordinator.run()
 
     def calm(self) -> None:
-        """The faults are over: everything is switched on again and connected."""
+        """End all faults: start and connect everything again."""
         self.note("all is calm from here on")
         self.is_calm = True
         self.broker.up = True
