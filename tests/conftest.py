@@ -27,8 +27,8 @@ from tests.support.programs import Program
 from tests.support.s3_server import S3Server
 from tests.support.same_examples import forget_what_is_loaded
 
-# A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
-# A developer's runs draw few examples, other ones each time. FEDPATCH_EXAMPLES=1000 draws more.
+# No test fails because the machine is busy. In CI, where a failure stops other people, the examples are always the same.
+# A developer's run draws a few new examples each time. FEDPATCH_EXAMPLES=1000 draws more.
 _CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "house",
@@ -38,11 +38,11 @@ settings.register_profile(
     max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (50 if _CI else 10)),
 )
 _SIMULATED = Path(__file__).parent / "faults" / "simulated"
-"""Schedules in virtual time: they take long, without a marker."""
+"""Tests of schedules in virtual time, which take long but have no marker."""
 settings.load_profile("house")
 if _CI:
     forget_what_is_loaded()
-# Tests import onnxruntime by themselves, too, and so do processes that they start.
+# Tests and the processes that they start also import onnxruntime directly.
 disable_ort_telemetry()
 
 
@@ -60,9 +60,9 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sample matrices in quick runs, unless a case is named, and begin with the files that take long.
+    """In quick runs sample the matrices, unless a case is named, and begin with the files that take long.
 
-    Where several files are played at a time, the last one to end has nobody beside it.
+    With several test processes, a slow file that starts last would run alone at the end.
     """
     if QUICK and not any("[" in argument for argument in config.args):
         left_out = _left_out(items)
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What a test draws without naming a seed is the same each time, and another than what other tests draw."""
+    """Seed the random numbers of a test by its name: the same in each run, but different from those of other tests."""
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     torch.manual_seed(seed)
@@ -95,9 +95,9 @@ def _no_proxy() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _pages_stay_in_memory() -> Iterator[None]:
-    """Agents in the process of the tests return no pages to the system after a round: it took a third of their time.
+    """Agents in the process of the tests return no memory to the system after a round, which took a third of their time.
 
-    `test_resource_limits.py` tests the return itself, and tests with processes of their own keep it.
+    `test_resource_limits.py` tests the return itself, and agents in processes of their own still return memory.
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in (device_agent, effect_runner, model_export):
@@ -107,7 +107,7 @@ def _pages_stay_in_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """A command that is run in this process sets up logging for it; the tests that follow want it as it was."""
+    """Restore the logging setup, which a command that runs in this process has changed."""
     logger = logging.getLogger("fedpatch")
     handlers, propagate, level = logger.handlers, logger.propagate, logger.level
     yield
@@ -117,7 +117,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
-    """A directory in memory where there is such a place: for tests that write durably a thousand times, and cut no power."""
+    """A directory in memory if the machine has one, for tests with a thousand durable writes and no power cut."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="fedpatch-test-", dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
@@ -125,7 +125,7 @@ def memory_path() -> Iterator[Path]:
 
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
-    """Where Unix sockets fit: their addresses hold 107 bytes, and the path of `tmp_path` is longer on some machines."""
+    """A folder for Unix sockets: their paths have at most 107 bytes, and `tmp_path` is longer on some machines."""
     with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -140,7 +140,7 @@ def fedpatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    """The device's."""
+    """The device agent's command line, in this process."""
     from fedpatch.device_agent.cli.main import main
 
     return Program(main, monkeypatch, capsys)
@@ -155,7 +155,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty place in it, for this process and those that it starts."""
+    """The URL of an empty folder on the S3 server, for this process and its child processes."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"s3://fleet/{uuid.uuid4().hex}"
@@ -170,7 +170,7 @@ def nginx() -> Iterator[Nginx]:
 
 @pytest.fixture
 def mosquitto() -> Iterator[Mosquitto]:
-    """A running mosquitto that lets everybody in."""
+    """A running mosquitto that admits every client."""
     with Mosquitto() as broker:
         yield broker
 
@@ -187,6 +187,6 @@ def amqtt() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
 def broker(request: pytest.FixtureRequest) -> str:
-    """URL of a running broker: one that speaks MQTT 5, and one that speaks 3.1.1 only."""
+    """URL of a running broker: one case supports MQTT 5, the other 3.1.1 only."""
     url: str = request.getfixturevalue(request.param).url
     return url

@@ -72,7 +72,7 @@ def _arguments(function: ast.FunctionDef) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_public_function_with_three_arguments_describes_them(path: Path):
-    """In an `Args:` section; ruff (D417) then checks that it names each of them."""
+    """An `Args:` section exists; ruff (D417) then checks that it names each argument."""
     without = [
         function.name
         for function in _public_functions(ast.parse(path.read_text("utf-8")))

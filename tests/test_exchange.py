@@ -1,6 +1,6 @@
-"""Whole runs, both cores joined: what holds on any link, and what becomes of devices that come and go.
+"""Whole runs, with both state machines joined: invariants on any link, and devices that disconnect and return.
 
-What must hold at every moment of every run is asserted by the exchange itself.
+The exchange itself asserts the invariants of every moment of every run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ faults = st.builds(
     duplicate=st.sampled_from((0.0, 0.3)),
     delay_s=st.sampled_from((0.0, 0.5, 6.0)),
 )
-# Where a fifth of all messages is lost, one device in a hundred rounds loses all its answers within SILENT_S, and is given up.
+# If a fifth of all messages is lost, one device in a hundred rounds loses all its answers within SILENT_S and counts as lost.
 passable = faults.filter(lambda bad: bad.drop < 0.2)
 runs = st.builds(
     run_spec,
@@ -53,7 +53,7 @@ _ACCIDENTS = ("unplug", "restart", "tear", "coordinator", "replay")
 
 @st.composite
 def accidents(draw, longest_s: float = 40.0) -> list[tuple[float, Callable[[Exchange], None]]]:
-    """What happens when: devices lose their connection or their power, the coordinator is killed or reconnects."""
+    """Accidents and their times: devices lose their connection or their power, the coordinator is killed or reconnects."""
     found: list[tuple[float, Callable[[Exchange], None]]] = []
     for _ in range(draw(st.integers(0, 5))):
         at, down_s = draw(st.sampled_from((0.3, 2.0, 4.0, 9.0, 20.0))), draw(st.sampled_from((0.1, 3.0, longest_s)))
@@ -76,7 +76,7 @@ def _happen(world: Exchange, name: str, kind: str, down_s: float) -> None:
 
 
 def play(spec: RunSpec, devices: int = 4, **options) -> Exchange:
-    """A run to its end."""
+    """Run to the end, and return the exchange."""
     return Exchange(spec, devices, **options).start().run(PATIENCE_S)
 
 
@@ -84,7 +84,7 @@ def play(spec: RunSpec, devices: int = 4, **options) -> Exchange:
 @examples(200, suppress_health_check=[HealthCheck.too_slow])
 @given(runs, faults, accidents(), st.integers(0, 2**32))
 def test_any_run_ends_and_leaves_nobody_at_work(spec, bad, events, seed):
-    """For any losses and failures: the run stops for a known reason, its rounds add up, devices come to rest."""
+    """For any losses and failures: the run stops for a known reason, its counts are consistent, and all devices become idle."""
     world = Exchange(spec, 4, seed=seed, bad=bad)
     for at, event in events:
         world.agenda.after(at, partial(event, world))
@@ -115,7 +115,7 @@ def test_on_a_good_link_everybody_reports_in_every_round(devices, slots, seed):
 @examples(50)
 @given(passable, st.integers(0, 2**32))
 def test_on_a_bad_link_rounds_still_come_about(bad, seed):
-    """With time enough, loss costs time and not devices."""
+    """With enough time, lost messages delay rounds, but exclude no device."""
     world = play(run_spec(devices=4, recruit_deadline_s=100.0, deadline_s=2000.0), seed=seed, bad=bad)
     assert [(record.outcome, record.reported) for record in world.records] == [("aggregated", 4)] * 3
 
@@ -124,7 +124,7 @@ def test_on_a_bad_link_rounds_still_come_about(bad, seed):
 @examples(100)
 @given(passable, accidents(longest_s=3.0), st.integers(0, 2**32))
 def test_short_accidents_cost_no_device(bad, events, seed):
-    """Who is back in time is not forgotten: neither side waits until the deadline for what the other has lost."""
+    """A device that is back in time takes part: neither side waits until the deadline for a message that the other lost."""
     spec = run_spec(recruit_deadline_s=400.0, deadline_s=5000.0, rejoin_s=300.0)
     world = Exchange(spec, 4, seed=seed, bad=bad)
     for at, event in events:
@@ -136,7 +136,7 @@ def test_short_accidents_cost_no_device(bad, events, seed):
 
 class TestRounds:
     def test_with_more_devices_than_wanted_close_at_the_quorum(self):
-        """The quickest make the round, the slowest receive that they are late."""
+        """The fastest devices make the round, the slowest are cancelled as late."""
         world = Exchange(run_spec(devices=4, participation=0.5, over_select=2.0, grace_s=5.0, rounds=1), 4)
         for number, device in enumerate(world.devices.values()):
             device.train_s = (10.0 * number + 1.0,) * 2
@@ -174,7 +174,7 @@ class TestRounds:
         assert "2 rounds in a row failed, the last one: quorum_missed" in world.finish.detail
 
     def test_count_why_devices_declined(self):
-        """Reasons are in the books, and a lasting one is not asked for again."""
+        """The record has the reasons, and a device with a lasting reason is not asked again."""
         world = Exchange(run_spec(devices=4, rounds=2, quorum=0.6), 4)
         world.devices["pi-0"].verdict = AdmissionDecision(False, "on battery")
         world.devices["pi-1"].tasks = (replace(TASKS[0], schema="00" * 32),)
@@ -202,7 +202,7 @@ class TestComingAndGoing:
     @pytest.mark.parametrize("down_s", [0.05, 3.0, 12.0], ids="for {} s".format)
     @pytest.mark.parametrize("kind", ["unplug", "restart", "tear"])
     def test_a_device_that_comes_back_is_part_of_the_round(self, at, down_s, kind):
-        """Whatever it was doing, and whichever of its wills is late: the round waits for it."""
+        """The round waits for the device, in any state of the device and with any delay of its last will."""
         world = Exchange(run_spec(devices=2, rounds=1, rejoin_s=30.0), 2)
         for device in world.devices.values():
             device.train_s = (3.0, 3.0)
@@ -211,7 +211,7 @@ class TestComingAndGoing:
         assert [(record.outcome, record.reported) for record in world.records] == [("aggregated", 2)]
 
     def test_a_device_that_stays_away_is_given_up(self):
-        """All others have reported: the round waits for `rejoin_s`, then counts it as lost."""
+        """After all others have reported, the round waits for `rejoin_s`, then counts the device as lost."""
         world = Exchange(run_spec(devices=3, rounds=1, quorum=0.6, rejoin_s=15.0, grace_s=200.0), 3)
         world.agenda.after(1.0, partial(_happen, world, "pi-0", "unplug", 1000.0))
         world.start().run(PATIENCE_S)
@@ -220,7 +220,7 @@ class TestComingAndGoing:
         assert 15.0 < sum(vars(record.phase_seconds).values()) < 25.0
 
     def test_an_update_in_the_spool_is_committed_after_a_power_cut(self):
-        """What was trained before is not trained again."""
+        """The device does not train again."""
         world = Exchange(run_spec(devices=1, rounds=1, upload_window=1), 1)
         device = world.devices["pi-0"]
         device.train_s = (2.0, 2.0)
@@ -235,7 +235,7 @@ class TestComingAndGoing:
         assert world.drain().devices["pi-0"].outcomes == ["committed"]
 
     def test_a_coordinator_that_was_killed_takes_the_run_up_again(self):
-        """The open round is done anew, in a new epoch; what devices still hold of the old one is refused."""
+        """The open round is repeated in a new epoch; updates of the old epoch are refused."""
         world = Exchange(run_spec(devices=3, rounds=2), 3)
         for device in world.devices.values():
             device.train_s = (4.0, 4.0)
@@ -278,7 +278,7 @@ class TestEnd:
         world.interrupt()
         assert world.finish is not None
         assert world.finish.reason is Stopped.INTERRUPTED
-        assert world.records == []  # a resume plays the round again
+        assert world.records == []  # a resume repeats the round
         assert world.cancelled == {"pi-0": 1, "pi-1": 1}
         assert all(device.outcomes == ["cancelled: late"] for device in world.drain(5.0).devices.values())
         world.interrupt()

@@ -1,4 +1,4 @@
-"""Rules of the house that no single file can keep by itself; pyproject.toml holds those that tools know by name."""
+"""Rules of the project that concern more than one file; pyproject.toml has the rules that tools support."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_import_rules_hold():
 
 
 def test_importing_the_agent_loads_neither_torch_nor_numpy():
-    """The device process that talks to the network cannot hold a model: it has nothing to hold one with."""
+    """The device process with the network connection cannot hold a model, since it loads no library for models."""
     modules = ("runtime.agent", "runtime.startup", "runtime.training_supervisor", "cli.main", "job.job_state_machine")
     agent = ", ".join(f"fedpatch.device_agent.{name}" for name in modules)
     program = f"import sys, fedpatch, {agent}; print(*sorted({{'numpy', 'torch'}} & sys.modules.keys()))"
@@ -36,7 +36,7 @@ def test_importing_the_agent_loads_neither_torch_nor_numpy():
 
 
 def test_a_folder_of_packages_cannot_be_imported_by_its_own_name():
-    """In a checkout a second copy of the modules would be loaded; the error names the right import."""
+    """In a checkout this would load a second copy of the modules; the error names the right import."""
     for package in PACKAGES:
         command = [sys.executable, "-c", f"import {package}"]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -45,7 +45,7 @@ def test_a_folder_of_packages_cannot_be_imported_by_its_own_name():
 
 
 def test_no_room_has_more_than_fourteen_modules():
-    """A room that outgrows this gets rooms of its own."""
+    """A larger room must be divided into rooms below it."""
     counts = {
         str(folder.relative_to(ROOT)): sum(not path.name.startswith("__") for path in folder.glob("*.py"))
         for package in PACKAGES
@@ -80,14 +80,14 @@ def _product_classes() -> list[tuple[str, str]]:
 
 
 def test_no_class_name_stands_for_two_things():
-    """But for classes that are the same thing in both processes."""
+    """Exceptions are classes with the same meaning in both processes."""
     counts = Counter(name for name, _ in _product_classes())
     assert {name for name, count in counts.items() if count > 1} == SAME_IN_BOTH_PROCESSES
 
 
 @pytest.mark.slow
 def test_no_module_or_class_has_a_retired_name():
-    """The glossary in docs/explanation/concepts.md has the words."""
+    """The glossary in docs/explanation/concepts.md has the present names."""
     modules = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert [str(path) for path in modules if path.stem in RETIRED] == []
     assert [found for found in _product_classes() if found[0].lower().strip("_") in RETIRED] == []

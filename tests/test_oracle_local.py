@@ -1,4 +1,4 @@
-"""The pieces, put together without a network, give what Algorithm 1 of the paper gives."""
+"""The components, joined without a network, give the results of Algorithm 1 of the paper."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Fleet:
         self.state: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
 
     def play(self, clients: list[str]) -> dict[str, float | None]:
-        """One round; returns user accuracies before training."""
+        """Run one round; return the user accuracies before training."""
         mean, accuracy = WeightedMean(self.travelling), {}
         model = self._published()
         for client in clients:
@@ -83,7 +83,7 @@ class Fleet:
         return accuracy
 
     def patch(self, client: str) -> PatchState:
-        """What the client keeps to itself."""
+        """Return the patch that the client keeps."""
         return self.stores[client].load(PatchKey("toy", self.schema.digest, str(self.policy)), "another run", 0)
 
     def _published(self) -> Manifest:
@@ -149,7 +149,7 @@ def test_rounds_are_those_of_algorithm_1(tmp_path, strategy, private):
 
 
 def test_several_epochs_of_batches_larger_than_some_devices_data(tmp_path):
-    """Batch order agrees where a batch is all the data of one device and crosses passes on another."""
+    """Batch order agrees if a batch is all the data of one device and crosses passes on another."""
     fleet = Fleet(tmp_path, find_strategy("fedavg"), "affine", batch_size=9, epochs=3)
     for clients, expected in zip(ROUNDS, _oracle("fedavg", "affine", batch_size=9, epochs=3), strict=True):
         fleet.play(clients)
@@ -157,7 +157,7 @@ def test_several_epochs_of_batches_larger_than_some_devices_data(tmp_path):
 
 
 def test_policies_and_strategies_differ_by_more_than_the_tolerance():
-    """What the tests above compare differs by far more than they tolerate where policy or strategy differs."""
+    """Results of different policies or strategies differ by far more than the tolerance of the tests above."""
     weights = [_oracle("fedavg", private)[-1].omega["fc1.weight"] for private in ("none", "affine", "names:fc2.*")]
     weights += [_oracle(strategy, "none")[-1].omega["fc1.weight"] for strategy in ("fedadam", "fedavg-adam")]
     for i, one in enumerate(weights):
@@ -166,7 +166,7 @@ def test_policies_and_strategies_differ_by_more_than_the_tolerance():
 
 
 def test_the_oracle_knows_nothing_of_fedpatch():
-    """It is a second opinion only as long as it imports none of the code that it checks."""
+    """The oracle is independent only as long as it imports none of the code that it checks."""
     source = (Path(__file__).parent / "support" / "oracle.py").read_text()
     assert not [line for line in source.splitlines() if line.startswith(("from", "import")) and "fedpatch" in line]
     assert "device_agent" not in source and "coordinator" not in source

@@ -1,4 +1,4 @@
-"""What constraints.txt pins can be installed with each Python that the project promises."""
+"""The versions that constraints.txt pins can be installed with each Python that the project promises."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from packaging.specifiers import SpecifierSet
 
 from tests.support.paths import ROOT
 
-# The first release of each: Debian 12 stays at 3.11.2 for its whole life, and what asks for 3.11.5 cannot be had there.
+# The first release of each series: Debian 12 stays at 3.11.2, where a package that requires 3.11.5 cannot be installed.
 OLDEST = ("3.11.0", "3.12.0", "3.13.0")
 
 
 def _pins() -> dict[str, str]:
-    """Name to version, of those that count on this machine."""
+    """Return the version by name, for the pins that apply to this machine."""
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
@@ -25,7 +25,7 @@ def _pins() -> dict[str, str]:
 
 
 def _asks_for(name: str, version: str) -> str | None:
-    """The Pythons that this version wants, where it is the one that is installed."""
+    """Return the Pythons that this version requires, if this version is installed."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -35,7 +35,7 @@ def _asks_for(name: str, version: str) -> str | None:
 
 
 def test_every_pin_can_be_had_with_the_oldest_python_of_each_series():
-    """A version that asks for a newer Python is not offered by pip, which then reports contradictory pins."""
+    """A version that requires a newer Python is not offered by pip, which then reports contradictory pins."""
     asked = {f"{name} {version}": _asks_for(name, version) for name, version in _pins().items()}
     known = {pin: SpecifierSet(wanted) for pin, wanted in asked.items() if wanted}
     if len(known) < len(asked) / 2:

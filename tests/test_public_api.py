@@ -33,7 +33,7 @@ DOCUMENTED = [one for name in NAMES for one in _documented(name)]
 
 
 def test_import_of_fedpatch_loads_neither_numpy_nor_torch():
-    """An agent's process, and a script that only names an error, pay for neither."""
+    """An agent's process, and a script that only uses an error class, need neither."""
     heavy = {"numpy", "torch", "onnxruntime", "pandas", "IPython"}
     program = f"import sys, fedpatch; dir(fedpatch); print(*sorted({heavy} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"

@@ -1,4 +1,4 @@
-"""scripts/recording.py: what is seen in a terminal becomes a picture that moves by itself."""
+"""scripts/recording.py: the output of a terminal becomes an animated picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_terminal_output_is_recorded(tmp_path: Path):
-    """The command, and then what it writes, with colours; the last screen is that of its end."""
+    """The recording has the command, then its output with colours; the last screen is that of the end."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed (apt install tmux)")
     screens = record("printf '\\033[32mgreen\\033[0m & <done>\\n'", tmp_path)
@@ -27,7 +27,7 @@ def test_terminal_output_is_recorded(tmp_path: Path):
 
 
 def test_each_line_is_drawn_once_and_each_screen_shown_in_turn():
-    """However many screens it is on."""
+    """A line that is on several screens is also drawn once."""
     picture = draw([Screen(0.0, ("a",)), Screen(0.5, ("a", "b")), Screen(9.0, ("a", "", "c"))], "A & B")
     root = ElementTree.fromstring(picture)
     assert ["".join(text.itertext()) for text in root.iter(f"{SVG}text")] == ["a", "b", "c"]
@@ -37,7 +37,7 @@ def test_each_line_is_drawn_once_and_each_screen_shown_in_turn():
 
 
 def test_the_picture_of_the_readme_is_such_a_recording():
-    """Of a demo that came to its end; without a script or anything of another host."""
+    """The picture shows a demo that has ended, without a script or any content of another host."""
     text = SHOWN.read_text("utf-8")
     shown = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter(f"{SVG}text"))
     assert "$ fedpatch demo" in shown

@@ -1,4 +1,4 @@
-"""scripts/release.py, on a temporary clone of what a release is made from."""
+"""scripts/release.py, on a temporary copy of the files of a release."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _git(repository: Path, *words: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of all that a wheel is made from, ready to be released as 0.9.0."""
+    """A repository of all files of a wheel, ready to be released as 0.9.0."""
     for who in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{who}_NAME", "Ann")
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "ann@example.org")
@@ -57,7 +57,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_release_is_built_from_what_is_committed_and_tagged(clone: Path):
-    """Wheel and source distribution in dist/, an annotated tag with the changelog's words, and a tree as clean as before."""
+    """Wheel and source distribution in dist/, an annotated tag with the changelog's text, and a tree as clean as before."""
     (clone / "build" / "lib" / "shared").mkdir(parents=True)
     (clone / "build" / "lib" / "shared" / "stale.py").write_text("left by an earlier build, and ignored by git\n")
     (clone / "dist").mkdir()
@@ -82,7 +82,7 @@ def test_a_release_is_built_from_what_is_committed_and_tagged(clone: Path):
     ids=["something is not committed", "the tests fail"],
 )
 def test_unready_release_is_not_tagged(clone: Path, spoil, tests, words):
-    """Whatever is missing is named, and nothing is left behind."""
+    """The error names the missing condition, and no tag or file is left behind."""
     spoil(clone)
     with pytest.raises(NotReady, match=words):
         release(clone, "0.9.0", tests=tests)
@@ -95,7 +95,7 @@ def test_unready_release_is_not_tagged(clone: Path, spoil, tests, words):
     [("0.7.0", "has no section"), ("0.8.1", "lacks its date"), ("0.8.2", "section of 0.8.2 is empty")],
 )
 def test_a_version_without_words_for_users_is_not_released(version, words):
-    """With a section, its date, and something in it."""
+    """The changelog needs a section of the version, with a date and content."""
     text = CHANGES + "\n## [0.8.1]\n\n- x\n\n## [0.8.2] - 2026-01-01\n\n"
     with pytest.raises(NotReady, match=words):
         check_changelog(text, version)

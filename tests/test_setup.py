@@ -1,4 +1,4 @@
-"""What `make setup` does before it installs anything."""
+"""Checks of `make setup` before it installs anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
 def test_an_environment_that_is_only_linked_to_is_never_emptied(tmp_path):
-    """Another checkout's `.venv` is that checkout's; to build anew begins with removing what is there."""
+    """A linked `.venv` belongs to another checkout; a new build would first remove its content."""
     other, here = tmp_path / "other", tmp_path / "here"
     (other / "bin").mkdir(parents=True)
     (other / ".made-by-make").write_text(f"{tmp_path}/elsewhere\n")

@@ -1,4 +1,4 @@
-"""Both ends of a transfer, joined by a bad link: it always arrives, whole, and never too much is under way."""
+"""Both ends of a transfer, joined by a bad link: the blob always arrives whole, and the chunks in flight are bounded."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ seeds = st.integers(0, 2**32)
 
 
 def announced(blob: bytes) -> Manifest:
-    """In chunks of ten bytes."""
+    """Return a manifest with chunks of ten bytes."""
     return describe(blob, chunk_bytes=10, encoding="fp32", raw_bytes=len(blob), schema="5c" * 32)
 
 
 class Receiver:
-    """A device that downloads, and a coordinator that publishes what it asks for; `retained`: all of it at once, before."""
+    """A device that downloads, and a coordinator that publishes requested chunks; `retained`: first all chunks at once."""
 
     def __init__(self, bad: Faults, seed: int, size: int, window: int, kept: set[int]) -> None:
         rng = random.Random(seed)
@@ -52,18 +52,18 @@ class Receiver:
         self.asked_at: list[float] = []
 
     def publish(self, indices: Iterable[int]) -> None:
-        """Chunks go over the bad link."""
+        """Send chunks over the bad link."""
         for index in indices:
             self.link.send(partial(self.arrive, cut(self.blob, self.manifest, index)))
 
     def arrive(self, chunk: Chunk) -> None:
-        """What is new is stored, once."""
+        """Store a new chunk, once."""
         if self.download.take(chunk, self.agenda.now):
             assert chunk.index not in self.parts
             self.parts[chunk.index] = chunk.data
 
     def run(self, *, retained: bool) -> None:
-        """Until all is here; never more is asked for than a window."""
+        """Run until all chunks are here; no request is for more than a window."""
         if retained:
             self.publish(range(self.manifest.chunk_count))
         while (deadline := self.download.next_deadline()) is not None:
@@ -82,7 +82,7 @@ class Receiver:
 
 @given(faults, seeds, st.integers(1, 300), st.integers(1, 8), st.sets(st.integers(0, 29)), st.booleans())
 def test_a_download_arrives_and_its_requests_are_bounded(bad, seed, size, window, kept, retained):
-    """Retained or not, it ends with the whole blob; without a second's pause there is one request for each window."""
+    """The whole blob arrives, retained or not; there is at most one request without a pause of a second for each window."""
     receiver = Receiver(bad, seed, size, window, kept)
     receiver.run(retained=retained)
     at_once = sum(later - earlier < 1.0 for earlier, later in pairwise(receiver.asked_at))
@@ -102,14 +102,14 @@ def test_download_without_retained_chunks_waits_once(seed, size, window, kept):
 
 @given(seeds, st.integers(1, 300), st.integers(1, 8), st.sampled_from((0.0, 0.5)))
 def test_retained_chunks_are_not_requested(seed, size, window, delay_s):
-    """On a link that loses nothing, all chunks come by themselves."""
+    """On a link that loses nothing, all chunks arrive without a request."""
     receiver = Receiver(Faults(delay_s=delay_s), seed, size, window, set())
     receiver.run(retained=True)
     assert receiver.asked_at == []
 
 
 class Sender:
-    """A device with an update, which checks that it keeps to its window."""
+    """A device with an update, which asserts that it stays within its window."""
 
     def __init__(self, name: str, world: Uploads, size: int) -> None:
         self.name = name
@@ -121,11 +121,11 @@ class Sender:
         self.done = False
 
     def tick(self) -> None:
-        """Lets time pass."""
+        """Send the messages that are due now."""
         self.perform(self.upload.tick(self.world.agenda.now))
 
     def perform(self, sends: list[Offer | SendChunk]) -> None:
-        """What is under way since the last offer never exceeds the window."""
+        """Send these; the chunks in flight since the last offer never exceed the window."""
         for one in sends:
             if isinstance(one, Offer):
                 self.under_way.clear()
@@ -137,7 +137,7 @@ class Sender:
         assert self.under_way.total() <= self.world.window
 
     def receive(self, answer: Grant | RetryAfter | Ack | Committed) -> None:
-        """An answer of the coordinator; after the last one nothing is of interest."""
+        """Handle an answer of the coordinator; answers after the last one are ignored."""
         if self.done:
             return
         now = self.world.agenda.now
@@ -154,7 +154,7 @@ class Sender:
 
 
 class Uploads:
-    """A desk and its senders."""
+    """An upload scheduler and its senders."""
 
     def __init__(self, bad: Faults, seed: int, slots: int, window: int) -> None:
         rng = random.Random(seed)
@@ -167,7 +167,7 @@ class Uploads:
         self.offers = self.chunks = 0
 
     def on_offer(self, sender: Sender) -> None:
-        """What is here already is committed again."""
+        """Answer an offer; an update that is here already is committed again."""
         self.offers += 1
         known = sender.name in self.received
         answer = (
@@ -178,7 +178,7 @@ class Uploads:
         self.answer(sender, answer)
 
     def on_chunk(self, sender: Sender, chunk: Chunk) -> None:
-        """The last one completes the update."""
+        """Take a chunk; the last one completes the update."""
         self.chunks += 1
         answer = self.desk.chunk(sender.name, chunk, self.agenda.now)
         if isinstance(answer, Complete):
@@ -190,13 +190,13 @@ class Uploads:
             self.answer(sender, answer)
 
     def answer(self, sender: Sender, body: Grant | RetryAfter | Ack | Committed) -> None:
-        """Over the bad link, while those who may send at all share the chunks in flight."""
+        """Answer over the bad link; the windows of all granted senders together are within the bound of chunks in flight."""
         granted = [min(self.window, slot.manifest.chunk_count) for slot in self.desk._active.values()]
         assert sum(granted) <= self.in_flight
         self.link.send(partial(sender.receive, body))
 
     def run(self, senders: list[Sender]) -> None:
-        """Until all have received `committed`."""
+        """Run until all senders have received `committed`."""
         by_name = {sender.name: sender for sender in senders}
         while waiting := [sender for sender in senders if not sender.done]:
             due = [sender.upload.next_deadline() for sender in waiting]
@@ -224,7 +224,7 @@ def test_uploads_arrive(bad, seed, sizes, slots, window):
 
 @given(seeds, st.integers(1, 300), st.integers(1, 9))
 def test_without_faults_nothing_is_sent_twice(seed, size, window):
-    """On a good link an update costs its chunks and one offer."""
+    """On a good link an update needs each of its chunks and the offer only once."""
     world = Uploads(Faults(), seed, slots=1, window=window)
     sender = Sender("pi", world, size)
     world.run([sender])
@@ -233,9 +233,9 @@ def test_without_faults_nothing_is_sent_twice(seed, size, window):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_devices_in_line_do_not_take_each_others_places_for_ever(seed):
-    """Where more than half of all messages are lost, a device with a place still sends often enough to keep it."""
+    """If more than half of all messages are lost, a device with an upload slot still sends often enough to keep it."""
     world = Uploads(Faults(drop=0.6), seed, slots=2, window=8)
     senders = [Sender(f"pi-{number}", world, 200) for number in range(8)]
     world.run(senders)
-    # With pauses as long as the time after which a place is given away it takes more than 20,000 s.
+    # If pauses were as long as the time after which a slot expires, this would take more than 20,000 s.
     assert world.agenda.now < 6000.0

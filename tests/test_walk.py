@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 @pytest.mark.slow
 def test_walk_of_one_update_stays_short():
-    """The bounds of files are the figures of `python -m scripts.walk_update`, and three files that are read once a second."""
+    """The bounds of files are the figures of `python -m scripts.walk_update`, plus three files that are read once a second."""
     command = [sys.executable, "-m", "scripts.walk_update", "--json"]
     steps = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120).stdout)
     assert 30 < len(steps["update"]["files"]) <= 52 + 3

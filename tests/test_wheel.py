@@ -28,13 +28,13 @@ COMMANDS = ("fedpatch", "fedpatch-agent")
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel and another project's package `shared`, and an empty folder to call it in."""
+    """An environment with the wheel and another project's package `shared`, and an empty working folder."""
 
     environment: Path
     folder: Path
 
     def run(self, *words: object, code: int = 0) -> str:
-        """What the program writes to its output; it ends with `code`."""
+        """Run a program, which must end with `code`; return its output."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("FEDPATCH_", "PYTHON"))}
         ours |= {"PATH": f"{self.environment / 'bin'}:{os.environ['PATH']}", "TERM": "dumb"}
         done = subprocess.run(
@@ -51,7 +51,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the source, which is gone afterwards."""
+    """A wheel built from a copy of the source, which is deleted afterwards."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for part in PARTS:
         if (ROOT / part).is_dir():
@@ -71,7 +71,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_wheelhouse_has_the_same_wheel(wheel: Path, tmp_path: Path):
-    """Hosts get the files that users get."""
+    """Hosts get the same files as users."""
     program = ROOT / "ansible" / "wheelhouse.py"
     build = f"import pathlib, runpy, sys\nrunpy.run_path({str(program)!r})['_own_wheel'](pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True)
@@ -80,7 +80,7 @@ def test_a_wheelhouse_has_the_same_wheel(wheel: Path, tmp_path: Path):
 
 
 def test_wheelhouse_pins_a_task_that_depends_on_fedpatch_without_fedpatch(tmp_path: Path):
-    """Its wheel is the host's program, not one of its libraries; no index has it."""
+    """The wheel of fedpatch is the host's program, not one of its libraries; no index has it."""
     for name, needs in (("fedpatch", ""), ("room_task", "Requires-Dist: fedpatch\n")):
         with zipfile.ZipFile(tmp_path / f"{name}-0.1.0-py3-none-any.whl", "w") as made:
             info = f"{name}-0.1.0.dist-info"
@@ -110,7 +110,7 @@ def _environment(place: Path, *install: object) -> Installed:
         "--no-warn-script-location",
         *install,
     ]
-    # With PYTHONPATH, pip would take the source there for installed.
+    # With PYTHONPATH, pip would treat the source there as installed.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([str(word) for word in command], env=ours, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def _environment(place: Path, *install: object) -> Installed:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel alone; what it needs comes from the environment of the tests, whose own fedpatch comes after it."""
+    """The wheel alone; its dependencies come from the environment of the tests, whose own fedpatch comes after it."""
     made = _environment(tmp_path_factory.mktemp("installed"), "--no-index", "--no-deps", wheel)
     (site,) = made.environment.glob("lib/python*/site-packages")
     (site / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -143,7 +143,7 @@ def _product_files() -> set[str]:
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_fedpatch_and_nothing_else(wheel: Path):
-    """All modules, templates and units, and the mark that they are typed."""
+    """All modules, templates and units, and py.typed, which marks them as typed."""
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"fedpatch", f"fedpatch-{__version__}.dist-info"}
     assert "fedpatch/py.typed" in names
@@ -151,7 +151,7 @@ def test_the_wheel_holds_the_package_fedpatch_and_nothing_else(wheel: Path):
 
 
 def test_the_source_distribution_holds_the_package_fedpatch_and_nothing_else(wheel: Path):
-    """Real files in place of the links of a checkout; of other folders nothing."""
+    """It has real files in place of the links of a checkout, and nothing of other folders."""
     with tarfile.open(wheel.with_name(f"fedpatch-{__version__}.tar.gz")) as archive:
         members = archive.getmembers()
     names = {member.name.partition("/")[2] for member in members if member.isfile()}
@@ -205,7 +205,7 @@ def test_a_whole_fleet_is_played_from_the_wheel(installed: Installed):
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_commands(installed: Installed, command, shell):
-    """What `--show-completion` prints runs the command itself, which then lists its commands."""
+    """The script that `--show-completion` prints runs the command itself, which then lists its commands."""
     variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
     script = _completion(installed, command, shell)
     assert command in script and variable in script
@@ -218,7 +218,7 @@ def _completion(installed: Installed, command: str, shell: str) -> str:
 
 
 def test_bash_completes_a_command(installed: Installed):
-    """Through the script, as after `--install-completion`: `fedpatch-agent stat` and a tab."""
+    """The script completes `fedpatch-agent stat` and a tab, as after `--install-completion`."""
     script = _completion(installed, "fedpatch-agent", "bash")
     press = 'COMP_WORDS=(fedpatch-agent stat) COMP_CWORD=1; _fedpatch_agent_completion fedpatch-agent; echo "${COMPREPLY[@]}"'
     done = subprocess.run(
@@ -235,7 +235,7 @@ def test_bash_completes_a_command(installed: Installed):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra or "none")
 def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_path: Path, extra: str):
-    """With what constraints.txt pins, from the package index; and what the extra is for works."""
+    """The versions pinned in constraints.txt come from the package index; the modules of the extra can be imported."""
     wanted = f"fedpatch[{extra}] @ {wheel.as_uri()}" if extra else f"fedpatch @ {wheel.as_uri()}"
     made = _environment(tmp_path, "-c", ROOT / "constraints.txt", wanted)
     for command in COMMANDS:

@@ -8,7 +8,7 @@ import yaml
 
 from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, tasks_of
 
-# Both are hexadecimal digits alone.
+# Both names have hexadecimal digits only, apart from the dot.
 NAMES = ["c1", "cafe.abc"]
 
 

@@ -25,7 +25,7 @@ esac
 def test_coordinator_that_waits_for_its_restart_runs_after_the_backup_which_names_its_host_and_is_for_its_owner_alone(
     tmp_path,
 ):
-    """During RestartSec systemd calls a service activating."""
+    """During RestartSec, systemd reports the state `activating`."""
     states = {"between": "activating", "standing": "inactive"}
     stub(tmp_path / "bin" / "systemctl", SYSTEMCTL)
     hosts = {}

@@ -17,7 +17,7 @@ WORD = "a:b:c"
 
 
 def _answers(folder: Path, lines: list[bytes], questions: list[bytes]) -> list[bool]:
-    """The answers of one process to questions, one after the other."""
+    """Return the answers of one process to the questions, in order."""
     (folder / "passwords").write_bytes(b"\n".join(lines))
     sent = b"".join(struct.pack(">H", len(one)) + one for one in questions)
     command = [sys.executable, str(PROGRAM), str(folder / "passwords")]

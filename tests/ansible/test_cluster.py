@@ -1,4 +1,4 @@
-"""The nodes of an ejabberd cluster, whose names may begin with one another."""
+"""The nodes of an ejabberd cluster; the name of one node may be a prefix of another's."""
 
 from __future__ import annotations
 

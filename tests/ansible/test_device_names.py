@@ -1,4 +1,4 @@
-"""Names of devices: each of one device of the fleet, and the same for the broker, which admits devices by them."""
+"""Names of devices: each belongs to one device of the fleet, and the broker admits devices by the same names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, refused, task
 @pytest.mark.slow
 @by_ansible
 def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
-    """Capitals; the name of another device, which has it by its settings or by the inventory alone; that of a relay."""
+    """Refused: capitals, the name of a relay, and a name that another device has by its settings or the inventory alone."""
     hosts = {
         "pi-1": {},
         "Pi-2": {},
@@ -35,7 +35,7 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
 @pytest.mark.slow
 @by_ansible
 def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
-    """`device_agent_id` where a host has one, else what the inventory calls it."""
+    """The name is `device_agent_id` if the host has it, else the host's name in the inventory."""
     devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
     groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
     files = [str(ROLES / name / "main.yml") for name in ("fleet/defaults", "fleet/vars", "broker/defaults")]

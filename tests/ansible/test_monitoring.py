@@ -1,4 +1,4 @@
-"""The role of the monitoring host, as files."""
+"""The files of the role for the monitoring host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_grafana_reads_the_dashboards_where_they_are_installed_and_keeps_its_own
 
 @by_ansible
 def test_node_exporter_answers_private_networks_and_the_monitoring_host_and_is_closed_to_the_internet(tmp_path):
-    """The unit admits monitoring hosts by address only, since systemd takes no names there."""
+    """The unit admits monitoring hosts by address only, since systemd accepts no host names there."""
     addresses = {"watch-4": "203.0.113.7", "watch-6": "2001:db8::7", "named": "watch.example"}
     hosts = {name: {"ansible_host": address} for name, address in addresses.items()}
     groups = {group: {"hosts": hosts} for group in ("monitoring", "broker", "coordinator")}

@@ -1,4 +1,4 @@
-"""Directories that a service's user owns: a link there gives that user nothing of the host, since root does not write there."""
+"""Directories of a service's user: root does not write there, so a link there gives that user no access to the host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place() -> Iterator[Path]:
 
 
 def _inventory(place: Path, hosts: dict[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
-    """Hosts with folders of their own, as coordinators and devices."""
+    """Return an inventory of hosts that are broker, coordinator and device, each with its own folders."""
     for name in hosts:
         (place / name / "etc").mkdir(parents=True)
     values = {
@@ -50,7 +50,7 @@ def _inventory(place: Path, hosts: dict[str, dict[str, Any]], **given: Any) -> d
 
 
 def test_link_in_the_coordinators_state_directory_gives_its_user_nothing(place):
-    """The record of revoked devices goes there; a coordinator and a relay without such a link get it, once."""
+    """The record of revoked devices is copied there; without such a link, a coordinator and a relay get it, once."""
     for name in ("ca.crt", "coordinator/client.key", "coordinator/client.crt", "index.json"):
         (place / "ca" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "ca" / name).write_text('{"entries": []}\n')
@@ -74,7 +74,7 @@ def test_link_in_the_coordinators_state_directory_gives_its_user_nothing(place):
 
 
 def test_identity_of_an_enrolled_device_belongs_to_its_user_and_its_settings_stay(place):
-    """A broker that a device's settings name is that of its bundle."""
+    """If a device's settings name a broker, the bundle of the device names the same broker."""
     broker = "mqtts://hub.example:8883"
     settings = {"task": "digits", "data": "here", "broker": broker}
     hosts = {"pi-1": {"device_agent_id": "pi-1"}, "pi-2": {"device_agent_id": "pi-2", "fleet_user": "root"}}

@@ -1,4 +1,4 @@
-"""Bundles of relays, which the CA's folder holds for their sites."""
+"""Bundles of relays, which the CA's folder keeps for their sites."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
 @pytest.mark.slow
 @by_ansible
 def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoked(tmp_path):
-    """An interrupted renewal is made again; the former certificate stays good until the site has the bundle."""
+    """An interrupted renewal is repeated; the former certificate stays valid until the site has the bundle."""
     ca = tmp_path / "ca"
     program = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
     given = {"fleet_ca_dir": str(ca), "fleet_control_command": program, "fleet_relays": ["site-7"]}

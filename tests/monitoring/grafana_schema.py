@@ -14,7 +14,7 @@ import pytest
 PACKAGES = ("@grafana/schema@11.6.9", "typescript@5.9.3")
 _FETCH_LIMIT_S = 120
 _COMPILE_LIMIT_S = 60
-# By its path: the package declares its modules, but not their types.
+# Imported by path, since the package declares its modules, but not their types.
 _COMPOSABLE = "./node_modules/@grafana/schema/dist/esm/raw/composable"
 # Grafana's name of a panel -> its module, and whether it has fields of its own.
 _PANELS = {
@@ -24,7 +24,7 @@ _PANELS = {
     "table": ("table/panelcfg/x/TablePanelCfg_types.gen", True),
     "timeseries": ("timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen", True),
 }
-# JSON has the values of enums where TypeScript wants their names; everything else must be as declared.
+# JSON has the values of enums where TypeScript expects their names; everything else must be as declared.
 _LOOSE = """
 type Loose<T> = T extends string ? `${T}` : T extends boolean | number | null | undefined ? T
   : T extends Array<infer U> ? Array<Loose<U>> : unknown extends T ? unknown : { [K in keyof T]: Loose<T[K]> };
@@ -32,7 +32,7 @@ type Loose<T> = T extends string ? `${T}` : T extends boolean | number | null | 
 
 
 def fetch_compiler(folder: Path) -> Path:
-    """Grafana's types and a TypeScript compiler in `folder`; returns the compiler. Skips the test where that cannot be."""
+    """Install Grafana's types and a TypeScript compiler in `folder`; return the compiler. If this fails, skip the test."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         pytest.skip("node and npm are not installed, which fetch Grafana's types (apt install npm)")
@@ -46,7 +46,7 @@ def fetch_compiler(folder: Path) -> Path:
 
 
 def complaints(compiler: Path, folder: Path, dashboards: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the compiler has against these dashboards; empty: nothing."""
+    """Return the compiler's errors for these dashboards; empty if there are none."""
     (folder / "check.ts").write_text("\n".join(_program(dashboards)), "utf-8")
     argv = [
         str(compiler),
@@ -78,7 +78,7 @@ def _program(dashboards: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _parts(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What the type of a dashboard leaves open: the options and fields of each kind of panel."""
+    """Yield the parts that the type of a dashboard does not define: options and fields of each kind of panel."""
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             continue

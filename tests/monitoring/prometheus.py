@@ -31,13 +31,13 @@ def promtool(*arguments: str | Path, given: str = "") -> subprocess.CompletedPro
 
 
 def fetch(url: str) -> str:
-    """What an address of this machine serves."""
+    """Return the content that a URL of this machine serves."""
     with urlopen(url, timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
 def lint(text: str) -> str:
-    """The complaints of promtool about served metrics; "" without any."""
+    """Return promtool's errors for served metrics; "" if there are none."""
     done = promtool("check", "metrics", given=text)
     return done.stdout + done.stderr or ("" if done.returncode == 0 else f"promtool ended with {done.returncode}")
 
@@ -98,7 +98,7 @@ class Prometheus:
         return float(found[0]["value"][1]) if found else None
 
     def ask_until_there(self, expr: str) -> list[Any]:
-        """The same, once there are any: while a scrape fails on a busy machine, there are none."""
+        """Wait until this PromQL has series, and return them: while a scrape fails on a busy machine, there are none."""
         found: list[Any] = []
 
         def look() -> bool:
@@ -109,7 +109,7 @@ class Prometheus:
         return found
 
     def wait_until(self, holds: Callable[[], object], what: str) -> None:
-        """Returns once `holds` is true; fails the test if the server ends or never gets there."""
+        """Return once `holds` is true; fail the test if the server ends or `holds` stays false."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             assert self._process.poll() is None, (self._directory / "log").read_text("utf-8")

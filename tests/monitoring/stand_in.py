@@ -1,6 +1,6 @@
 """A stand-in for a coordinator with five devices: it serves the same metrics, which change at each scrape.
 
-Every event occurs, so that a panel without data uses a metric that no coordinator has.
+Every event occurs. A panel without data therefore uses a metric that no coordinator has.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PLAIN_GAUGES = {
     "device_series": len(DEVICES),
     "devices_without_series": 0,
 }
-# name -> (label, its values); those without one below
+# name -> (label, its values); counters without a label are below
 _COUNTERS: dict[str, tuple[str, Iterable[str]]] = {
     "rounds": ("outcome", ("aggregated", "too_few_accepted", "quorum_missed")),
     "declines": ("reason", [*DeclineReason, *Condition]),
@@ -82,7 +82,7 @@ class _Fleet(Collector):
         self._step = 0
 
     def collect(self) -> Iterator[Metric]:
-        """One more round than before."""
+        """Yield the metrics; each scrape shows one more round than the last one."""
         self._step += 1
         for family in (self._run, self._gauges, self._counters, self._bytes, self._histograms, self._devices):
             for metric in family():
@@ -144,7 +144,7 @@ class _Fleet(Collector):
         yield parts
 
     def _observations(self, seconds: float) -> tuple[list[tuple[str, float]], float]:
-        """That a phase of so many seconds was seen in each step: buckets and sum."""
+        """Return buckets and sum of a phase that took this many seconds in each step."""
         bounds = (1.0, 5.0, 30.0)
         buckets = [(str(bound), float(self._step if seconds <= bound else 0)) for bound in bounds]
         return [*buckets, ("+Inf", float(self._step))], seconds * self._step
@@ -152,7 +152,7 @@ class _Fleet(Collector):
     def _devices(self) -> Iterator[Metric]:
         states = [*PARTICIPANT_STATES, *DEVICE_STATES]
         now = [(name, states[(self._step + place) % len(states)]) for place, name in enumerate(DEVICES)]
-        # Always with a reason: Prometheus has no label that is empty.
+        # Each state has a reason, since Prometheus has no empty labels.
         yield _gauge("device_state", ("device", "state", "reason"), [((*one, "paused"), 1) for one in now])
         for name in ("online", "progress_ratio", "round_seconds", "download_seconds", "train_seconds"):
             values = [((device,), (place + 1) / 5) for place, device in enumerate(DEVICES)]
@@ -205,7 +205,7 @@ def _serve(registry: CollectorRegistry):
 
 
 def metric_names() -> set[str]:
-    """Of everything it serves, as PromQL has them."""
+    """Return the names of all served metrics, as in PromQL."""
     return {sample.name for metric in _Fleet().collect() for sample in metric.samples}
 
 

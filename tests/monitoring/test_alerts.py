@@ -1,4 +1,4 @@
-"""The alert rules, which promtool evaluates on written series."""
+"""The alert rules, which promtool evaluates on prepared series."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ALERTS = generator.FOLDER.parent / "alerts" / "fedpatch.yml"
 METRICS_PAGE = ROOT / "docs" / "reference" / "metrics.md"
 # The server and npm may take long on a busy machine.
 pytestmark = pytest.mark.timeout(400)
-# What Grafana puts in the place of variables.
+# The values that Grafana inserts for variables.
 GRAFANA_VARIABLES = {"__range": "15m", "__rate_interval": "1m", "__interval": "15s", "device": "ann"}
 NAMES = sorted(generator.DASHBOARDS)
 
@@ -49,13 +49,13 @@ def _queries() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 
 def _filled_in(expr: str, variables: Mapping[str, str]) -> str:
-    """With the values of Grafana's variables; KeyError for one that Grafana does not have."""
+    """Insert the values of Grafana's variables; KeyError for a variable that Grafana does not have."""
     return re.sub(r"\$\{?(\w+)\}?", lambda match: variables[match[1]], expr)
 
 
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
-    """A Prometheus configured by docs/how-to/monitoring.md, and has seen some rounds; the variables' values."""
+    """A Prometheus configured by docs/how-to/monitoring.md that has scraped some rounds; the variables' values."""
     page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text("utf-8")
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -100,7 +100,7 @@ def test_each_panel_has_title_description_and_data_source(name):
 
 
 def test_each_query_selects_one_coordinator():
-    """Two coordinators in one Prometheus are not added, except for the leader and the standbys of its fleet."""
+    """Metrics of two coordinators in one Prometheus are not added, except those of a fleet's leader and standbys."""
     chosen = r"last_over_time\(fedpatch_leader\{[^}]*\}\[\$__range\]\)"
     of_fleet = re.compile(rf"fedpatch_leader\w*(\[\$__range\]\))? and on \(fleet\) {chosen}")
     for name, panel, target in _queries():
@@ -186,7 +186,7 @@ def test_rules_are_evaluated_by_prometheus(scraped):
 
 @pytest.mark.slow
 def test_dashboards_match_the_types_of_grafana(tmp_path):
-    """By @grafana/schema, fetched with npm; a misspelt field is found."""
+    """The types are those of @grafana/schema, fetched with npm; the compiler finds a misspelt field."""
     compiler = fetch_compiler(tmp_path)
     good = {name: _read(name) for name in NAMES}
     assert complaints(compiler, tmp_path, good) == ""

@@ -1,4 +1,4 @@
-"""Any message that fits the limits of shared.wire.messages: the strategies follow from the field types themselves."""
+"""Any message within the limits of shared.wire.messages: strategies derived from the types of the fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any schema and any tensors that fit one, for laws."""
+"""Strategies for any schema, and for any tensors of a schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = st.text("ab01._", min_size=1, max_size=6)
 
 @st.composite
 def specs(draw, roles: tuple[Role, ...] = ("weight", "affine", "stats", "buffer"), dtypes=DTYPES) -> TensorSpec:
-    """Any tensor of a model: of any rank from scalars on, empty ones too."""
+    """Any tensor of a model, including scalars and empty tensors."""
     role = draw(st.sampled_from(roles))
     dtype = draw(st.sampled_from([dtype for dtype in dtypes if dtype in FLOATS or role not in TRAINABLE]))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
@@ -73,5 +73,5 @@ def _values(spec: TensorSpec, finite: bool) -> st.SearchStrategy:
 
 
 def bits(tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """All there is to tensors: equal for equal values, whatever their order and memory layout."""
+    """Return dtype, shape and bytes by name: equal for equal values in any order and memory layout."""
     return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in tensors.items()}

@@ -22,7 +22,7 @@ COUNT, TEST = 120, 60
 
 
 def build_model() -> nn.Module:
-    """Without a batch norm at its beginning: raw rows drown it."""
+    """A model that does not begin with a batch norm: raw rows spoil its training."""
     from torch import nn
 
     return nn.Sequential(
@@ -31,7 +31,7 @@ def build_model() -> nn.Module:
 
 
 def prepare(raw: np.ndarray) -> np.ndarray:
-    """Scale by constants, missing values in the middle."""
+    """Scale by constants; a missing value becomes the mean."""
     scaled: np.ndarray = np.nan_to_num((raw - MEAN) / SCALE, nan=0.0)
     return scaled
 
@@ -44,7 +44,7 @@ def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _with(place: Any, value: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """Put `value` at `place` of a copy, an array of objects where the value is a word."""
+    """Return a function that puts `value` at `place` of a copy; if the value is text, the copy is an array of objects."""
 
     def change(array: np.ndarray) -> np.ndarray:
         changed = array.astype(object if isinstance(value, str) else array.dtype)

@@ -1,4 +1,4 @@
-"""Types that threads convert to are described when their module is imported: msgspec crashes if two threads do it at once."""
+"""Types that threads convert to are described at the import of their module: msgspec crashes if two threads describe one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# In a process of its own: other tests have converted to these types already.
+# Runs in a process of its own, since other tests have converted to these types already.
 DESCRIBED = """
 import importlib, sys
 module = importlib.import_module(sys.argv[1])

@@ -1,7 +1,7 @@
-"""`make audit`: asks the Python Package Index for known vulnerabilities of the pinned dependencies, and prints the known ones.
+"""`make audit`: prints the vulnerabilities of the pinned dependencies that the Python Package Index lists.
 
-Exit code 1 for a vulnerability that nobody has explained. Where the index cannot be asked, or knows nothing of a package,
-nothing was found, but nothing was shown either: that is printed, and no failure.
+Exit code 1 for a vulnerability that is not in IGNORED. If the index does not answer or does not have a package, the result is
+unknown: this is printed, and is no failure.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LIMIT_S = 120.0
 
 IGNORED: dict[str, str] = {}
-"""Vulnerabilities that do not concern fedpatch: the id, and why. Each is to be looked at again with every new pin."""
+"""Vulnerabilities that do not concern fedpatch: the id, and the reason. Review each of them with every new pin."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found: vulnerable packages, those of which nothing is known, and how many were looked up."""
+    """The result: vulnerable packages, ignored vulnerabilities, packages unknown to the index, and number of audited ones."""
 
     vulnerable: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -33,7 +33,7 @@ class Verdict:
 
 
 def judge(report: Mapping[str, Any], ignored: Mapping[str, str]) -> Verdict:
-    """Reads pip-audit's JSON; a vulnerability goes by its id or any alias of it."""
+    """Read pip-audit's JSON; `ignored` may have the id of a vulnerability or any alias of it."""
     vulnerable: list[str] = []
     explained: list[str] = []
     unknown: list[str] = []

@@ -1,4 +1,4 @@
-"""Real brokers for tests: a mosquitto of one's own, started and ended by its pid, and what to wait with."""
+"""Real brokers for tests: a separate mosquitto, started and ended by its pid, and helpers that wait."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ E = TypeVar("E")
 
 
 def free_port() -> int:
-    """A TCP port on which nobody listens now, and which no other test is given meanwhile.
+    """Return a TCP port that is free now and that no other test gets meanwhile.
 
-    It is below those that the kernel assigns as free ports: a broker that is away for a while finds it free again.
-    Each of the processes that play tests has ports of its own, and gives none of them twice before all were given.
+    It is below the ports that the kernel assigns as free ports, so a broker that is down for a while finds it free again.
+    Each test process has ports of its own, and returns none of them twice before it has returned all.
     """
     for port in itertools.islice(_PORTS, len(_OWN_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 def own_ports(worker: str, workers: int) -> list[int]:
-    """In random order: parallel test runs on this machine are unlikely to begin with the same."""
+    """Return ports in random order: parallel test runs on this machine are unlikely to begin with the same port."""
     number = int(worker.removeprefix("gw")) if worker else 0
     ports = list(range(10_000 + number % workers, 32_000, workers))
     return random.SystemRandom().sample(ports, len(ports))
@@ -57,7 +57,7 @@ _PORTS = itertools.cycle(_OWN_PORTS)
 class Mosquitto(PausableServer):
     """A mosquitto in a directory of its own; `options` are lines of its configuration, `passwords` its users.
 
-    Without `passwords` anyone may connect. What it keeps survives `stop` and `start`; with `autosave` also `kill`.
+    Without `passwords` anyone may connect. Its state survives `stop` and `start`; with `autosave` also `kill`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Mosquitto(PausableServer):
         return f"mqtt://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Run it until it answers; the port stays the same from start to start."""
+        """Start it and wait until it answers; each start uses the same port."""
         command, answers = [self._binary, "-c", self._config], partial(listening, self.port)
         self._process = start_server("mosquitto", command, self.directory / "log", answers)
 
@@ -102,14 +102,14 @@ class Mosquitto(PausableServer):
             self._process = None
 
     def kill(self) -> None:
-        """End it like a power cut: no goodbye to clients, nothing saved."""
+        """End it like a power cut: without a DISCONNECT to clients, and without saving."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:
-        """As an administrator may: SIGHUP makes it read its configuration again."""
+        """Send a signal, as an administrator may: SIGHUP makes it read its configuration again."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -138,7 +138,7 @@ class Mosquitto(PausableServer):
 
 
 class Client:
-    """A link whose events can be waited for. What arrived before what one waits for is kept in `seen`."""
+    """A link whose events can be waited for. All events up to the last awaited one are kept in `seen`."""
 
     def __init__(self, url: str, client_id: str, **options: Any) -> None:
         self._events: queue.Queue[LinkEvent] = queue.Queue()
@@ -159,7 +159,7 @@ class Client:
         raise TimeoutError(f"the broker does not settle; seen: {self.seen[-20:]}")
 
     def wait(self, kind: type[E], fits: Callable[[E], bool] = lambda event: True, patience_s: float = PATIENCE_S) -> E:
-        """The next event of `kind` that `fits`; TimeoutError, with all that came instead, if there is none."""
+        """Return the next event of `kind` that `fits`; if none comes, raise TimeoutError with the events that came instead."""
         until = time.monotonic() + patience_s
         while True:
             try:
@@ -217,6 +217,6 @@ def start_server(
 
 
 def listening(port: int) -> bool:
-    """Whether somebody listens on a port of this machine."""
+    """Whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

@@ -1,4 +1,4 @@
-"""A headless Chromium that tests drive over a pipe (the DevTools protocol): it opens pages and looks at them."""
+"""A headless Chromium that tests drive over a pipe (the DevTools protocol): it opens and inspects pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 100.0
 _PROGRAM = shutil.which("chromium")
 _FLAGS = (
     "--headless",
-    "--no-sandbox",  # a root's tests could not start it otherwise; it opens nothing but our own page
+    "--no-sandbox",  # root could not start it otherwise; it opens only our own pages
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -62,7 +62,7 @@ class Browser:
         for descriptor in (self._to, self._from):
             os.close(descriptor)
         try:
-            self._process.wait(10)  # it ends when the pipe does
+            self._process.wait(10)  # Chromium ends when the pipe is closed
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -70,7 +70,7 @@ class Browser:
     def open(
         self, page: Path | str, *, width: int = 1000, height: int = 900, dark: bool = False, paper: bool = False
     ) -> None:
-        """Load a file or a URL, as a window of that size in CSS pixels sees it, or a printer; wait until it is there."""
+        """Load a file or a URL, for a window of this size in CSS pixels or for a printer; wait until it is loaded."""
         url = page if isinstance(page, str) else page.absolute().as_uri()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._call("Emulation.setDeviceMetricsOverride", **size)
@@ -99,7 +99,7 @@ class Browser:
         return [(one["role"]["value"], str(one.get("name", {}).get("value", ""))) for one in exposed]
 
     def picture(self) -> bytes:
-        """What the window shows, as a PNG."""
+        """Return the content of the window as a PNG."""
         return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def browser(profile: Path) -> Iterator[Browser]:
 
 
 def _start(profile: Path) -> tuple[subprocess.Popen[bytes], int, int]:
-    """It reads commands from descriptor 3 and writes to 4."""
+    """Start Chromium, which reads commands from descriptor 3 and writes answers to 4."""
     assert _PROGRAM is not None
     its_input, to_it = os.pipe()
     from_it, its_output = os.pipe()

@@ -19,7 +19,7 @@ def found_epsilon(guess: Array, present: Array, delta: float) -> float:
 
     Args:
         guess: Whether the attacker takes each canary for present.
-        present: Whether it was.
+        present: Whether each canary was present.
         delta: The delta of epsilon.
     """
     false_alarms, misses = int((guess & ~present).sum()), int((~guess & present).sum())

@@ -1,4 +1,4 @@
-"""What tests of `doctor` share: the checks of a broker as one side makes them, and a broker with passwords and rules."""
+"""Helpers for tests of `doctor`: one side's checks of a broker, and a broker with passwords and rules."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ PATIENCE_S = 60.0
 def patient_doctors(
     *, slow_ms: float = 1e3 * PATIENCE_S, delivery_s: float = PATIENCE_S, connect_s: float = PATIENCE_S
 ) -> Iterator[None]:
-    """Doctors who take a machine that is busy with other tests, or stands still for a while, for none that is slow.
+    """Raise the time limits of `doctor`, so that a machine that is busy with other tests, or stalls, does not count as slow.
 
-    What is slow takes `slow_ms`; what has not come within `delivery_s` does not come; nobody connects later than `connect_s`.
+    A round trip of `slow_ms` is slow; messages are awaited for `delivery_s`, connections for `connect_s`.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker_behaviour, "SLOW_ROUND_TRIP_MS", slow_ms)
@@ -48,7 +48,7 @@ def patient_doctors(
 
 
 def ask(settings: BrokerSettings, side: str, device: str = DEVICE, **patience: float) -> dict[str, Finding]:
-    """Findings by name of one side's checks of a broker; `patience` is that of `patient_doctors`."""
+    """Return the findings of one side's checks of a broker, by name; `patience` has arguments of `patient_doctors`."""
     checkup = quiet_checkup()
     user = settings.username
     party = (
@@ -68,7 +68,7 @@ def settings_for(side: str, url: str, **more: Any) -> BrokerSettings:
 
 
 def logged_in(side: str, url: str) -> BrokerSettings:
-    """The same, with the user that the generated rules are for."""
+    """Settings of one side, with the user of the generated rules."""
     user = COORDINATOR if side == "coordinator" else DEVICE
     return settings_for(side, url, username=user, password=PASSWORDS[user])
 

@@ -1,8 +1,8 @@
-"""`make coverage`: what the tests run of the four packages, lines and branches, held to the bounds of the house.
+"""`make coverage`: the tests' coverage of lines and branches of the packages, compared with the bounds of this project.
 
-A module of a pure room (the contract in pyproject.toml) is run wholly: all that it decides can be tried without a network,
-a disk or a clock.
-Any other file is run to 90 % at least; the rest is printed with `--all`.
+A module of a pure room (the contract in pyproject.toml) needs 100 %, since tests of all its decisions need no network, no
+disk and no clock.
+Any other file needs 90 % at least; `--all` prints the missing lines of all files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST_PERCENT = 90.0
 
 
 def pure_rooms() -> list[Path]:
-    """Folders of the pure rooms, and modules outside of one that are pure (without their suffix)."""
+    """Folders of the pure rooms, and pure modules outside such rooms (without their suffix)."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
     modules = next(contract["source_modules"] for contract in contracts if contract.get("id") == "pure")
@@ -37,14 +37,14 @@ def pure_files() -> frozenset[str]:
 
 
 def error_text(path: str, found: Mapping[str, Any]) -> str:
-    """How much of a file was run, and where the rest of it is; `7->9` is a branch that was never taken."""
+    """Return the coverage of a file and its missing lines and branches; `7->9` is a branch that was never taken."""
     missing = [str(line) for line in found["missing_lines"]]
     missing += [f"{start}->{end}" for start, end in found["missing_branches"] if start not in found["missing_lines"]]
     return f"{path}: {found['summary']['percent_covered']:.1f} %, never run: {' '.join(missing)}"
 
 
 def shortfalls(files: Mapping[str, Mapping[str, Any]], pure: Collection[str]) -> list[str]:
-    """The files that are below their bound, the worst first; a pure one that was not measured at all is one of them."""
+    """Return the pure files that were not measured, then the files below their bound, the worst first."""
     least = {path: 100.0 if path in pure else LEAST_PERCENT for path in files}
     low = [path for path in files if files[path]["summary"]["percent_covered"] < least[path]]
     low.sort(key=lambda path: files[path]["summary"]["percent_covered"])
@@ -53,7 +53,7 @@ def shortfalls(files: Mapping[str, Mapping[str, Any]], pure: Collection[str]) ->
 
 
 def main(*arguments: str) -> int:
-    """Reads the report that `coverage json` has written; 1 where a file is below its bound."""
+    """Read the report of `coverage json`; return 1 if a file is below its bound."""
     report = json.loads(REPORT.read_bytes())
     files, pure = report["files"], pure_files()
     if "--all" in arguments:

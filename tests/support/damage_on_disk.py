@@ -1,4 +1,4 @@
-"""Damage to what is on a disk, as a failing SD card does it."""
+"""Damage to files on a disk, as by a failing SD card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def flip_bit(path: Path, at: int = -1) -> None:
-    """Turn one bit of a file over, whatever stands there: another byte written over it may be the same one."""
+    """Flip one bit of a file, which always changes the file; an overwritten byte may have the same value."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Small disks for tests: a tmpfs of one's own, which can be filled and made read-only; gone when its `with` ends."""
+"""Small disks for tests: a separate tmpfs, which can be filled and made read-only; unmounted when its `with` ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SmallDisk:
         self._filler = path / "filler"
 
     def fill(self, but_bytes: int = 0) -> None:
-        """Leave not a byte, or so many (whole pages) of what is free now."""
+        """Fill the disk, except for `but_bytes` (whole pages) of the space that is free now."""
         with suppress(OSError), self._filler.open("ab", buffering=0) as file:
             for size in (2**16, 2**12, 1):
                 with suppress(OSError):
@@ -32,7 +32,7 @@ class SmallDisk:
         self._filler.unlink()
 
     def make_readonly(self) -> None:
-        """An open file to write keeps the kernel from it, as an error of a real disk would not."""
+        """Remount it read-only. Unlike an error of a real disk, this fails while a file is open for writing."""
         _mount("-o", "remount,ro", self.path)
 
     def make_writable(self) -> None:
@@ -41,7 +41,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[SmallDisk]:
-    """A disk of `size` (as mount takes it) at `path`, which is made; skips where this user may not mount."""
+    """A disk of `size` (in mount's notation) at `path`, which is created; skips if this user may not mount."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a disk")
     path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The table of docs/reference/metrics.md, and what an endpoint serves in the same terms."""
+"""The metrics of docs/reference/metrics.md, and the metrics that an endpoint serves, in the same form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = re.compile(r"`(fedpatch_agent_[a-z_]+)(?:\{([a-z_,]+)\})?`")
 _PROCESS = re.compile(r"`(process_[a-z_0-9]+)`")
 
 Described = dict[str, tuple[str, frozenset[str]]]
-"""Type and labels by name; a counter with its `_total`, a histogram without its endings."""
+"""Type and labels by name; the name of a counter has its `_total`, that of a histogram no suffix."""
 
 
 def documented(*, agent: bool = False) -> Described:
@@ -32,12 +32,12 @@ def documented(*, agent: bool = False) -> Described:
 
 
 def _kind(name: str, histogram: str) -> str:
-    """The type that the page states: by the name, except for histograms."""
+    """Return the type that the page states: histograms are marked, the name gives the other types."""
     return "histogram" if histogram else "counter" if name.endswith("_total") else "gauge"
 
 
 def served(text: str) -> Described:
-    """What there is; a family without a series is not there."""
+    """Return the served metrics, without families that have no series."""
     found: Described = {}
     for family in text_string_to_metric_families(text):
         labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}

@@ -1,4 +1,4 @@
-"""Numbers of Hypothesis examples: `make test` draws a quarter of those that a test asks for, all other runs all."""
+"""Numbers of Hypothesis examples: `make test` draws a quarter of a test's number, all other runs draw the whole number."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One engine and N jobs, joined by a link that may be bad, under a clock that only this turns.
+"""One engine and N jobs, joined by a link that may be bad, under a virtual clock.
 
-The exchange performs the effects of both sides and watches what must hold at every moment: `committed` stands for what is
-stored, an aggregate is made of exactly what was committed, no update counts twice, few devices upload at a time, and no
-state machine asks to be woken in the past.
+The exchange runs the effects of both sides and checks the invariants of each moment: `committed` is sent only for stored
+updates, an aggregate has exactly the committed updates, no update counts twice, few devices upload at a time, and no
+deadline of a state machine is in the past.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Exchange:
         return self
 
     def run(self, limit_s: float) -> Exchange:
-        """Until the run is over or the time is up."""
+        """Run until the run has ended or the time is over."""
         end = self.now + limit_s
         while self.finish is None and self._step(end):
             pass
         return self
 
     def drain(self, limit_s: float = 500.0) -> Exchange:
-        """On a good link again, until all devices are idle or the time is up; the engine still answers."""
+        """Continue on a good link until all devices are idle or the time is over; the engine still answers."""
         self.link.faults = Faults()
         end = self.now + limit_s
         while any(device.job.key is not None or not device.online for device in self.devices.values()) and self._step(
@@ -92,7 +92,7 @@ class Exchange:
         return self
 
     def _step(self, end: float) -> bool:
-        """The next thing that is due before `end`, if there is one."""
+        """Run the next action that is due before `end`; return False if there is none."""
         at = self.agenda.next_at()
         deadlines = [self._engine_deadline(), *(device.next_deadline() for device in self.devices.values())]
         due = min((one for one in (at, *deadlines) if one is not None), default=None)
@@ -109,7 +109,7 @@ class Exchange:
         return self.engine.next_deadline() if self._up else None
 
     def _wake(self) -> None:
-        """Ticks all parties with a due deadline; none may be due again at once."""
+        """Tick all parties with a due deadline; none may be due again at once."""
         deadline = self._engine_deadline()
         if deadline is not None and deadline <= self.now:
             self.perform(self.engine.handle(TimePassed(), self.now))
@@ -129,7 +129,7 @@ class Exchange:
         self.agenda.after(LATENCY_S, partial(self._on_state, name, payload))
 
     def subscribe(self, device: Device, manifest: Manifest) -> None:
-        """A device wants the chunks of a model: those that are retained come at once."""
+        """A device subscribes to the chunks of a model: retained chunks come at once."""
         if self._manifest == manifest:
             self._publish_chunks(range(manifest.chunk_count), [device])
 
@@ -142,7 +142,7 @@ class Exchange:
     # ---- the coordinator's shell
 
     def restart_coordinator(self, down_s: float) -> None:
-        """Killed and started again: a new epoch, which knows the records and what the broker retains."""
+        """Kill the coordinator and start it again: a new epoch, with the records and the broker's retained messages."""
         if self._up and self.finish is None:
             self._up = False
             self.spec = replace(self.spec, epoch=self.spec.epoch + 1)
@@ -158,7 +158,7 @@ class Exchange:
             device.on_coordinator()
 
     def replay_presence(self) -> None:
-        """The broker delivers retained messages to a coordinator that connects again; it may be older than the jobs."""
+        """Deliver retained presence, as to a coordinator that reconnects; the presence may be older than the jobs."""
         for name, payload in list(self._states.items()):
             self._on_state(name, payload)
 
@@ -180,13 +180,13 @@ class Exchange:
             self.perform(self.engine.handle(ChunkReceived(name, decode_chunk(payload)), self.now))
 
     def perform(self, effects: list[do.Effect]) -> None:
-        """All of them, and those that follow."""
+        """Run these effects and the effects that follow from them."""
         run_effects(self.engine, effects, self, lambda: self.now)
         if self.engine.open is not None:
             assert self.engine.open._uploads._taken <= self.spec.upload_slots * self.spec.upload_window
 
     def run_effect(self, effect: do.Effect) -> list[Event]:
-        """What the engine waits for is done at once."""
+        """Run an effect; events that the engine waits for are returned at once."""
         match effect:
             case do.SendMessage():
                 self._send(effect)

@@ -1,4 +1,4 @@
-"""A device of the exchange: a real job, with an imagined disk, network and training."""
+"""A device of the exchange: a real job, with a simulated disk, network and training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WILL_S = 1.5
 
 
 class Device:
-    """Performs its job's effects; its disk outlives a restart. It checks what a device must never do."""
+    """Runs its job's effects; its disk survives a restart. It asserts the rules that a device must never break."""
 
     def __init__(self, name: str, world: Exchange, seed: int) -> None:
         self.name = name
@@ -70,10 +70,10 @@ class Device:
         self._committed: set[str] = set()
         self._settled: set[JobKey] = set()
 
-    # ---- what happens to it
+    # ---- external events
 
     def start(self) -> None:
-        """Switched on: an update in the spool is taken up, the task is ready a little later."""
+        """Switch on: the job resumes an update in the spool, and the task is ready a little later."""
         self._boots += 1
         self.online, self._ready = True, False
         self.job = Job(max_blob_bytes=10_000)
@@ -84,19 +84,19 @@ class Device:
         self._world.agenda.after(READY_S, partial(self._become_ready, self._boots))
 
     def restart(self, down_s: float, torn: bool = False) -> None:
-        """Switched off and on again; `torn`: the power cut spoils a chunk of the download."""
+        """Switch off and on again; `torn`: the power cut spoils a chunk of the download."""
         boot = self._boot
         self.online = False
         self._boots += 1
         self.job = Job(max_blob_bytes=10_000)
         if torn and self._parts:
             self._parts[min(self._parts)] = b"torn"
-        # The will may come before the device is back, or after; it carries the boot of the dead.
+        # The last will may come before the device is back, or after; it has the boot id from before the restart.
         self._world.agenda.after(self._rng.uniform(0, down_s + 2), partial(self._publish, encode(Envelope(gone(boot)))))
         self._world.agenda.after(down_s, self.start)
 
     def unplug(self, down_s: float) -> None:
-        """Its connection breaks; it goes on with its work."""
+        """Break the connection; the device continues its work."""
         if not self.online:
             return
         self.online = False
@@ -123,7 +123,7 @@ class Device:
         return f"{self.name}-{self._boots}"
 
     def announce_state(self) -> None:
-        """Its presence; the link delivers presence in order and loses none, since it is retained."""
+        """Publish presence; the link delivers presence in order and loses none, since it is retained."""
         if self.online and self._ready:
             self._publish(encode(Envelope(there(self._boot, self.job.status(), self.tasks))))
 
@@ -163,10 +163,10 @@ class Device:
     def next_deadline(self) -> float | None:
         return self.job.next_deadline() if self.online else None
 
-    # ---- what it does
+    # ---- its actions
 
     def perform(self, effects: list[Effect]) -> None:
-        """All of them, and those that follow."""
+        """Run these effects and the effects that follow from them."""
         run_effects(self.job, effects, self, lambda: self._world.now)
         assert self._under_way.total() <= self._world.spec.upload_window
 
@@ -226,7 +226,7 @@ class Device:
             self.perform(job.handle(TrainingProgressed(key, 1, 2), self._world.now))
 
     def _finish_training(self, job: Job, key: JobKey) -> None:
-        """The training process of an earlier start is gone; one that was stopped may still have sent events."""
+        """End the training. The process of an earlier start is gone; a process that was stopped may still have sent events."""
         if job is not self.job:
             return
         if self.fails is not None:

@@ -1,4 +1,4 @@
-"""A small model with a frozen base, LoRA matrices and a head, and tasks of it: from build_model, and with a file."""
+"""A small model with a frozen base, LoRA matrices and a head, and its tasks: with the base from build_model or a file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.system.oracle_task import TASK as ORACLE
 HIDDEN, RANK = 10, 2
 BASE = ("base.bias", "base.weight")
 SEED, SEED_VARIABLE = 3, "FROZEN_BASE_SEED"
-"""Seed of the base, and the variable of the environment by which a process has another one."""
+"""Seed of the base, and the environment variable that gives a process another seed."""
 URL = "FROZEN_BASE_URL"
-"""Variable of the environment with the address from which the file of the base can be fetched."""
+"""Environment variable with the URL of the file of the base."""
 
 
 class FrozenBase(nn.Module):
@@ -62,7 +62,7 @@ def build_other() -> nn.Module:
 
 
 def build_without_base() -> nn.Module:
-    """Return a model whose base has no values of its own: they come with a file."""
+    """Return a model without the values of the base, which come from a file."""
     model = build_model()
     nn.init.zeros_(model.get_parameter("base.weight"))
     return model

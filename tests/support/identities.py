@@ -1,4 +1,4 @@
-"""A fleet with certificates for tests: its CA, the broker that asks for them, and what devices show."""
+"""A fleet with certificates for tests: its CA, the broker that requires them, and the certificates of devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class Certified:
-    """A CA in a directory; `now` is when everything of it is made, in unix seconds."""
+    """A CA in a directory; `now` is the time at which all its certificates are made, in Unix seconds (0: the present)."""
 
     directory: Path
     fleet: str = "kitchen"
@@ -24,11 +24,11 @@ class Certified:
     ca_days: int = 30
 
     def open(self) -> Authority:
-        """To be changed; closed again by its opener."""
+        """Open the CA for changes; the caller closes it."""
         return Authority.create(self.directory, self.fleet, now=self.now or time.time(), days=self.ca_days)
 
     def make(self, *devices: str, watchers: Sequence[str] = (), days: int = 20) -> Certified:
-        """The CA, and certificates of the broker, the coordinator, devices and watchers."""
+        """Make the CA, and certificates of the broker, the coordinator, devices and watchers."""
         with self.open() as authority:
             now = self.now or time.time()
             authority.issue(BROKER, "broker", now=now, days=days, names=[HOST, "localhost"])
@@ -40,7 +40,7 @@ class Certified:
         return self
 
     def device(self, name: str, *, part: str = DEVICE, days: int = 20, now: float = 0.0) -> TlsFiles:
-        """A new certificate for a device, with its key in one file, as the agent has it."""
+        """Issue a new certificate for a device, in one file with its key, as the agent has it."""
         with self.open() as authority:
             issued = authority.issue(part, name, now=now or self.now or time.time(), days=days)
         path = self.directory / f"{name}.pem"
@@ -61,17 +61,17 @@ class Certified:
         return folder.with_suffix(".pem"), folder.with_suffix(".pem")
 
     def files(self, name: str = "") -> TlsFiles:
-        """What a member shows, and whom it trusts; without a name it shows nothing."""
+        """Return the certificate and key of a member, and its CA file; without a name, the CA file only."""
         return TlsFiles(self.ca_file, *(self.pair(name) if name else (None, None)))
 
     def revoke(self, device: str) -> None:
-        """In the record and in the list; the broker has not read it."""
+        """Revoke a device in the record and in the revocation list; the broker has not read the list yet."""
         with self.open() as authority:
             authority.revoke(DEVICE, device, now=time.time())
 
     @property
     def options(self) -> str:
-        """Lines of mosquitto's configuration: it asks for certificates, and heeds the list."""
+        """Lines of mosquitto's configuration: it requires certificates, and applies the revocation list."""
         lines = [f"cafile {self.ca_file}", f"crlfile {self.directory}/ca.crl", self.server]
         return "\n".join([*lines, "require_certificate true", "use_identity_as_username true"])
 

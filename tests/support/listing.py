@@ -1,7 +1,7 @@
-"""Looks at files that another process may be making, replacing or deleting at that moment.
+"""Reads files that another process may create, replace or delete at that moment.
 
-`Path.glob` raises FileNotFoundError where a folder vanishes between being found and being listed (until Python 3.13), and to
-ask whether a file exists before it is read shows nothing about the moment of reading.
+`Path.glob` raises FileNotFoundError if a folder vanishes after it was found and before it is listed (until Python 3.13). A
+check that a file exists gives no guarantee for the moment of reading.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def listed(folder: Path, pattern: str) -> list[Path]:
-    """What is below `folder`, in order, as `folder.glob(pattern)` finds it; a folder that vanishes meanwhile holds nothing.
+    """Return the paths that `folder.glob(pattern)` finds, in order; a folder that vanishes meanwhile counts as empty.
 
     The pattern has a name for each level and no `**`.
     """
@@ -26,7 +26,7 @@ def listed(folder: Path, pattern: str) -> list[Path]:
 
 
 def content(path: Path) -> bytes | None:
-    """Return the bytes of a file; None where no file is, or no file any more, as after the end of a process."""
+    """Return the bytes of a file; None if the file is absent or has vanished, as after the end of a process."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
@@ -41,12 +41,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def open_files(directory: Path) -> list[str]:
-    """Return the files below `directory` that this process has open. Files of other tests come and go meanwhile."""
+    """Return the files below `directory` that this process has open. Files of other tests may appear and vanish."""
     return sorted(path for path in descriptors("self") if path.startswith(f"{directory.resolve()}/"))
 
 
 def descriptors(process: int | str) -> list[str]:
-    """Return the open files, pipes and sockets of a process, given by its number or as "self"; none of one that has ended."""
+    """Return the open files, pipes and sockets of a process, given by its number or as "self"; none if it has ended."""
     found = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
@@ -75,7 +75,7 @@ def signal_tree(parent: int, number: signal.Signals) -> None:
 
 
 class PausableServer:
-    """A server whose process, with those below it, can be paused: its port takes connections, and nothing answers."""
+    """A server whose process and child processes can be paused: its port then accepts connections, but does not answer."""
 
     _process: subprocess.Popen[bytes] | None
 

@@ -153,7 +153,7 @@ class PlayedGroup:
 
     @property
     def context(self) -> bytes:
-        """The group."""
+        """The context of the group."""
         return self.group.context
 
     def share(self, members: Iterable[int] | None = None) -> None:
@@ -201,7 +201,7 @@ class PlayedGroup:
 
 
 def check_transcript(devices: Iterable[MaskedDevice], rosters: Iterable[MaskingGroup]) -> None:
-    """Check that no device gave both kinds of share of a peer, and that nobody learns both secrets of a device.
+    """Check that no device gave both kinds of share of a peer, and that both secrets of a device stay unknown.
 
     The kind of a revealed share is read from its bytes, not from the message's bitmap: the boxes of all devices are opened
     with the secrets that they had.
@@ -234,13 +234,13 @@ def check_transcript(devices: Iterable[MaskedDevice], rosters: Iterable[MaskingG
 def _kinds_of(
     share: bytes, devices: Sequence[MaskedDevice], group: MaskingGroup, ends: tuple[int, int]
 ) -> Iterable[str]:
-    """Return the kinds that a share of `ends[0]`, revealed by `ends[1]`, is found to be."""
+    """Return the kinds of a share of member `ends[0]` that member `ends[1]` revealed."""
     peer, index = ends
     by_name = {device.name: device for device in devices}
     sender, receiver = by_name.get(group.members[peer].device), by_name[group.members[index].device]
     if sender is None:
         return
-    if peer == index:  # nobody else has it; the machine keeps it in one place, in the same order
+    if peer == index:  # no other member has it; the state machine keeps it in one place, in the same order
         return
     for sent in (one for one in sender.sent if isinstance(one, Shares) and one.context == group.context):
         for secrets in receiver.secrets:

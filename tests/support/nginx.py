@@ -43,7 +43,7 @@ http {{
 class Nginx:
     """A web server of the files in `root`; `options` are lines of its `server`, which `restart` may replace.
 
-    Its certificate is of a CA of its own, whose file is `ca_file`.
+    Its certificate is issued by a CA of its own, whose file is `ca_file`.
     """
 
     def __init__(self, options: str = "") -> None:
@@ -69,12 +69,12 @@ class Nginx:
 
     @property
     def store(self) -> str:
-        """The setting `models_store` of a coordinator that writes where it reads."""
+        """The setting `models_store` of a coordinator that writes to the folder of this server."""
         return f"file://{self.root}"
 
     @property
     def requests(self) -> list[str]:
-        """Of each answered request its line, the status and the range that was asked for."""
+        """The line, the status and the requested range of each answered request."""
         log = self._folder / "access.log"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -91,7 +91,7 @@ class Nginx:
         return [self._process.pid, *children(self._process.pid)]
 
     def start(self) -> None:
-        """Run it until it answers; the port stays the same from start to start."""
+        """Start it and wait until it answers; each start uses the same port."""
         config, log = self._folder / "nginx.conf", self._folder / "log"
         user = "user root;" if os.geteuid() == 0 else ""
         certificate, key = self._pair

@@ -1,6 +1,6 @@
-"""Algorithm 1 of the paper, written down as it stands there, to check the whole system against.
+"""Algorithm 1 of the paper, implemented literally, as a reference for the whole system.
 
-It imports nothing of fedpatch. What the paper leaves open is done by the same documented rules, written a second
+It imports nothing of fedpatch. Points that the paper leaves open follow the same documented rules, implemented a second
 time: plain dictionaries, no files, no network, optimizers by their formulas, everything in one loop. The letters are
 the paper's:
 
@@ -8,8 +8,8 @@ the paper's:
     P_k, W_k   a client's patch and the optimiser values of its patch
     M_k, V_k   what a client trains
 
-Batch norm of a ReLU unit that is nearly always zero magnifies rounding errors up to a thousand times per round: to compare
-more closely than that, use a model and data in float64, or a smooth activation.
+Batch norm of a ReLU unit that is nearly always zero magnifies rounding errors up to a thousand times per round: for a closer
+comparison, use a model and data in float64, or a smooth activation.
 
 Only classification with cross-entropy; client Adam: beta 0.9 / 0.999, epsilon 1e-7; server Adam: 0.9 / 0.999, 1e-4.
 """
@@ -41,7 +41,7 @@ CLIENT_EPSILON, SERVER_EPSILON = 1e-7, 1e-4
 
 @dataclass(frozen=True)
 class Round:
-    """Everything there is after a round. `user_accuracy` is that before training, by client of the round."""
+    """The whole state after a round. `user_accuracy` is measured before training, by client of the round."""
 
     omega: Values
     moments: Moments
@@ -53,7 +53,7 @@ class Round:
 
 @dataclass
 class Client:
-    """s_k: its data D_k, its patch P_k, the optimiser values W_k of its patch, and how far it has come in its data."""
+    """s_k: its data D_k, its patch P_k, the optimiser values W_k of its patch, and its number of trained batches."""
 
     name: str
     data: ClientData
@@ -75,9 +75,9 @@ def run_mtfl(
     seed: int = 0,
     cap: float | None = None,
 ) -> list[Round]:
-    """Play `rounds`, each a list of the clients that take part. `strategy`: fedavg, fedadam, fedavg-adam.
+    """Run `rounds`, each a list of the clients that take part. `strategy`: fedavg, fedadam, fedavg-adam.
 
-    With a `cap`, which the paper does not have, no n_k of a round is above so many times the lower median of them.
+    With a `cap`, which the paper does not have, no n_k of a round is above `cap` times the round's lower median of n_k.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -176,12 +176,12 @@ def private_names(model: nn.Module, private: str) -> set[str]:
 def local_update(
     model: nn.Module, m: Values, v: Moments, x: np.ndarray, y: np.ndarray, learning_rate: float
 ) -> tuple[Values, Moments]:
-    """One step of SGD, or where there are optimiser values, of Adam (Kingma and Ba 2015, Algorithm 1)."""
+    """One step of SGD, or of Adam if there are optimiser values (Kingma and Ba 2015, Algorithm 1)."""
     load(model, m)
     model.train()
     model.zero_grad()
     F.cross_entropy(model(torch.tensor(x)), torch.tensor(y)).backward()
-    new_m = {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}  # statistics moved on
+    new_m = {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}  # with new statistics
     new_v: Moments = {}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -204,7 +204,7 @@ def local_update(
 
 
 def server_adam(omega: Values, average: Values, server: Moments, server_lr: float) -> tuple[Values, Moments]:
-    """Adam on the pseudo-gradient Omega - average, without bias correction; what is not trained is just averaged."""
+    """Adam on the pseudo-gradient Omega - average, without bias correction; untrained values are only averaged."""
     new_omega, new_server = dict(average), {}
     for name in server:
         delta = omega[name].astype(np.float64) - average[name]
@@ -222,7 +222,7 @@ def capped(counts: list[int], cap: float | None) -> list[int]:
 
 
 def mean(weighted: list[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Sum of n_k / n times value; counts are rounded to whole ones."""
+    """Sum of n_k / n times value; integer values are rounded."""
     n = sum(n_k for n_k, _ in weighted)
     total = np.sum([n_k / n * np.asarray(value, np.float64) for n_k, value in weighted], axis=0)
     dtype = weighted[0][1].dtype

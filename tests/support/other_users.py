@@ -25,7 +25,7 @@ def open_directory() -> Iterator[Path]:
 
 @contextmanager
 def acting_as_nobody() -> Iterator[None]:
-    """Act as a user without rights; modules are to be imported before."""
+    """Act as a user without rights; import all modules before."""
     os.seteuid(NOBODY)
     try:
         yield

@@ -31,7 +31,7 @@ def binary(name: str) -> str | None:
 
 
 class PostgresServer(PausableServer):
-    """A server that `kill` stops as a crash does, and `start` starts again with what it had written."""
+    """A server that `kill` ends like a crash, and that `start` starts again with its written data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class PostgresServer(PausableServer):
 
     @contextmanager
     def session(self, url: str | None = None) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-        """Talk to the server as any client does."""
+        """Open a session on the server, as any client does."""
         with psycopg.connect(url or f"postgresql://{ROLE}@/postgres?host={self.folder}", autocommit=True) as session:
             yield session
 
@@ -80,7 +80,7 @@ class PostgresServer(PausableServer):
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop the server, whoever is connected."""
+        """Stop the server, even if clients are connected."""
         self._end(signal.SIGQUIT)
 
     def _end(self, number: signal.Signals) -> None:

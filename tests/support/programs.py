@@ -1,4 +1,4 @@
-"""Runs a command line of ours, as its entry point would, and installs what it could find."""
+"""Runs a command of fedpatch, as its entry point would, and installs distributions that it can find."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program left behind."""
+    """The exit code and the output of a program."""
 
     code: int
     out: str
@@ -42,7 +42,7 @@ class Program:
 
 
 def agent_leaves(expression: str, *argv: object) -> str:
-    """What an expression gives, printed, in a process of its own that ran `fedpatch-agent` with these arguments."""
+    """Return the value of an expression, printed by a new process after it ran `fedpatch-agent` with these arguments."""
     program = (
         "import sys; from fedpatch.device_agent.cli import main as cli\n"
         f"sys.argv = {['fedpatch-agent', *map(str, argv)]}\n"
@@ -54,7 +54,7 @@ def agent_leaves(expression: str, *argv: object) -> str:
 
 
 def install(entry_points: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution with these entry points, whose modules lie in `tmp_path`."""
+    """Install a distribution with these entry points, whose modules are in `tmp_path`."""
     info = tmp_path / "lamp-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lamp\nVersion: 1.0\n")

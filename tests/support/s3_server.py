@@ -74,7 +74,7 @@ class S3Server(PausableServer):
         return {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "writer", "AWS_SECRET_ACCESS_KEY": SECRET}
 
     def start(self) -> None:
-        """Run it until it answers; the port stays the same from start to start."""
+        """Start it and wait until it answers; each start uses the same port."""
         environment = {**os.environ, "HOME": str(self._folder)}
         log = self._folder / "log"
         self._process = start_server("weed", self._command, log, self._answers, environment=environment, pause_s=0.05)
@@ -96,7 +96,7 @@ class S3Server(PausableServer):
             self._process = None
 
     def _answers(self) -> bool:
-        """Whether an object can be written, which makes the bucket."""
+        """Whether an object can be written; this also creates the bucket."""
         store = S3Store(
             "fleet",
             endpoint=f"http://{HOST}:{self.port}",

@@ -1,4 +1,4 @@
-"""The examples that Hypothesis draws, the same in every process that plays tests: what fails fails each time."""
+"""The same examples of Hypothesis in every test process, so that a failing test fails each time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis.internal.constants_ast import Constants
 
 
 def forget_what_is_loaded() -> None:
-    """Hypothesis draws now and then from the constants of all our modules that are loaded, also where it is derandomized.
+    """Stop Hypothesis from drawing constants of our loaded modules now and then, which it does even if derandomized.
 
-    Which these are depends on the tests that the process played before, hence on how they are shared out.
+    The loaded modules depend on the earlier tests of the process, hence on the assignment of tests to processes.
     """
     setattr(HypothesisProvider, "_local_constants", Constants())  # noqa: B010  (a cached property of its own)

@@ -1,4 +1,4 @@
-"""A mosquitto with the configuration for production as it ships, and the certificates of a fleet to go with it.
+"""A mosquitto with the shipped configuration for production, and the certificates of a fleet for it.
 
 fleet = Certified(tmp_path / "ca", "home").make("pi-1")
 with SecuredMosquitto(fleet, rules("home", ["pi-1"])) as broker:
@@ -22,7 +22,7 @@ _INSTALLED, _KEPT = "/etc/mosquitto/fedpatch/", "/var/lib/mosquitto/"
 
 
 class SecuredMosquitto(Mosquitto):
-    """Runs `configuration` of broker_config, its paths and ports replaced, with the rules `acl`; `options` replace its own."""
+    """Runs `configuration` of broker_config with the rules `acl` and other paths and ports; `options` override its lines."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SecuredMosquitto(Mosquitto):
         return (self.directory / "log").read_text("utf-8", errors="replace")
 
     def start(self) -> None:
-        """Run it until it answers on both ports."""
+        """Start it and wait until it answers on both ports."""
         super().start()
         until = time.monotonic() + PATIENCE_S
         while self._listens_twice and not listening(self.coordinator_port):
@@ -78,7 +78,7 @@ class SecuredMosquitto(Mosquitto):
             time.sleep(0.01)
 
     def install_certificates(self) -> None:
-        """Copy what the broker needs of the CA, as an operator does; it is read at a start and a reload."""
+        """Copy the CA's files that the broker needs, as an operator does; it reads them at a start and a reload."""
         of_ca = self.certificates.directory
         for name in ("ca.crt", "ca.crl", "broker/broker.crt", "broker/broker.key"):
             shutil.copy(of_ca / name, self.installed)
@@ -89,7 +89,7 @@ class SecuredMosquitto(Mosquitto):
         self.acl_file.chmod(0o600)
 
     def reload(self) -> None:
-        """What `systemctl reload` does. Returns at once: a broker does it between two messages."""
+        """Reload, as `systemctl reload` does. Returns at once: a broker reloads between two messages."""
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
 

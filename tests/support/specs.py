@@ -64,7 +64,7 @@ _SPEC = RunSpec(
 
 
 def run_spec(**changes: Any) -> RunSpec:
-    """Three rounds in which everybody must report; `changes` are fields of the run or of its policy."""
+    """Three rounds in which every device must report; `changes` are fields of the run or of its policy."""
     of_policy = {one.name for one in fields(RoundPolicy)} & changes.keys()
     policy = replace(_POLICY, **{name: changes.pop(name) for name in of_policy})
     return replace(_SPEC, policy=policy, **changes)
@@ -88,7 +88,7 @@ def there(boot: str = "b1", job: JobStatus | None = None, tasks: tuple[TaskCapab
 
 
 def gone(boot: str = "b1") -> DeviceState:
-    """Its last will, without further fields."""
+    """A device's last will, without further fields."""
     return DeviceState(False, boot)
 
 
@@ -98,7 +98,7 @@ def envelope_of(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
 
 
 def sent(effects: list[Effect]) -> list[tuple[str, Body]]:
-    """Which messages go to which devices."""
+    """Return the messages to devices, each with its device."""
     return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, SendMessage)]
 
 
@@ -110,5 +110,5 @@ def refusal(effects: list[Effect]) -> Refused:
 
 
 def counted(effects: list[Effect]) -> list[tuple[str, str, str]]:
-    """Which counters of which devices grow, and why."""
+    """Return the counted events: device, counter and reason."""
     return [(effect.device, effect.what, effect.reason) for effect in effects if isinstance(effect, CountEvent)]

@@ -1,4 +1,4 @@
-"""The model of tasks whose results are compared number by number: harmless to rounding errors."""
+"""The model of tasks whose results are compared number by number: it does not magnify rounding errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 def tanh_model(features: int, hidden: int, classes: int) -> nn.Module:
     """FC -> tanh -> BN -> FC -> tanh -> BN -> FC.
 
-    Tanh, since of a ReLU that is zero for a whole batch, batch norm magnifies the rounding errors 300 times; and before
-    batch norm, since of a bias right before it the gradient is nothing but rounding errors, which Adam magnifies.
+    Tanh, since batch norm magnifies the rounding errors of a ReLU that is zero for a whole batch 300 times. Tanh is before
+    batch norm, since the gradient of a bias right before batch norm is only rounding errors, which Adam magnifies.
     """
     return nn.Sequential(
         OrderedDict[str, nn.Module](

@@ -1,4 +1,4 @@
-"""FedProx, FedRep, FedBABU, Ditto, pFedMe and SCAFFOLD as in their papers, to check the system against.
+"""FedProx, FedRep, FedBABU, Ditto, pFedMe and SCAFFOLD as in their papers, as references for the system.
 
 Like tests.support.oracle it imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are
 those of the papers.
@@ -18,7 +18,7 @@ from tests.support.oracle import Client, ClientData, Values, batches, load, mean
 
 Batch = tuple[np.ndarray, np.ndarray]
 ClientUpdate = Callable[[nn.Module, Values, Client, list[Batch]], Values]
-"""Trains the values of a client, global ones with its own, on its next batches; what it keeps is in the client."""
+"""Trains a client's values, global and private, on its next batches; the values that the client keeps are in it."""
 
 
 def federate(
@@ -32,7 +32,7 @@ def federate(
     batch_size: int,
     seed: int,
 ) -> tuple[Values, dict[str, Client]]:
-    """FedAvg around `update`; a client takes `passes` times its examples in a round. Returns the model and the clients."""
+    """FedAvg with `update`; a client trains `passes` times on its examples in a round. Returns the model and the clients."""
     initial = {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
     w = without(initial, private)
     clients = {k: Client(k, one, only(initial, private), {}) for k, one in data.items()}
@@ -95,7 +95,7 @@ def fine_tune(learning_rate: float, part: Sequence[str]) -> ClientUpdate:
 def ditto(learning_rate: float, strength: float) -> ClientUpdate:
     """Li et al. 2021, Algorithm 1: FedAvg, and beside it v_k <- v_k - eta * (grad F_k(v_k) + lambda * (v_k - w^t)).
 
-    v_k is `client.w["v"]`; that of a client that takes part for the first time is w^t.
+    v_k is `client.w["v"]`; in the first round of a client it is w^t.
     """
 
     def update(model: nn.Module, w_t: Values, client: Client, data: list[Batch]) -> Values:
@@ -166,7 +166,7 @@ def scaffold(
 
 
 def gradient(model: nn.Module, w: Values, batch: Batch) -> tuple[Values, Values]:
-    """The gradient of the loss at w, and w with the statistics that the forward pass moved."""
+    """The gradient of the loss at w, and w with the statistics after the forward pass."""
     load(model, w)
     model.train()
     model.zero_grad()

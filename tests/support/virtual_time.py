@@ -1,4 +1,4 @@
-"""Links under a virtual clock that lose, double, delay and overtake."""
+"""Links under a virtual clock that lose, duplicate, delay and reorder messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LATENCY_S = 0.02
 
 @dataclass(frozen=True)
 class Faults:
-    """Of a link: the chance to lose a message, to double it, and by how much at most it is late."""
+    """Faults of a link: the probabilities of losing and of duplicating a message, and its longest delay."""
 
     drop: float = 0.0
     duplicate: float = 0.0
@@ -28,7 +28,7 @@ class FaultyLink:
         self._rng = rng
 
     def send(self, deliver: Action) -> None:
-        """Perhaps `deliver` is called, once or twice, sooner or later."""
+        """Schedule `deliver` never, once or twice, with a random delay."""
         copies = (self._rng.random() >= self.faults.drop) + (self._rng.random() < self.faults.duplicate)
         for _ in range(copies):
             self._agenda.after(LATENCY_S + self._rng.uniform(0, self.faults.delay_s), deliver)

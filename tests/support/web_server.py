@@ -1,4 +1,4 @@
-"""Web servers that answer as a test likes, also as no real one does."""
+"""Web servers whose answers a test chooses, also answers that no real server gives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.brokers import HOST
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """A client that has enough closes its connection."""
+        """Ignore the error: a client may close its connection early."""
 
 
 @contextmanager
 def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """The URL of a server on loopback that answers as it likes."""
+    """The URL of a server on loopback that answers with `answer`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

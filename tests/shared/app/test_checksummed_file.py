@@ -1,4 +1,4 @@
-"""fedpatch.shared.app.files: what was sealed comes back, and nothing else does."""
+"""fedpatch.shared.app.files: sealed content is read back, and other bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command line does with errors, logs and --version."""
+"""Errors, logs and --version of every command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lamp(monkeypatch, capsys) -> Callable[..., Ended]:
 
 
 def failing(error: BaseException) -> Callable[[], None]:
-    """A deed that fails."""
+    """Return a function that raises `error`."""
 
     def deed() -> None:
         raise error
@@ -140,7 +140,7 @@ def shed(monkeypatch, capsys) -> Callable[..., Ended]:
     ids=["option", "equals", "short", "argument", "both"],
 )
 def test_empty_path_raises_config_error(shed, argv, named):
-    """Typer would take it for the current folder; it is what a script gives whose variable is not set."""
+    """A script passes an empty path if its variable is not set; typer would take it for the current folder."""
     problems = "".join(f"shed: {one}: is empty; expected a path\n" for one in named)
     assert shed("fill", *argv) == Ended(2, "", problems)
 
@@ -153,7 +153,7 @@ def test_other_values_may_be_empty_and_paths_may_be_left_out(shed, monkeypatch):
 
 
 def test_path_that_cannot_be_read_is_left_to_the_command(monkeypatch, capsys, tmp_path):
-    """Its message has a remedy, unlike that of typer."""
+    """The command's message has a remedy, unlike typer's message."""
     app = make_app("lamp", "A lamp.")
     given: list[Path] = []
 

@@ -51,7 +51,7 @@ def test_an_existing_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
 
 
 def test_reader_of_the_replaced_file_keeps_the_old_bytes(tmp_path):
-    """The old file is replaced, not written into: a reader never sees a mixture."""
+    """The old file is replaced, not overwritten: a reader never sees a mixture."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
     with path.open("rb") as reader:
@@ -106,7 +106,7 @@ def test_remove_unfinished_deletes_temporary_files_alone(tmp_path):
 
 
 def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
-    """From the system's error, or found by a check of the disk; otherwise the caller knows better."""
+    """The fault is in the system's error, or a check of the disk finds it; otherwise the caller's remedy is returned."""
     full, readonly = "free some space on this disk", "this disk is read-only"
     for number, remedy in ((errno.ENOSPC, full), (errno.EROFS, readonly), (errno.EACCES, "say please")):
         assert remedy_for(OSError(number, "no"), "say please").startswith(remedy)

@@ -46,7 +46,7 @@ def test_a_lock_is_free_again_after_its_release(path: Path):
 
 
 def test_releasing_twice_closes_no_file_that_was_opened_since(path: Path, tmp_path: Path):
-    """A file's number is given out again at once."""
+    """The system reuses the number of a closed file at once."""
     lock = FileLock(path, HELD)
     lock.release()
     with (tmp_path / "other").open("w") as other:
@@ -55,7 +55,7 @@ def test_releasing_twice_closes_no_file_that_was_opened_since(path: Path, tmp_pa
 
 
 def test_killed_holder_releases_the_lock(path: Path):
-    """The kernel frees it, so that the next one need not tidy up."""
+    """The kernel releases the lock, so the next holder has nothing to clean up."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path.cwd()
     )
@@ -69,7 +69,7 @@ def test_killed_holder_releases_the_lock(path: Path):
 
 
 def test_lock_is_taken_after_is_held_in_another_process(path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A shared lock that is held for an instant refuses nobody; on a busy machine an instant may be long."""
+    """That process holds a shared lock for a moment, which may be long on a busy machine; the lock is waited for."""
     monkeypatch.setattr("fedpatch.shared.app.locks._PAUSES_S", (0.05,) * 1000)
     path.touch()
     fd = os.open(path, os.O_RDONLY)
@@ -124,7 +124,7 @@ def test_shared_lock_waits_for_an_exclusive_holder(path: Path):
 
 
 def test_lock_path_that_is_a_link_is_not_followed(tmp_path):
-    """Or another user could have any file of ours created or held."""
+    """Otherwise another user could make us create or lock any of our files."""
     target = tmp_path / "elsewhere"
     (tmp_path / "agent.lock").symlink_to(target)
     with pytest.raises(UsageError, match=r"agent\.lock is a symbolic link"):

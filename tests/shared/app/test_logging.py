@@ -19,7 +19,7 @@ TEXT, LOGFMT = LogFormat
 
 
 def record(message: str, level: int = logging.INFO, **more: object) -> logging.LogRecord:
-    """As fedpatch's agent would log it."""
+    """Return a log record of fedpatch's agent."""
     made = logging.LogRecord("fedpatch.agent", level, __file__, 1, message, (), None)
     made.created = 1_700_000_000.25
     vars(made).update(more)
@@ -59,7 +59,7 @@ def test_journal_line_has_the_priority_and_no_time(level, priority):
 
 @given(text=st.text(max_size=60), log_format=st.sampled_from(LogFormat), journal=st.booleans())
 def test_any_message_is_one_line_without_control_characters(text, log_format, journal):
-    """Names and reasons come from elsewhere; none of them can pretend to be another event."""
+    """Names and reasons come from other processes; their text cannot pretend to be another event."""
     logged = line(text, log_format, journal=journal, **fields(detail=text))
     assert len(logged.splitlines()) == 1
     assert not re.search("[\x00-\x1f\x7f-\x9f]", logged)
@@ -79,7 +79,7 @@ def _failed() -> logging.LogRecord:
 
 
 def test_every_line_of_a_traceback_keeps_its_priority_in_the_journal():
-    """Which takes each line for an entry of its own."""
+    """The journal takes each line as a separate entry."""
     lines = LineFormatter(TEXT, journal=True).format(_failed()).split("\n")
     assert len(lines) > 3
     assert all(one.startswith("<3>") for one in lines)
@@ -92,7 +92,7 @@ def test_logfmt_traceback_is_one_value():
 
 
 def test_stderr_is_the_journal_only_if_journal_stream_names_it():
-    """A redirected stderr inherits the variable, but is another file."""
+    """A process with a redirected stderr inherits the variable, but its stderr is another file."""
     stat = os.fstat(2)
     assert stderr_is_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"})
     assert not stderr_is_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino + 1}"})

@@ -20,7 +20,7 @@ PROGRAMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_onnxruntime_leaves_no_id_of_the_machine(tmp_path, program):
-    """It writes one where it is imported and nobody has forbidden it: beside what it sends."""
+    """Unless this is forbidden, onnxruntime writes an id on import, besides the telemetry that it sends."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install 'fedpatch[agent]')")
     (tmp_path / "reporting_task.py").write_text(OF_A_TASK)
     home = tmp_path / "home"

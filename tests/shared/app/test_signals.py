@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a command."""
+"""The effect of SIGINT and SIGTERM on a command."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedpatch.shared.app.signals import (
 
 
 def handlers() -> list[object]:
-    """What is called for SIGINT and for SIGTERM."""
+    """Return the handlers of SIGINT and SIGTERM."""
     return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
 
 
 @contextmanager
 def sigterm_before_line(line: int) -> Iterator[list[int]]:
-    """SIGTERM, once, before the line-th line of Python that is run in what is called within; yields [line] when it was."""
+    """Send SIGTERM before the line-th line of Python in functions called within; the yielded list is [line] once it is sent."""
     lines = 0
     sent: list[int] = []
 
@@ -41,7 +41,7 @@ def sigterm_before_line(line: int) -> Iterator[list[int]]:
         lines += event == "line"
         if lines == line and not sent:
             sent.append(line)
-            with suppress(KeyboardInterrupt):  # which would end the tracing, also that of a coverage measurement
+            with suppress(KeyboardInterrupt):  # it would end the tracing, also that of a coverage measurement
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
@@ -82,7 +82,7 @@ def test_ignore_signals_keeps_a_finished_result():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stoppable_returns_true_after_a_signal(capfd, number):
-    """The first signal is only forwarded, a second ends the work at once; the handlers are then those of before."""
+    """The first signal is only recorded, the second ends the work at once; then the former handlers are restored."""
     before = handlers()
     with pytest.raises(KeyboardInterrupt), stoppable("stops soon") as stopped:
         assert not stopped()
@@ -94,9 +94,9 @@ def test_stoppable_returns_true_after_a_signal(capfd, number):
     assert handlers() == before
 
 
-@pytest.mark.timeout(60)  # what waits for a lock does so for ever
+@pytest.mark.timeout(60)  # a wait for a lock would never end
 def test_a_second_signal_may_come_while_the_first_is_heeded():
-    """Before whatever line: it finds no lock that the first one holds."""
+    """The second signal arrives before each line in turn; it never needs a lock that the first one holds."""
     sent = [0]
     while sent:
         with suppress(KeyboardInterrupt), stoppable("stops soon") as stopped:
@@ -117,7 +117,7 @@ def test_signal_is_forwarded_to_the_callback(number, code):
 
 
 def test_signal_is_forwarded_while_the_main_thread_runs_no_python():
-    """As one that is asleep before the signal could wake it: here it reads in C, which starts the read again."""
+    """A signal need not wake a sleeping main thread: here it reads in C, where the read restarts after the signal."""
     reading, writing = os.pipe()
     got = ctypes.create_string_buffer(1)
     with forward_signals(lambda number: os.write(writing, bytes((number,)))):
@@ -153,7 +153,7 @@ def test_signal_within_uninterrupted_is_forwarded_once():
 
 
 def test_forward_signals_closes_its_pipe():
-    """No thread, no descriptor for the interpreter to write to, and none that is open: others' may come and go meanwhile."""
+    """No thread, no wakeup descriptor and no open file remain; other threads may open a few files."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(200):
         with forward_signals(print):

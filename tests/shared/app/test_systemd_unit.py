@@ -18,7 +18,7 @@ from fedpatch.shared.app.systemd_unit import AGENT, COORDINATOR, RELAY, Unit, th
 from fedpatch.shared.errors import UsageError
 from tests.support.programs import Program
 
-# As installed in /opt; the programs that it names must exist for systemd to be content.
+# As installed in /opt; systemd accepts the unit only if the programs that it names exist.
 PLAIN = Unit(
     service=AGENT,
     user="fedpatch",
@@ -45,7 +45,7 @@ COMMANDS = [
 
 @pytest.fixture
 def analyze():
-    """`systemd-analyze`, which needs no systemd to be at work."""
+    """`systemd-analyze`, which works without a running systemd."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (apt install systemd)")
 
@@ -70,7 +70,7 @@ def test_systemd_understands_every_line(analyze, tmp_path, which):
 
 @pytest.mark.parametrize("which", ["agent", "coordinator", "relay"])
 def test_the_service_is_well_confined(analyze, tmp_path, which):
-    """The exposure that systemd finds is at most 2.0 of 10, which it calls OK."""
+    """The exposure level of systemd is at most 2.0 of 10, which systemd rates as OK."""
     path = tmp_path / "fedpatch-one.service"
     path.write_text(UNITS[which].text())
     done = analyze("security", "--offline=true", "--threshold=20", path)

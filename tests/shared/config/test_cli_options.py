@@ -27,7 +27,7 @@ class Lamp(Settings):
 
 
 def lamp_command(calls: list) -> typer.Typer:
-    """A program of one command, which notes what it was called with."""
+    """Return a program with one command, which appends its arguments to `calls`."""
     app = typer.Typer()
 
     @app.command()
@@ -45,7 +45,7 @@ def lamp_command(calls: list) -> typer.Typer:
 
 @pytest.fixture
 def invoke():
-    """Run the command; returns its result and the call it made, if any."""
+    """Run the command; return its result and the recorded call, if there is one."""
     calls: list = []
     app = lamp_command(calls)
 
@@ -85,7 +85,7 @@ def test_wrong_options_are_reported_together(invoke):
 
 
 def test_a_secret_has_no_option(invoke):
-    """Everybody on a machine can read the command lines of its processes."""
+    """All users of a machine can read the command lines of its processes."""
     result, _ = invoke("hall", "--key", "s3cret!")
     assert result.exit_code == 2
     assert "--key" not in invoke("--help")[0].output

@@ -1,4 +1,4 @@
-"""URLs of databases: what is refused, and that no password is repeated."""
+"""URLs of databases: refused URLs, and errors without the password."""
 
 from __future__ import annotations
 

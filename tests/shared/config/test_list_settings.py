@@ -29,7 +29,7 @@ class Pizza(Settings):
 
 
 def loaded(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> Pizza:
-    """From a file, variables and options."""
+    """Load settings from a file, variables and options."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pizza.toml"
         file.write_text(text, "utf-8")

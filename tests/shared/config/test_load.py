@@ -19,7 +19,7 @@ from fedpatch.shared.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Oven(Settings):
-    """Every kind of setting there is."""
+    """Settings of every kind."""
 
     env_prefix: ClassVar[str] = "OVEN_"
 
@@ -42,20 +42,20 @@ class Oven(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Guest(Settings):
-    """One setting that nobody can guess."""
+    """Settings, one of which has no default."""
 
     name: str = setting(example="ada", pattern=NAME, help="Who is coming.")
     chairs: int = setting(1, ge=1, help="How many.")
     tables: int = setting(1, ge=1, help="How many.")
 
     def check(self) -> list[tuple[str, ...]]:
-        """Nobody sits on a table."""
+        """There are at least as many chairs as tables."""
         return [("chairs", "fewer than tables", "tables")] if self.chairs < self.tables else []
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file name as a person types it, in a directory of its own."""
+    """A relative file name, as a user types it, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     return Path("oven.toml")
 
@@ -159,7 +159,7 @@ def test_value_in_a_file_becomes_that_of_the_setting(file, monkeypatch, line, na
 
 
 def test_none_takes_the_value_of_an_optional_setting_away():
-    """A password may be the word: otherwise somebody would log in without one and not know."""
+    """A password may be `none`: otherwise a user would log in without a password unawares."""
     assert load(Oven, file=None, environ={"OVEN_TARGET": "none"}, flags={}).target is None
     assert load(Oven, file=None, environ={}, flags={"target": "none"}).target is None
     assert load(Oven, file=None, environ={"OVEN_KEY": "none"}, flags={}).key == "none"

@@ -1,4 +1,4 @@
-"""A password that lies in a file: whose it must be, what may be in it, and that it is never printed."""
+"""A password in a file: the permissions and content that the file needs; the password is never printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDED = {RunSettings: {}, AgentSettings: {"data": "shard:0/2"}}
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A password, as an owner should keep it."""
+    """A password file with the permissions that its owner should set."""
     path = tmp_path / "password"
     path.touch(mode=0o600)
     path.write_text(f"{SECRET}\n", "utf-8")
@@ -35,7 +35,7 @@ def test_a_password_may_lie_in_a_file(settings, file):
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_the_end_of_the_line_is_not_part_of_it(file, end):
-    """Blanks are: nobody knows that they were not meant."""
+    """Blanks are part of it, since they may be intended."""
     file.write_bytes(b" two  words " + end.encode())
     assert read_password(file) == " two  words "
 
@@ -49,7 +49,7 @@ def test_one_that_others_may_read_or_change_is_refused(file, mode):
 
 
 def test_one_that_systemd_gives_its_service_is_taken(file, monkeypatch):
-    """Its access list shows as rights of a group; no other directory may do so."""
+    """The access list of systemd appears as rights of a group; in any other directory these are refused."""
     file.chmod(0o440)
     with pytest.raises(UsageError):
         read_password(file)

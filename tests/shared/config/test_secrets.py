@@ -1,4 +1,4 @@
-"""Passwords in the environment are there for us, and not for the processes that we start."""
+"""Passwords in the environment are not inherited by the processes that we start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOTS: tuple[type[Settings], ...] = (Settings, *COMMANDS)
 
 
 def secrets_of(cls: type[Settings]) -> Iterator[str]:
-    """The variables of the secrets of a settings class and of those derived from it, as far as they are fedpatch's."""
+    """Yield the variables of the secrets of a settings class and of its subclasses, without classes of tests."""
     if cls.__module__.startswith("fedpatch."):
         yield from (f"{cls.env_prefix}{one.name.upper()}" for one in settings_of(cls) if one.rules.secret)
     for derived in cls.__subclasses__():

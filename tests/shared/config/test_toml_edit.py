@@ -56,7 +56,7 @@ def test_every_top_level_key_is_found_on_its_line(entries, windows):
     st.sets(st.sampled_from(["d e", "f\u0041", "none"])),
 )
 def test_values_that_are_put_in_are_there_and_nothing_else_has_changed(entries, values, without):
-    """Before the first table, in the place of what a key had; what is to go has gone; comments stay."""
+    """A value replaces the old one or is added before the first table; keys in `without` are gone; comments stay."""
     text = ""
     in_table = False
     for gap, key, value in entries:

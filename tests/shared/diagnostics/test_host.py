@@ -1,4 +1,4 @@
-"""What `doctor` finds on machines in many states: disks, clocks, memory, versions."""
+"""Findings of `doctor` on machines in many states: disks, clocks, memory, versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPACE = Space(2**20, 4 * 2**20, "a model")
 
 @pytest.fixture
 def checkup() -> Checkup:
-    """One that shows nothing."""
+    """A checkup that shows nothing."""
     return Checkup(show=lambda finding: None, say=lambda text: None)
 
 
@@ -58,7 +58,7 @@ def test_a_state_directory_that_is_absent_is_tried_and_not_left(checkup, tmp_pat
 def test_state_directory_with_private_patches_that_others_can_read_is_a_warning(
     checkup, tmp_path, mode, private, remedy
 ):
-    """A group may pass through to the models."""
+    """A group may have the right to pass through to the models."""
     tmp_path.chmod(mode)
     check_state_dir(tmp_path, SPACE, checkup, private=private)
     found = named(checkup, "state_dir")
@@ -67,7 +67,7 @@ def test_state_directory_with_private_patches_that_others_can_read_is_a_warning(
 
 
 def test_a_state_directory_of_somebody_else(checkup, tmp_path):
-    """Root can write it, but what root leaves there its owner cannot."""
+    """Root can write there, but the owner cannot write the files that root creates."""
     if os.geteuid() != 0:
         pytest.skip("giving files away needs root")
     os.chown(tmp_path, 12345, 12345)
@@ -112,7 +112,7 @@ def test_a_clock_that_began_in_1970(checkup):
 
 @pytest.mark.parametrize(("answer", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
 def test_clock_check_warns_only_when_timedatectl_answers_no(checkup, tmp_path, monkeypatch, answer, verdict):
-    """Only a plain no is a warning; None: there is no timedatectl."""
+    """Other answers are no warning; None: there is no timedatectl."""
     if answer is not None:
         program = tmp_path / "timedatectl"
         program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show -p NTPSynchronized --value' ] && echo {answer}\n")

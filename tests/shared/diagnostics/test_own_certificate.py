@@ -1,4 +1,4 @@
-"""The doctors' checks of the own certificate, and of the CA of a fleet."""
+"""Checks of `doctor`: the own certificate, and the CA of a fleet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def house(tmp_path: Path) -> Certified:
 
 
 def settings_of(house: Certified, device: str = "pi-1") -> AgentSettings:
-    """Of a device with its certificate."""
+    """Return the settings of a device with its certificate."""
     files = house.files(device)
     return AgentSettings(
         broker="mqtts://broker.lan",

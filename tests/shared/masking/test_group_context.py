@@ -1,4 +1,4 @@
-"""The context of a group: every byte that decides what is trained and masked is in it, and nothing else."""
+"""The context of a group depends on every byte that affects training or masking, and on nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def secure(**changes):
     [
         replace(REQUEST, schema="5d" * 32),
         replace(REQUEST, private="all"),
-        # In a sum of one device that was asked for it, the figure would be that device's.
+        # If only one device of a group were asked to measure, the sum would be that device's figure.
         replace(REQUEST, measure_independent=True),
         replace(REQUEST, encoding="masked-u16"),
         replace(REQUEST, model=replace(REQUEST.model, digest="ac" * 32)),

@@ -89,7 +89,7 @@ def test_box_of_another_length_is_a_wire_error(length):
 
 @pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31)])
 def test_public_key_of_small_order_is_a_wire_error(point):
-    """Its shared secret is zero, which everybody knows."""
+    """Its shared secret is always zero, hence not secret."""
     with pytest.raises(WireError, match="not a usable X25519 key"):
         pair_mask_seed(ALICE, point, CONTEXT)
 

@@ -105,7 +105,7 @@ SIDE = PrivateLayout(Schema((TensorSpec("w", (CANARIES,), "float32", "weight"),)
 
 
 def audited_epsilon(share: float, seed: int) -> float:
-    """Return a lower bound of epsilon of the sum of a group, whose devices add `share` of the deviation that they should."""
+    """Return a lower bound of epsilon of a group's sum, if the devices add `share` of the required standard deviation."""
     present = np.random.default_rng(seed).random(CANARIES) < 0.5
     total = np.zeros(CANARIES, np.int64)
     for one in np.flatnonzero(present):

@@ -1,4 +1,4 @@
-"""Keys that devices sign with their certificates: what counts as signed, and what a coordinator cannot make up."""
+"""Keys that devices sign with their certificates: which keys count as signed, and that a coordinator cannot forge them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_certificate_of_another_device_is_refused(fleet, holder, device):
 
 @pytest.mark.parametrize("holder", ["anna", "coordinator"])
 def test_certificate_of_a_member_that_is_no_device_is_refused(fleet, holder):
-    """The coordinator has one too, and could else be all members of a group."""
+    """The coordinator has a certificate too; otherwise it could pose as all members of a group."""
     keys = signed(fleet, holder, holder)
     assert "not of a device of fleet 'kitchen'" in refusal(keys, authorities(fleet), holder)
 
@@ -85,7 +85,7 @@ def test_certificate_of_another_ca_is_refused(fleet, tmp_path):
 
 
 def test_certificate_of_another_fleet_is_refused(tmp_path):
-    """Also where one CA serves both."""
+    """Also if one CA serves both fleets."""
     garden = Certified(tmp_path / "ca", "garden").make("pi-1")
     assert "fleet 'garden'" in refusal(signed(garden), authorities(garden))
 

@@ -1,4 +1,4 @@
-"""Sums of sites: any partition of devices into sites gives the sum of all, and what a hub refuses."""
+"""Sums of sites: any partition of devices into sites gives the same total, and a hub refuses invalid sums."""
 
 from __future__ import annotations
 

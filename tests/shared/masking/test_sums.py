@@ -23,7 +23,7 @@ ALL_OF_SIX = frozenset(range(6))
 
 
 def played(size, *, masking, reported, revealing, bits=8, seed=0, rule=ThresholdRule.HALF):
-    """The unmasked sum of a group, and the sum of its reported vectors in whole numbers."""
+    """Return the unmasked sum of a group, the integer sum of its reported vectors, and the opening."""
     group = PlayedGroup.of(size, seed, terms_of(size, bits=bits, threshold=rule))
     group.share(sorted(masking))
     group.distribute(frozenset(masking))
@@ -41,9 +41,9 @@ def played(size, *, masking, reported, revealing, bits=8, seed=0, rule=Threshold
 
 @st.composite
 def schedules(draw):
-    """Who shares, whose update is committed, who reveals: each at least the threshold, each in any order.
+    """The members that share, report and reveal: at least the threshold each, each in any order.
 
-    Groups are small: the time of a large one grows with the square of its devices.
+    Groups are small, since the time grows with the square of the number of devices.
     """
     size = draw(st.integers(2, 12))
     rule = draw(st.sampled_from(ThresholdRule))
@@ -71,7 +71,7 @@ def large(size, rule):
 @example(large(32, ThresholdRule.HALF), 8, 0)
 @example(large(64, ThresholdRule.TWO_THIRDS), 16, 0)
 def test_sum_of_any_survivors_is_that_of_whole_numbers(schedule, bits, seed):
-    """Bit for bit, for any losses after sharing, if at least the threshold reveals."""
+    """The sums are equal bit for bit, for any losses after sharing, if at least the threshold reveals."""
     found, expected, opening = played(bits=bits, seed=seed, **schedule)
     assert found.tolist() == expected.tolist()
     assert opening.wrong == frozenset()
@@ -83,7 +83,7 @@ def test_fewer_reveals_than_the_threshold_open_nothing():
 
 
 def test_masked_update_shows_nothing_of_its_values():
-    """A vector of zeros and another one differ by as much under masks as two keystreams: about each value is as frequent."""
+    """A masked vector of zeros looks like a keystream: all values are about equally frequent."""
     group = PlayedGroup.of(3)
     group.share()
     group.distribute(frozenset(range(3)))
@@ -101,7 +101,7 @@ def with_wrong_share(reveals, liar, member):
 @pytest.mark.parametrize("member", [1, 4])
 @pytest.mark.parametrize("liar", [0, 2])
 def test_wrong_share_does_not_change_the_sum_and_blames_nobody(member, liar):
-    """Of a self-mask (member 1 reported), and of a mask key (member 4 was lost); either side of the share may have lied."""
+    """The share is of a self-mask (member 1 reported) or a mask key (member 4 was lost); its dealer or holder may be wrong."""
     group = PlayedGroup.of(6)
     group.share()
     group.distribute(frozenset(range(6)))
@@ -125,7 +125,7 @@ def test_sender_of_wrong_shares_of_more_than_half_of_the_members_is_named(count,
 
 
 def test_member_whose_share_was_wrong_is_tried_last(monkeypatch):
-    """One of twelve members lies about each secret; only the first secret takes several subsets."""
+    """One of twelve members reveals a wrong share of each secret; only the first secret needs several subsets."""
     size, tried = 12, []
     group = PlayedGroup.of(size)
     group.share()
@@ -156,7 +156,7 @@ def test_too_few_right_shares_among_all_members_open_nothing():
 
 
 def test_members_that_deal_wrong_shares_cannot_get_another_one_blamed():
-    """Two of six deal to member 0 what is not of their secrets; it reveals what it got."""
+    """Two of six members deal wrong shares to member 0, which reveals them unchanged."""
     group = PlayedGroup.of(6)
     group.share()
     reported = frozenset(range(6))
@@ -203,7 +203,7 @@ def test_missing_share_of_a_box_that_did_not_open_does_not_change_the_sum():
 
 
 def test_two_rounds_of_a_device_have_other_secrets():
-    """A self-mask secret that served twice would show the difference of two updates."""
+    """A self-mask secret that is used twice would reveal the difference of two updates."""
     group = PlayedGroup.of(3)
     device = group.devices[0]
     before = device.state.secrets

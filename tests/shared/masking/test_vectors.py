@@ -1,4 +1,4 @@
-"""A device's vector and the sum of vectors: values within a code, figures exact, errors kept for the next round."""
+"""A device's vector and the sum of vectors: values exact to one code, figures exact, errors kept for the next round."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def summed(layout, vectors):
 @examples(40)
 @given(st.integers(1, 10), st.sampled_from([8, 16]), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32))
 def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, seed):
-    """By an oracle: what a device's residual lacks of its step is what its vector has, and the mean is that of these."""
+    """By an oracle: a vector has the device's step minus its residual, and the mean is the weighted mean of these values."""
     layout = layout_of(bits=bits, keep=keep, seed=seed.to_bytes(16))
     examples = [10 * (index + 1) for index in range(devices)]
     steps = [step_of(seed + index) for index in range(devices)]
@@ -120,7 +120,7 @@ def test_value_beyond_the_range_is_cut_off_and_kept_as_residual():
 
 
 def test_residual_is_added_to_the_next_step():
-    """With all values in each round, all of a step has arrived, but for the last residual."""
+    """If all values travel in each round, the whole step arrives, except for the last residual."""
     step = {"fc.weight": np.full((5, 7), 0.1, "f4"), "bn.running_mean": np.zeros(5, "f4")}
     none = {name: np.zeros_like(values) for name, values in step.items()}
     residual: dict[str, Array] = {}
@@ -135,7 +135,7 @@ def test_residual_is_added_to_the_next_step():
 
 
 def test_step_beyond_the_clip_is_shortened_to_it():
-    """The norm is that of the trained tensors; statistics have the grid."""
+    """The norm includes only the trained tensors; the grid bounds the statistics."""
     layout = layout_of(clip=0.5, ranges=(10.0, 10.0), bits=16)
     step = {"fc.weight": np.full((5, 7), 1.0, "f4"), "bn.running_mean": np.full(5, 3.0, "f4")}
     total = summed(layout, [vector_of(layout, step)])
@@ -177,7 +177,7 @@ def test_value_at_its_range_is_not_clipped_and_the_next_one_is(beyond, clipped):
 
 
 def test_mean_and_spread_of_each_tensor_are_its_own():
-    """The law holds for a scalar and for an empty tensor too."""
+    """This also holds for a scalar and for an empty tensor."""
     shapes = {"a": (), "b": (0,), "c": (4,), "d": (2, 3)}
     schema = Schema(tuple(TensorSpec(name, shape, "float32", "weight") for name, shape in shapes.items()))
     terms = terms_of(2, bits=16, grid=write_grid((1.0, 1.0, 2.0, 0.5)), clip=1e6, weight_cap=100)
@@ -348,7 +348,7 @@ def test_blob_of_another_form_is_refused_as_damaged(change):
 
 
 def test_ranges_follow_the_spread_of_the_values():
-    """After some rounds a range is four times the root mean square, from wherever it began."""
+    """After some rounds a range is four times the root mean square, whatever its first value was."""
     ranges: tuple[float, ...] = (100.0, 1e-5)
     for number in range(12):
         layout = layout_of(ranges=ranges, bits=16, seed=number.to_bytes(16))
@@ -367,7 +367,7 @@ def test_clip_follows_the_mean_norm():
 
 
 def test_first_terms_come_from_the_model():
-    """Of a tensor of zeros too."""
+    """This includes a tensor of zeros."""
     model = {"fc.weight": np.full((5, 7), 0.4, "f4"), "bn.running_mean": np.zeros(5, "f4")}
     ranges = first_ranges(SCHEMA, model)
     assert ranges == pytest.approx((1.0, 0.4))

@@ -23,7 +23,7 @@ DIGEST = "d" * 64
     steps=st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.01, 1.0)), min_size=1, max_size=80),
 )
 def test_no_second_exceeds_the_limit(limit: int, burst: float, steps: list[tuple[float, float]]):
-    """Whatever is offered at whatever times, and sent as soon as the bucket permits."""
+    """Messages of any size, offered at any time, are sent as soon as the bucket permits."""
     most = burst * limit
     bucket = send_rate(limit, most)
     now, sent = 0.0, []
@@ -37,7 +37,7 @@ def test_no_second_exceeds_the_limit(limit: int, burst: float, steps: list[tuple
 
 
 def test_wait_of_the_bucket_suffices_and_uses_the_rate():
-    """A sender that always has messages reaches the limit less one burst a second."""
+    """A sender that always has messages sends the limit minus one burst per second."""
     bucket, now = send_rate(100, 10), 0.0
     for _ in range(910):
         now += bucket.wait_s(1, now)

@@ -1,4 +1,4 @@
-"""The fields of a certificate, read without further packages; the library that makes ours agrees."""
+"""The fields of a certificate, read without further packages, equal those of the library that makes our certificates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_damaged_certificate_raises_value_error_alone(pems: tuple[bytes, bytes, 
 
 
 def test_file_beyond_the_size_limit_raises_value_error(pems: tuple[bytes, bytes, bytes]):
-    """A writer of the file controls neither memory nor time."""
+    """The author of the file can make us use neither much memory nor much time."""
     with pytest.raises(ValueError, match=f"more than {MAX_PEM_BYTES} bytes"):
         read_pem(b" " * (MAX_PEM_BYTES + 1))
     with pytest.raises(ValueError, match=f"more than {MAX_CERTIFICATES} certificates"):

@@ -1,4 +1,4 @@
-"""Why a connection failed: each cause has a sentence that names the broker and what to look at."""
+"""Why a connection failed: each cause has a sentence that names the broker and a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_unreachable_broker_has_a_sentence(error, words):
     ],
 )
 def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
-    """TLS was assumed there; where the user wrote mqtts:// it was not."""
+    """Without a scheme TLS was assumed; with mqtts:// the user has asked for it."""
     reason = unreachable(parse_broker_url(url), error).reason
     assert reason.endswith(hint) if hint else "scheme" not in reason
 
@@ -78,7 +78,7 @@ def test_refusal_without_credentials_names_their_options(code):
 
 
 def test_a_port_that_hangs_up_may_be_the_one_with_tls():
-    """To a broker's TLS port, a CONNECT in plain text is noise; over TLS it is something else."""
+    """A TLS port closes the connection on a CONNECT in plain text; if we used TLS, the cause is another."""
     hung_up = ConnectionResetError()
     assert "write mqtts://" in unreachable(BROKER, hung_up).reason
     assert unreachable(BrokerUrl("broker.lan", 8883, True), hung_up).reason.endswith("is it an MQTT broker?")
@@ -97,7 +97,7 @@ def test_a_broker_that_closes_the_connection_is_quoted(code, words):
 
 
 def test_a_connection_closed_before_any_answer_may_be_for_its_version():
-    """Old brokers hang up on a version that they do not know."""
+    """Old brokers close the connection on a version of MQTT that they do not support."""
     reason = ReasonCode(PacketTypes.DISCONNECT, identifier=0x80)
     assert lost(BROKER, reason, False, False).unanswered
     assert not lost(BROKER, reason, False, True).unanswered

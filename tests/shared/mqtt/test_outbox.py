@@ -1,4 +1,4 @@
-"""The outbox: order, bounds, and what a lost connection does to what was on its way."""
+"""The outbox: order, bounds, and the effect of a lost connection on messages in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def message(number: int, size: int = 1) -> QueuedMessage:
 
 
 def send_all(outbox: Outbox, window: int = MAX_IN_FLIGHT) -> list[str]:
-    """Send what the outbox lets go; the packet id is the number in the topic."""
+    """Send all messages that the outbox releases; the packet id is the number in the topic."""
     sent = []
     while one := outbox.take(window):
         outbox.sent(int(one.topic[2:]), one)
@@ -45,7 +45,7 @@ def test_the_window_bounds_what_is_on_its_way(window):
 
 
 def test_large_messages_go_few_at_a_time_but_always_one():
-    """A ping must find a way between chunks, yet a chunk larger than the limit still goes."""
+    """A ping must get through between chunks, but a chunk larger than the limit is still sent."""
     outbox = Outbox(100)
     for number in range(4):
         outbox.put(message(number, MAX_IN_FLIGHT_BYTES // 2))
@@ -106,7 +106,7 @@ def test_packet_id_in_use_raises_illegal_transition():
 
 @given(st.lists(st.sampled_from(["put", "take", "ack", "lose"]), max_size=60))
 def test_every_message_is_delivered_in_order(steps):
-    """Whatever happens, each message is acknowledged or given up once, and first sent in the order it was put."""
+    """In any case, each message is acknowledged or dropped at most once, and first sent in the order of `put`."""
     outbox = Outbox(8)
     put: list[str] = []
     first_sent: list[str] = []

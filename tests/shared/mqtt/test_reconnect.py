@@ -1,4 +1,4 @@
-"""How long a link waits before it tries again."""
+"""How long a link waits before it reconnects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORTEST_S, LONGEST_S = 1.0, 60.0
 
 
 class Pauses(threading.Event):
-    """Takes note of each pause instead of making it; ends after so many."""
+    """Records each pause instead of waiting; ends after `count` pauses."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Pauses(threading.Event):
 
 
 def pauses(count: int, patient_from: int) -> list[float]:
-    """Of connections that break at once, of a link with a longer limit from a given attempt."""
+    """Return a link's pauses if its connections break at once; from attempt `patient_from` on it is patient."""
     session = Session(parse_broker_url("mqtt://broker.local"), 10)
     session.stopping = waited = Pauses(count)
     made: list[ConnectionAttempt] = []
@@ -44,7 +44,7 @@ def pauses(count: int, patient_from: int) -> list[float]:
 
 
 def test_pauses_are_drawn_and_grow_up_to_the_longest():
-    """So that a fleet which lost its broker at one moment comes back spread out."""
+    """The devices of a fleet, which all lose a broker at one moment, reconnect at different times."""
     seconds = pauses(200, patient_from=1000)
     assert all(SHORTEST_S <= one <= LONGEST_S for one in seconds)
     assert seconds[0] <= 3 * SHORTEST_S

@@ -1,4 +1,4 @@
-"""The loop between a link's callers and its socket: nobody who wakes it is forgotten."""
+"""The loop between a link's callers and its socket: no wake is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_S = 60.0
 
 
 class Client:
-    """A client whose socket nobody writes to."""
+    """A client whose socket receives nothing."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -26,10 +26,10 @@ class Client:
         return False
 
     def loop_read(self) -> None:
-        """Nothing comes."""
+        """Nothing arrives."""
 
     def loop_write(self) -> None:
-        """Nothing goes."""
+        """Nothing is sent."""
 
     def loop_misc(self) -> None:
         """No keepalive."""
@@ -41,7 +41,7 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch) -> None:
-    """The loop's own pace would make up for a wake that is lost."""
+    """Lengthen the loop's own ticks, which would hide a lost wake."""
     monkeypatch.setattr("fedpatch.shared.mqtt.socket_loop.TICK_S", 10 * PATIENCE_S)
 
 

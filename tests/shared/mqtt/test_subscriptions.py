@@ -16,7 +16,7 @@ def wishes(subscriptions: Subscriptions) -> list[SubscriptionChange]:
 
 
 def test_changes_are_sent_in_their_order():
-    """To give a filter up and want it again is two steps, or retained messages would not come again."""
+    """Removing and adding a filter again are two steps; otherwise retained messages would not be delivered again."""
     subscriptions = Subscriptions()
     for _ in range(2):
         subscriptions.add(("a",))

@@ -1,4 +1,4 @@
-"""Why two sides do not trust each other: the sentences, and whether waiting may help."""
+"""Why two sides do not trust each other: the messages, and whether waiting may help."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_YET_VALID, EXPIRED, UNKNOWN_CA, REVOKED, PURPOSE, OTHER_NAME, SOMETHING = 9,
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """A fleet with a device whose certificate is good, and one whose time has not come."""
+    """A fleet with a device whose certificate is valid, and one whose certificate is not yet valid."""
     made = Certified(tmp_path_factory.mktemp("tls") / "ca", ca_days=900).make("pi-1")
     made.device("young", now=time.time() + 9 * DAY_S)
     return made
@@ -30,7 +30,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def broker():
-    """Without a listener there: the certificate cannot be fetched."""
+    """The URL of a broker that does not run: its certificate cannot be fetched."""
     return parse_broker_url(f"mqtts://127.0.0.1:{free_port()}")
 
 
@@ -96,7 +96,7 @@ def test_expired_ca_is_named_with_its_date(tmp_path: Path, broker, code, made, w
     ],
 )
 def test_alert_of_the_broker_has_problem_and_remedy(house: Certified, broker, word, problem, remedy):
-    """By its alert; the dates of our own files select one of several reasons."""
+    """The alert selects them; among several reasons, the dates of our own files decide."""
     found = refused_by_broker(broker, house.files("pi-1"), _alert(word))
     assert found is not None and problem in found.problem and remedy in found.remedy and found.fault().lasting
 

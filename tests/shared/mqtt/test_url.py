@@ -76,6 +76,6 @@ def test_a_broker_is_named_with_its_port():
     ],
 )
 def test_host_is_loopback_by_its_address_or_the_reserved_name(hosts, loopback):
-    """A name is not looked up, whatever it may resolve to here and now."""
+    """A name is not looked up, whatever its present address is."""
     for host in hosts.split():
         assert parse_broker_url(f"mqtt://{host}").loopback == loopback, host

@@ -1,4 +1,4 @@
-"""Models as ONNX: what onnxruntime computes is what torch computes."""
+"""Models as ONNX: onnxruntime computes the same outputs as torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def samples(task: Task, count: int, seed: int = 1) -> np.ndarray:
 
 
 def used(task: Task, seed: int) -> dict[str, np.ndarray]:
-    """Values of a model that has seen data: statistics that are not those of a new one, and trained gammas and betas."""
+    """Values of a trained model: statistics, gammas and betas differ from those of a new model."""
     rng = np.random.default_rng(seed)
     schema = schema_of(task.build_model())
     values = initial_tensors(task, seed)
@@ -39,14 +39,14 @@ def used(task: Task, seed: int) -> dict[str, np.ndarray]:
 
 
 class Deciding(nn.Module):
-    """Computes one thing or the other, by a value that a trace does not see."""
+    """Computes a sum or a mean, by a value that a trace does not see."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.sum(dim=1) if x.mean() > 0 else x.mean(dim=1)
 
 
 class Dropping(nn.Module):
-    """Drops half of what it is given while it is trained."""
+    """Drops half of its outputs in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Dropping(nn.Module):
 
 
 class Special(nn.Module):
-    """Uses what ONNX does not have."""
+    """Uses an operator that ONNX does not have."""
 
     def forward(self, x: Tensor) -> Tensor:
         values: Tensor = torch.linalg.eigvals(x @ x.transpose(-1, -2))
@@ -91,7 +91,7 @@ def test_exported_model_gives_the_outputs_of_torch_under_every_policy(task, priv
 
 
 def test_a_private_value_makes_another_model():
-    """Parity is no accident: with another patch the outputs differ by far more than is allowed."""
+    """Parity is no accident: with another patch the outputs differ by far more than the tolerance."""
     module = digits.TASK.build_model()
     load_tensors(module, used(digits.TASK, 1))
     model = OnnxModel(export_onnx(module, samples(digits.TASK, 1)).model, "model")
@@ -138,7 +138,7 @@ def test_the_opset_and_the_names_are_those_that_are_documented():
 
 
 def test_a_model_that_decides_by_a_value_is_refused():
-    """A trace holds one of its ways; other inputs betray it."""
+    """A trace contains only one of the two branches; inputs for the other branch show this."""
     module = Deciding()
     model = OnnxModel(export_onnx(module, np.ones((1, 3), np.float32)).model, "model")
     inputs = -np.ones((4, 3), np.float32)

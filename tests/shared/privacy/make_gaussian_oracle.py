@@ -1,11 +1,11 @@
 """Makes gaussian_oracle.json: epsilon and delta of Gaussian releases by Google's dp-accounting.
 
-It pins attrs < 24, so it has an environment of its own:
+dp-accounting pins attrs < 24, so it needs an environment of its own:
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install dp-accounting==0.6.0
     /tmp/oracle/bin/python tests/shared/privacy/make_gaussian_oracle.py > tests/shared/privacy/gaussian_oracle.json
 
-`epsilon` is that of its accountant of privacy loss distributions, which composes the rounds numerically; `delta` is its exact
+`epsilon` is from its accountant of privacy loss distributions, which composes the rounds numerically; `delta` is the exact
 delta of one Gaussian mechanism with the standard deviation noise_multiplier / sqrt(rounds).
 """
 
@@ -30,7 +30,7 @@ MOST_EPSILON = 60.0
 
 
 def row(noise_multiplier: float, rounds: int) -> dict[str, object]:
-    """Return the figures of `rounds` releases with one noise."""
+    """Return the figures of `rounds` releases with the same noise."""
     accountant = PLDAccountant(value_discretization_interval=INTERVAL)
     accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), rounds)
     exact = GaussianPrivacyLoss(noise_multiplier / math.sqrt(rounds))

@@ -2,9 +2,9 @@
 
     /tmp/oracle/bin/python tests/shared/privacy/make_skellam_oracle.py > tests/shared/privacy/skellam_oracle.json
 
-`bound` is the epsilon that its Renyi accountant makes of the bound by Agarwal, Kairouz and Liu 2021, Corollary 3.6, which is
-written here anew. `exact` is its accountant of privacy loss distributions on the true distribution of one value, in which two
-neighbours differ by the whole clip; a bound must not be below it.
+`bound` is the epsilon that its Renyi accountant derives from the bound of Agarwal, Kairouz and Liu 2021, Corollary 3.6; this
+file has its own implementation of the bound. `exact` is the epsilon of its accountant of privacy loss distributions, for the
+true distribution of one value, in which two neighbours differ by the whole clip; a bound must not be below it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_EXACT = 16
 
 
 def bound(noise_multiplier: float, steps: int, rounds: int) -> dict[str, float]:
-    """Return the epsilon of the bound by delta."""
+    """Return, by delta, the epsilon of the bound."""
     variance, l2 = (noise_multiplier * steps) ** 2, float(steps)
     l1 = l2**2
     near = ((2 * ORDERS - 1) * l2**2 + 6 * l1) / (4 * variance**2)
@@ -39,7 +39,7 @@ def bound(noise_multiplier: float, steps: int, rounds: int) -> dict[str, float]:
 
 
 def exact(noise_multiplier: float, steps: int, rounds: int) -> dict[str, float] | None:
-    """Return the epsilon of the true distribution by delta; None where it takes too long."""
+    """Return, by delta, the epsilon of the true distribution; None if it takes too long."""
     if steps > MOST_EXACT:
         return None
     half = (noise_multiplier * steps) ** 2 / 2

@@ -1,4 +1,4 @@
-"""The outlook of a run with differential privacy."""
+"""The plan of a run with differential privacy."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TestMaskedGroups:
         )
         with_fewer = plan.ratio * math.sqrt(plan.most_parameters / plan.parameters)
         assert with_fewer == pytest.approx(MOST_RATIO, rel=1e-3)
-        # Ten times the devices are ten times the groups, whose spread grows alike.
+        # Ten times the devices form ten times the groups; their spread grows in proportion.
         assert plan.least_devices == pytest.approx(plan.devices * (plan.ratio / MOST_RATIO) ** 2, abs=1)
 
     def test_noise_of_a_tiny_epsilon_is_planned_on_a_grid_of_one_step(self):

@@ -1,4 +1,4 @@
-"""Jobs: events for each reader, the result, errors, cancellation, and the same in a loop of asyncio."""
+"""Jobs: events for each reader, the result, errors, cancellation, and the same in an asyncio loop."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_raw_inputs_before_a_model_without_batch_norm_warn():
 
 
 def test_a_prepare_that_looks_at_other_rows_fails():
-    """In prediction there may be one row alone."""
+    """In prediction there may be only one row."""
     task = replace(TASK, prepare=lambda raw: (raw - raw.mean(axis=0)) / (raw.std(axis=0) + 1))
     one = _findings(task)["prepare"]
     assert one.verdict == "fail" and "scale by constants" in one.remedy

@@ -1,4 +1,4 @@
-"""The arrays of a device against its task's declaration: what is cast, and how everything else is named."""
+"""The arrays of a device against its task's declaration: casts, and errors for all other differences."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_data_that_fit_are_passed_on_as_they_are():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float32, np.float64, bool])
 def test_class_numbers_of_any_dtype_become_int64(dtype):
-    """The loss of torch takes no other."""
+    """The loss of torch accepts no other dtype."""
     fitted = checked(PLAIN, _data(train_y=np.array([0, 1] * 4, dtype)), HOLDER)
     assert fitted.data.train_y.dtype == np.int64
     assert fitted.data.train_y.tolist() == [0, 1] * 4
@@ -63,7 +63,7 @@ def test_float64_targets_of_a_regression_become_float32():
 
 
 def test_a_model_in_double_precision_gets_its_own_dtype():
-    """A task that declares nothing is asked for its model's dtype; one that declares its input is not."""
+    """The model's dtype is used only if the task does not declare its input."""
     data = _data(train_x=np.zeros((8, 3)), test_x=np.zeros((2, 3)))
     silent = replace(PLAIN, input_shape=())
     assert fit(silent, data, HOLDER, lambda: "float64").data.train_x.dtype == np.float64
@@ -71,7 +71,7 @@ def test_a_model_in_double_precision_gets_its_own_dtype():
 
 
 def test_numbers_of_words_stay_integers_unless_the_task_declares_its_input():
-    """An embedding takes int64; a uint8 image is for a model in float32."""
+    """An embedding needs int64; a model for uint8 images needs float32."""
     silent = replace(PLAIN, input_shape=())
     tokens = _data(train_x=np.zeros((8, 3), np.int64), test_x=np.zeros((2, 3), np.int64))
     pixels = _data(train_x=np.zeros((8, 3), np.uint8), test_x=np.zeros((2, 3), np.uint8))
@@ -102,7 +102,7 @@ def test_a_missing_value_is_named_with_file_and_line():
 
 
 def test_an_origin_that_fails_costs_only_the_place():
-    """It is the user's code, and a message depends on it, no more."""
+    """`origin` is the user's code, and only a message depends on it."""
 
     def broken(field: str, row: int) -> str:
         raise IndexError(row)
@@ -144,7 +144,7 @@ def test_labels_in_a_column_are_named_with_the_way_out():
 
 
 def test_inputs_of_another_shape_than_declared_are_named_with_both():
-    """And how to reshape them, where the number of values is right."""
+    """If the number of values is right, the message also contains the reshape."""
     image = _data(train_x=np.zeros((8, 3, 1), np.float32), test_x=np.zeros((2, 3, 1), np.float32))
     assert "has examples of shape (3, 1), task 'prepared' declares input_shape (3,)" in _problem(image)
     assert "x.reshape(len(x), 3)" in _problem(image)

@@ -1,4 +1,4 @@
-"""A step on trial: what does not fit is named in words of ours, before any round."""
+"""A trial step: an error of fedpatch names each mismatch before any round."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_model_in_another_dtype_is_named_with_the_declaration_that_it_needs():
 
 
 def test_a_label_beyond_the_outputs_is_named_where_the_task_names_no_classes():
-    """The row with the largest label is among those tried, wherever it is."""
+    """The rows of the trial always include the one with the largest label."""
     y = DATA.train_y.copy()
     y[100] = 7
     text = _problem(replace(TASK, class_names=(), batch_size=5), replace(DATA, train_y=y))
@@ -66,7 +66,7 @@ def test_a_label_beyond_the_outputs_is_named_where_the_task_names_no_classes():
 
 
 def test_class_names_and_outputs_must_agree():
-    """Otherwise no class could be named by a prediction."""
+    """Otherwise a prediction could not name the class."""
     text = _problem(replace(TASK, class_names=("a", "b", "c")))
     assert "names 3 classes, but its model gives 2 outputs" in text
 
@@ -104,7 +104,7 @@ def test_a_metric_beyond_its_range_is_named(metric, problem):
 
 
 def test_a_model_with_other_names_at_each_call_is_refused():
-    """Coordinator and devices could not agree on it."""
+    """Coordinator and devices could not agree on one model."""
     count = iter(range(10))
 
     def build() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Where the tests find real data."""
+"""The folder of real data for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cifar10 task: the paper's CNN, the official binary archive, and the JPEG copy that may stand in for it."""
+"""The cifar10 task: the paper's CNN, the official binary archive, and the JPEG copy that may replace it."""
 
 from __future__ import annotations
 

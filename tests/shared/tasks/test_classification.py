@@ -1,4 +1,4 @@
-"""Loss and metric of the classifying tasks, on numbers that can be checked by hand."""
+"""Loss and metric of the classifying tasks, on numbers that are easy to check."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_noisy_device_trains_on_noise_and_does_not_count():
 
 @pytest.mark.parametrize("place", ["shard:2/10", "aligned:2/10,seed=3"])
 def test_a_shard_without_validation_is_the_papers_split(place):
-    """All training examples train; with a validation part some of these are held out, and the test part is the same."""
+    """All training examples are trained on; a validation part takes some of them, and the test part stays the same."""
     paper, demo = _load(place), _load(f"{place},validation=0.1")
     assert paper.val_x is not None and demo.val_x is not None and demo.val_y is not None
     assert len(paper.val_x) == 0
@@ -90,7 +90,7 @@ def test_a_shard_without_validation_is_the_papers_split(place):
 @examples(20)
 @given(st.lists(SPECS, max_size=4))
 def test_many_devices_at_once_get_what_each_gets_alone(specs):
-    """Specs of one call may name any splits, and one spec twice: each gives the very bits of `load_data`."""
+    """Specs of one call may name any splits, and the same spec twice: each gives the same bits as `load_data`."""
     assert TASK.load_many is not None
     for spec, data in zip(specs, TASK.load_many(specs, NOWHERE), strict=True):
         alone = _load(spec)

@@ -1,4 +1,4 @@
-"""Examples of a device from files, frames and data sets: checked, cut and split, with the place of each."""
+"""Examples of a device from files, frames and data sets: checked, cut and split, with file and line of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files are verified, and fetched over a network that fails, from a server of our own on the loopback."""
+"""Data files are verified, and fetched over a network that fails, from a test server on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @dataclass
 class Server:
-    """Answers each request with the next of `answers`: the whole content, another, half of it, or a status."""
+    """Answers each request with the next of `answers`: the whole content, other content, half of it, or a status."""
 
     url: str
     answers: deque[str] = field(default_factory=deque)
@@ -69,7 +69,7 @@ def test_a_file_that_is_there_is_used_without_network(tmp_path):
 
 
 def test_damaged_file_is_named_with_both_checksums_and_a_remedy(tmp_path):
-    """What is not the promised content is never used, and never overwritten: it may be the user's."""
+    """A file with other content is never used and never overwritten: it may be the user's."""
     path = tmp_path / "toys/blocks.bin"
     path.parent.mkdir()
     path.write_bytes(CONTENT[:-1])

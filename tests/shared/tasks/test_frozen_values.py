@@ -1,4 +1,4 @@
-"""Frozen values: no tensors of the schema, covered by its digest, from build_model or from a file with a checksum."""
+"""Frozen values: not tensors of the schema, but part of its digest; from build_model or a file with a checksum."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Trunk(nn.Module):
 
 
 def with_frozen(names: set[str] | frozenset[str], changed: str = "") -> Task:
-    """A task that freezes these parameters; the value `changed` is another than usual."""
+    """Return a task that freezes these parameters; the parameter `changed` has another value than usual."""
 
     def build() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -85,7 +85,7 @@ def test_published_private_and_frozen_values_are_the_whole_state_and_the_digest_
     try:
         chosen = resolve_private(policy, module, task.head)
         private, public = chosen.private_names(schema), set(chosen.public(schema).names)
-    except UsageError:  # the policy keeps nothing but frozen values
+    except UsageError:  # the policy keeps only frozen values
         private, public = frozenset(), set(schema.names)
     parts = [set(private), public, set(schema.frozen.names)]
     assert set.union(*parts) == set(module.state_dict())

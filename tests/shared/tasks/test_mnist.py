@@ -64,14 +64,14 @@ def test_damaged_idx_file_is_named_with_a_remedy(tmp_path, content, problem):
 
 
 def test_a_wrong_spec_costs_no_download(tmp_path):
-    """The data spec is read before any file is asked for."""
+    """The data spec is parsed before any file is fetched."""
     with pytest.raises(UsageError, match="data spec 'shrad:0/200'"):
         TASK.load_data("shrad:0/200", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def _small_mnist(root, monkeypatch):
-    """Four files as the official ones, of 40 training and 20 test images of 2 x 2 pixels, and known as genuine."""
+    """Write four files like the official ones, with 40 training and 20 test images of 2 x 2 pixels and valid checksums."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 2, 2), dtype=np.uint8)
     labels = np.arange(40, dtype=np.uint8) % 10
     contents = {"TRAIN_IMAGES": pixels, "TRAIN_LABELS": labels, "TEST_IMAGES": pixels[:20], "TEST_LABELS": labels[:20]}
@@ -100,7 +100,7 @@ def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path
 
 
 def _own_files(folder, *, gz=False, side=28, label=9, count=40):
-    """Four files in MNIST's format that are somebody's own."""
+    """Write four files of a user in MNIST's format."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(1)
     for kind, size in (("train", count), ("t10k", 20)):
@@ -185,7 +185,7 @@ def test_a_wrong_spec_of_ones_own_files_is_refused(tmp_path, spec):
 
 
 def test_ones_own_files_under_mnists_names_are_not_called_damaged(tmp_path):
-    """They are whole: the message has the way to train on them, and not to delete them."""
+    """The files are whole: the message explains how to train on them, and does not advise to delete them."""
     _own_files(tmp_path / "mnist", gz=True)
     with pytest.raises(DataError) as caught:
         TASK.load_data("shard:0/2", tmp_path)
@@ -217,7 +217,7 @@ def test_5000_devices_share_all_of_mnist(real_data):
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
 def test_the_papers_noise_is_the_usual_one(real_data):
-    """A fifth of 200 devices drawn to be noisy: standard deviation 3 leaves few pixels between black and white."""
+    """A share of the devices is drawn to be noisy; standard deviation 3 leaves few pixels between black and white."""
     noisy = [i for i in range(8) if not TASK.load_data(f"shard:{i}/8,noisy-fraction=0.25", real_data).counts_in_ua]
     assert len(noisy) == 2
     data = TASK.load_data(f"shard:{noisy[0]}/8,noisy-fraction=0.25", real_data)

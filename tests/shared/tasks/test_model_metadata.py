@@ -1,4 +1,4 @@
-"""fedpatch.shared.tasks.model_metadata: what stands beside an exported model, read back."""
+"""fedpatch.shared.tasks.model_metadata: the metadata of an exported model are read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data specs' grammar, and the laws of the split that they name."""
+"""The grammar of data specs, and the properties of the split that they name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _labels(smallest: int, largest: int) -> st.SearchStrategy[np.ndarray]:
     return st.lists(st.integers(0, 4), min_size=smallest, max_size=largest).map(np.array)
 
 
-# Every label occurs in training, as in any real data set; beyond that nothing divides anything.
+# Every label occurs in training, as in any real data set; otherwise the counts are arbitrary.
 TRAIN = _labels(24, 90).map(lambda labels: np.concatenate([labels, np.arange(5)]))
 TEST = _labels(24, 60)
 
@@ -115,7 +115,7 @@ def test_every_example_goes_to_exactly_one_device(count, seed, train, test):
 
 @given(SEEDS, TRAIN, st.lists(st.integers(0, 4), min_size=3, max_size=40))
 def test_aligned_test_examples_go_to_exactly_one_device(seed, train, more_test):
-    """An aligned split loses and repeats nothing either, and no device is tested on a label that it lacks."""
+    """An aligned split also loses and repeats no example, and no device is tested on a label that it lacks."""
     test = np.concatenate([np.repeat(np.arange(5), 24), more_test])
     parts = _whole_split("aligned", 3, seed, train, test)
     assert sorted(np.concatenate([mine for mine, _ in parts])) == list(range(len(train)))
@@ -132,7 +132,7 @@ def test_each_seed_has_its_own_split():
 
 @given(COUNTS, SEEDS, TRAIN, TEST)
 def test_a_device_gets_two_shards_of_the_sorted_examples(count, seed, train, test):
-    """Devices' shares differ by at most one example per shard, and a share spans at most two runs of labels."""
+    """Devices' shares differ by at most one example per shard; a share is at most two runs of the sorted examples."""
     parts = _whole_split("shard", count, seed, train, test)
     for position, labels in ((0, train), (1, test)):
         smallest = 2 * (len(labels) // (2 * count))
@@ -144,14 +144,14 @@ def test_a_device_gets_two_shards_of_the_sorted_examples(count, seed, train, tes
 
 
 def test_both_parts_are_assigned_alike():
-    """Where the shards' bounds agree in both parts, every device is tested on exactly the labels it trains on."""
+    """If the shards' bounds agree in both parts, every device is tested on exactly the labels that it trains on."""
     train, test = np.repeat(np.arange(10), 12), np.repeat(np.arange(10), 4)
     for mine_train, mine_test in _whole_split("shard", 10, 3, train, test):
         assert set(test[mine_test]) == set(train[mine_train])
 
 
 def _by_definition(spec, train, test):
-    """The split by its docstring, example by example and with no thought of time."""
+    """Return the split by its definition, example by example, without optimisation."""
     shards = 2 * spec.count
     in_order = [np.array(sorted(range(len(labels)), key=lambda at: (labels[at], at))) for labels in (train, test)]
     sizes = [[len(order) // shards + (shard < len(order) % shards) for shard in range(shards)] for order in in_order]
@@ -210,7 +210,7 @@ def test_noisy_fraction_draws_that_many_devices(count, fraction, seed):
 
 
 def test_noise_strength_is_the_specs_or_the_tasks():
-    """`noisy` takes the task's usual standard deviation, `noise=` its own, and without either there is none."""
+    """`noisy` uses the task's standard deviation, `noise=` its own; without either there is no noise."""
     stds = {text: noise_std(parse_data_spec(f"shard:0/2{text}"), 3.0) for text in ("", ",noisy", ",noise=0.5")}
     assert stds == {"": 0.0, ",noisy": 3.0, ",noise=0.5": 0.5}
     assert noise_std(parse_data_spec("shard:0/2,noise=0.5,noisy-fraction=1"), 3.0) == 0.5

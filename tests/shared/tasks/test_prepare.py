@@ -1,4 +1,4 @@
-"""`Task.prepare`: applied alike everywhere, and recognised again by its outputs."""
+"""`Task.prepare`: applied in the same way everywhere, and recognised by its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits and shards: complete, repeatable, and without the leak that each of them is for."""
+"""Splits and shards: complete, repeatable, and without the leak that each of them prevents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_random_split_has_both_parts_in_the_share_that_was_asked(count, share,
 
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=200), SHARES)
 def test_a_stratified_split_has_every_class_of_two_in_both_parts(labels, share):
-    """So no class is tested that was not trained on."""
+    """So every tested class was trained on."""
     found = np.array(labels)
     if all(np.bincount(found) < 2):
         return
@@ -74,10 +74,10 @@ def test_a_block_split_tests_on_one_block_in_so_many():
 
 
 def test_neighbours_leak_through_a_random_split_and_not_through_blocks():
-    """A model that knows nothing but the nearest training reading seems good by the one, and is none by the other."""
+    """A model that copies the label of the nearest training reading scores well on the random split only."""
     rng = np.random.default_rng(5)
     values = np.cumsum(rng.normal(size=2000))
-    labels = np.repeat(rng.integers(0, 2, 50), 40)  # a state that lasts for forty readings, and has no other rule
+    labels = np.repeat(rng.integers(0, 2, 50), 40)  # each state lasts for forty readings and is otherwise random
 
     def nearest(train, test):
         known = np.flatnonzero(train)
@@ -147,7 +147,7 @@ def test_impossible_dirichlet_shards_are_an_error():
 
 
 def test_label_shards_give_a_device_few_classes():
-    """Two shards of a sorted data set hold two classes, where the classes are as long as shards."""
+    """Two shards of a sorted data set have two classes if each class is as long as a shard."""
     labels = np.repeat(np.arange(10), 20)
     assert all(len(np.unique(labels[one])) <= 2 for one in label_shards(labels, 5))
 

@@ -1,4 +1,4 @@
-"""Tasks are found by name or by module:attribute, and errors on the way are one sentence."""
+"""Tasks are found by name or by module:attribute; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBER = 7
 
 @pytest.fixture
 def forget_modules():
-    """Modules that a test imported are gone after it, so that every test imports its own."""
+    """Remove the modules that a test imported, so that every test imports its own."""
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -108,7 +108,7 @@ def test_current_directory_is_importable_for_that_import_only(workdir):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_import_is_not_interrupted_in_the_middle(workdir, number):
-    """Who presses Ctrl-C while torch is loaded gets it once that is whole: an exception in its middle aborts the process."""
+    """Ctrl-C during the import of torch takes effect after it: an exception in the middle would abort the process."""
     name = f"my_{number.name.lower()}_task"
     (workdir / f"{name}.py").write_text(
         f"import os\nos.kill(os.getpid(), {int(number)})\n{MODULE.format(name='moons')}\nWHOLE = True\n"
@@ -167,7 +167,7 @@ def test_task_with_imports_of_version_0_1_error_names_the_line(workdir):
     ids=["mistyped", "another name", "no attribute", "two distributions"],
 )
 def test_installed_task_that_is_not_plainly_named_is_refused(install, ref, entry_points, name, problem):
-    """Which of two tasks would train is never left to the order of the path."""
+    """The order of the path never decides which of two tasks trains."""
     for entry_point in entry_points:
         module = entry_point.partition(":")[0]
         install(module, {"two-moons": entry_point}, **{module: MODULE.format(name=name)})

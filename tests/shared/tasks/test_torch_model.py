@@ -41,7 +41,7 @@ class Squeezer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bn1 = nn.Linear(2, 3)  # a name that lies
+        self.bn1 = nn.Linear(2, 3)  # a misleading name
         self.bn10 = nn.BatchNorm1d(3)
         self.whatever = OddNorm(3)
         self.parts = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()))
@@ -53,7 +53,7 @@ def roles(module: nn.Module) -> dict[str, str]:
 
 
 def fill(module: nn.Module) -> nn.Module:
-    """Give every value of the module another one."""
+    """Fill each tensor of the module with another number."""
     for number, tensor in enumerate(module.state_dict().values()):
         tensor.fill_(number + 1)
     return module
@@ -112,14 +112,14 @@ def test_other_norms_are_weights():
 
 
 def test_a_parametrized_batch_norm_is_still_one():
-    """Where torch moves gamma into a module inside the batch norm, it is affine all the same."""
+    """Gamma is affine even if torch moves it into a module inside the batch norm."""
     norm = nn.BatchNorm1d(2)
     nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
     assert roles(norm)["parametrizations.weight.original"] == "affine"
 
 
 def test_a_frozen_parameter_is_not_trained():
-    """Parameters that need no gradient get no moments and are never stepped by a server optimizer."""
+    """Parameters that need no gradient get no moments, and a server optimizer never changes them."""
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
     found = roles(module)
     assert {name for name, role in found.items() if role == "buffer"} == {"0.weight", "0.bias", "1.weight", "1.bias"}
@@ -138,7 +138,7 @@ def test_a_weight_tied_to_gamma_is_affine():
     assert roles(nn.ModuleDict({"a_scale": scale, "norm": norm}))["a_scale.weight"] == "affine"
 
 
-# --- what is in a schema --------------------------------------------------------------------------
+# --- content of a schema --------------------------------------------------------------------------
 
 
 def test_shapes_and_dtypes_are_those_of_the_module():
@@ -159,7 +159,7 @@ def test_unsupported_tensor_is_a_usage_error():
 
 
 def test_extra_state_is_a_usage_error():
-    """State that is no tensor would be lost on the way, so it is refused instead."""
+    """State that is not a tensor would be lost in the transfer, so it is refused."""
 
     class Counting(nn.Linear):
         def get_extra_state(self):
@@ -185,7 +185,7 @@ def test_values_fit_the_schema_and_come_back():
 
 
 def test_taken_values_are_copies():
-    """Training on does not change what was taken, nor does changing it reach the module."""
+    """Further training does not change the copies, and changes of the copies do not reach the module."""
     module = nn.Linear(2, 2)
     tensors = to_tensors(module)
     before = bits(tensors)
@@ -261,7 +261,7 @@ def test_making_the_initial_model_leaves_the_random_state_alone():
 
 
 def test_tied_weights_are_private_together_or_not_at_all():
-    """One tensor under two names, private under only one of them, would leave the device under the other."""
+    """A tensor with two names that is private under only one of them would leave the device under the other."""
     tied = nn.ModuleDict({"encode": nn.Linear(2, 2), "decode": nn.Linear(2, 2)})
     tied["decode"].weight = tied["encode"].weight
     both = {"encode.weight", "decode.weight"}
@@ -277,7 +277,7 @@ class Block(nn.Module):
     """A block of a transformer, with an RMS norm as the libraries of transformers write it."""
 
     class LlamaRMSNorm(nn.Module):
-        """Known by the end of its name alone."""
+        """Recognised only by the end of its class name."""
 
         def __init__(self) -> None:
             super().__init__()

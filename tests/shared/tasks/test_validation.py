@@ -1,4 +1,4 @@
-"""The validation part: which examples are held out, and that they stay so."""
+"""The validation part: which examples are held out, and that they stay held out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _rows(*parts: np.ndarray | None) -> list[tuple[float, ...]]:
 
 @given(COUNTS, SHARES, st.booleans())
 def test_a_split_shares_out_every_example_once_and_keeps_order_targets_and_test_data(count, share, ordered):
-    """Training and validation data, merged by their targets, are what the training data were, but for what is set aside."""
+    """Training and validation data, merged by targets, are the original training data, except examples set aside."""
     data = replace(_data(count), train_y=np.arange(count))
     split, val_x, val_y = _split(data, share, ordered=ordered)
     targets = np.concatenate([split.train_y, val_y])
@@ -61,7 +61,7 @@ def test_a_split_shares_out_every_example_once_and_keeps_order_targets_and_test_
 
 @given(COUNTS, SHARES, st.randoms(use_true_random=False))
 def test_an_unordered_split_depends_on_the_example_alone(count, share, random):
-    """Shuffled, with others between them or without: an example held out of many is held out of fewer, and the reverse."""
+    """Order and other examples do not matter: an example held out of many is held out of fewer, and the reverse."""
     inputs = _inputs(count)
     held_out = dict(zip(_rows(inputs), validation_mask(inputs, share), strict=True))
     chosen = inputs[random.sample(range(count), random.randint(1, count))]
@@ -73,7 +73,7 @@ def test_an_unordered_split_depends_on_the_example_alone(count, share, random):
 @example([49, 3], 0.1, True)
 @example([49, 11], 0.1, False)
 def test_growing_data_hold_out_nothing_that_was_trained_on(growth, share, ordered):
-    """From the first example that is left to train on. By time, the validation part moves on; otherwise, it only grows."""
+    """This holds once an example is left to train on. An ordered validation part moves with time; others only grow."""
     inputs = _inputs(sum(growth))
     trained: set[tuple[float, ...]] = set()
     before: set[tuple[float, ...]] = set()
@@ -90,7 +90,7 @@ def test_growing_data_hold_out_nothing_that_was_trained_on(growth, share, ordere
 
 
 def _all_would_be_held_out(some: np.ndarray, of: np.ndarray, share: float) -> bool:
-    """Whether a hash leaves none of the first examples to train on, which happens where there are one or two."""
+    """Whether the hash holds out all of the first examples, which happens if there are one or two."""
     return bool(validation_mask(of, share)[: len(some)].all())
 
 
@@ -117,7 +117,7 @@ def test_the_held_out_share_is_about_what_was_asked():
 
 
 def test_the_split_is_the_same_in_every_version():
-    """Were the hash another one, a device would choose its model on examples that it has trained on."""
+    """With another hash, a device would choose its model on examples that it has trained on."""
     assert np.flatnonzero(validation_mask(np.arange(60.0).reshape(-1, 1), 0.1)).tolist() == [1, 6, 15, 19, 38]
 
 
@@ -125,7 +125,7 @@ def test_the_split_is_the_same_in_every_version():
     ("count", "trained", "validated"), [(1, 1, 0), (9, 9, 0), (10, 9, 0), (49, 45, 0), (50, 45, 5)]
 )
 def test_of_tiny_data_the_last_tenth_is_left_for_later(count, trained, validated):
-    """A tenth of fewer than fifty is less than five examples: too few to choose a model by."""
+    """A tenth of fewer than fifty examples is fewer than five: too few to choose a model."""
     split, val_x, _ = _split(_data(count), 0.1, ordered=True)
     assert (len(split.train_x), val_x.shape) == (trained, (validated, 3))
 
@@ -159,7 +159,7 @@ def test_lists_are_split_like_arrays():
 
 
 def test_the_tasks_own_validation_part_is_left_alone():
-    """Also an empty one, which stands for none."""
+    """This includes an empty part, which means that there is none."""
     own = replace(_data(100), val_x=_inputs(4, 2), val_y=np.zeros(4))
     none = replace(own, val_x=_inputs(0), val_y=np.zeros(0))
     assert split_for(TOY, own) is own

@@ -1,4 +1,4 @@
-"""Tensors as differences to what both sides hold: what comes back, how near, and what is never lost."""
+"""Tensors as differences from a base that both sides hold: decoded values, their errors, and values that stay exact."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def trained(seed: int = 0):
 
 
 def reopened(packed, schema, base):
-    """What the other side reads."""
+    """Return the tensors that the other side reads."""
     return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema, base=base)[1]
 
 
@@ -69,7 +69,7 @@ def reopened(packed, schema, base):
 
 @given(st.data(), st.sampled_from(DELTAS), st.integers(0, 2**64 - 1))
 def test_unpacked_tensors_are_within_the_error_of_their_rules(data, encoding, seed):
-    """Names, shapes and dtypes are kept, what no rule can write is exact, and the rest is a step off at most."""
+    """Names, shapes and dtypes are kept; values that no rule can encode are exact, others are at most one step off."""
     schema = data.draw(schemas()).with_moments(data.draw(st.sampled_from([(), MOMENTS])))
     tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
     found = reopened(pack(tensors, schema, {}, encoding, base=base, seed=seed, subset_seed=DRAWN), schema, base)
@@ -96,14 +96,14 @@ def test_decoded_as_returns_what_unpack_returns_after_pack(encoding):
 
 
 def waiting(spec, rule):
-    """Where a value is not in the subset that DRAWN draws."""
+    """Return the mask of the values that are not in the subset of the seed DRAWN."""
     found = np.ones(int(np.prod(spec.shape)), bool)
     found[subset_of(DRAWN, base_name(spec.name), found.size, rule.keep)] = False
     return found.reshape(spec.shape)
 
 
 def bound(value, base, spec, rule):
-    """How far off a value may come back: by the rule, and by the sums in the schema's dtype."""
+    """Return the permitted error of decoded values: of the rule, and of the sums in the schema's dtype."""
     value, base = value.astype(np.float64), base.astype(np.float64)
     change = value - base if rule.delta else value
     info = np.finfo(spec.dtype)
@@ -196,7 +196,7 @@ def test_a_variance_never_comes_back_negative(encoding):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_second_moment_is_decoded_within_a_level(encoding):
-    """It is a number, not a difference to the base: base and value are both near 1 here."""
+    """The moment is a number, not a difference from the base: base and value are both near 1 here."""
     name = "fc.weight:exp_avg_sq"
     found = reopened(pack(trained(), MODEL, {}, encoding, base=BASE), MODEL, BASE)
     assert np.abs(found[name] / trained()[name] - 1).max() < 0.1
@@ -212,7 +212,7 @@ def test_first_moment_is_rounded_towards_zero(encoding):
 
 @pytest.mark.parametrize(("size", "scale"), [(1024, 3 / 127), (1025, 3.0)])
 def test_scale_of_a_large_tensor_is_coarse(size, scale):
-    """It is the root mean square then."""
+    """The scale is then the root mean square."""
     spec = TensorSpec("w", (size,), "float32", "weight")
     rule = rule_of("delta-int8", spec)
     assert rule is not None
@@ -222,7 +222,7 @@ def test_scale_of_a_large_tensor_is_coarse(size, scale):
 
 
 def test_decode_in_half_precision_adds_in_float32():
-    """The sum 1 + 2^-11 + 2^-30 is 1 + 2^-11 in float32, and that is 1 in float16; from float64 it would be the next one."""
+    """In float32 the sum 1 + 2^-11 + 2^-30 is 1 + 2^-11, hence 1 in float16; from float64 it would be the next number."""
     spec = TensorSpec("w", (1,), "float16", "weight")
     rule = rule_of("delta-int8", spec)
     assert rule is not None
@@ -251,7 +251,7 @@ def test_decode_of_a_difference_takes_the_memory_of_one_result():
 
 
 def test_decode_of_infinite_and_too_large_values_is_silent():
-    """Warnings of numpy are errors in the tests."""
+    """The tests turn numpy's warnings into errors."""
     spec = TensorSpec("w", (2,), "float16", "weight")
     rule = rule_of("delta-bf16", spec)
     assert rule is not None
@@ -272,7 +272,7 @@ def test_residual_that_makes_values_infinite_is_dropped(encoding):
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("name", ["bn.running_var", "fc.weight:exp_avg_sq"])
 def test_negative_variance_arrives_unchanged(encoding, name):
-    """The decoder hides nothing: what can never be negative and is, arrives as it is."""
+    """The decoder hides no fault: a value that should never be negative arrives unchanged."""
     values = {**BASE, name: -BASE[name]}
     assert (reopened(pack(values, MODEL, {}, encoding, base=BASE), MODEL, BASE)[name] == -1).all()
 
@@ -295,13 +295,13 @@ def test_values_too_far_from_their_base_arrive_unchanged(encoding):
 
 
 def test_outlier_is_decoded_within_its_scale():
-    """The greatest value that a rule takes comes back finite, and the rest of the tensor within its step."""
+    """The greatest value that a rule accepts is decoded as a finite number, the other values within one step."""
     values = np.array([np.finfo(np.float32).max / 4, 1, -1, 0], np.float32)
     base = {"w": np.zeros(4, np.float32)}
     found = reopened(pack({"w": values}, WEIGHT, {}, "delta-int8", base=base), WEIGHT, base)["w"]
     assert np.isfinite(found).all()
     assert abs(found[0] / values[0] - 1) < 1 / 127
-    assert found[1] == 0  # by its rule, not unchanged
+    assert found[1] == 0  # encoded by its rule, not sent unchanged
 
 
 # --- without a base, or with another one ----------------------------------------------------------
@@ -310,7 +310,7 @@ def test_outlier_is_decoded_within_its_scale():
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("base", [None, {}, {"w": np.ones(3, np.float32)}])
 def test_delta_without_its_base_is_refused(encoding, base):
-    """Packing without it is a mistake of the program's; a blob that arrives where it is not held is refused."""
+    """Packing without the base is a programming error; a receiver without the base refuses the blob."""
     held = {"w": np.zeros(4, np.float32)}
     with pytest.raises(ValueError, match=f"{encoding} needs the tensors that both sides hold"):
         pack(held, WEIGHT, {}, encoding, base=base)
@@ -333,7 +333,7 @@ def test_a_tensor_of_another_length_is_refused(encoding):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_form_of_another_rule_is_refused(encoding):
-    """A blob is read by the rules of the encoding that was announced, never by those that it names itself."""
+    """A blob is read by the rules of the encoding that was announced, never by rules that the blob itself names."""
     held = {"w": np.zeros((4, 1), np.float32)}
     packed = pack({"w": np.ones((4, 1), np.float32)}, MATRIX, {}, encoding, base=held)
     for other in set(DELTAS) - {encoding}:
@@ -345,7 +345,7 @@ def test_form_of_another_rule_is_refused(encoding):
 
 
 def packed_with(tensors, schema, encoding, base, residual, seed=0):
-    """Encode with feedback; returns what the other side reads, and the residual after."""
+    """Encode with feedback; return the tensors that the other side reads, and the new residual."""
     packed, after = pack_with_feedback(tensors, schema, {}, encoding, base=base, seed=seed, residual=residual)
     return reopened(packed, schema, base), after
 
@@ -466,7 +466,7 @@ def test_subset_and_its_moments_travel_and_the_rest_is_that_of_the_base(encoding
 
 @given(st.data(), st.sampled_from(sorted(KEEP)), st.integers(0, 2**64 - 1))
 def test_residual_is_half_of_what_the_subset_leaves_out(data, encoding, seed):
-    """The rounding of values that travel is unbiased, and is not fed back."""
+    """The rounding errors of values that travel are unbiased, and are not fed back."""
     schema = data.draw(schemas(min_size=1))
     tensors, base, before = (data.draw(tensors_of(schema, finite=True)) for _ in range(3))
     residual = {residual_name(name): values for name, values in before.items()}
@@ -498,7 +498,7 @@ def test_subset_cut_off_within_its_seed_is_refused(encoding):
 
 @pytest.mark.parametrize("encoding", sorted(KEEP))
 def test_bytes_of_an_encoding_of_a_subset_stay_as_they_are(encoding):
-    """Golden bytes: what other versions write is read, and what this one writes is read by them."""
+    """Golden bytes: this version and other versions read each other's bytes."""
     values, base = np.arange(8, dtype=np.float32).reshape(2, 4) - 3, np.ones((2, 4), np.float32)
     spec = TensorSpec("fc.weight", (2, 4), "float32", "weight")
     rule = rule_of(encoding, spec)

@@ -1,4 +1,4 @@
-"""Tensors as bytes and back, between two sides that mean well."""
+"""Tensors as bytes and back, between two honest sides."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
 
 
 def reopened(packed: Packed, schema: Schema):
-    """What the other side reads."""
+    """Return the meta data and tensors that the other side reads."""
     return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema)
 
 
@@ -63,7 +63,7 @@ def test_memory_layout_and_byte_order_change_no_packed_byte(data, layout):
 
 @given(hnp.arrays(np.float32, (4,), elements=st.floats(-60000, 60000, width=32)))
 def test_fp16_returns_values_within_half_precision(values):
-    """fp16 brings a weight back within 11 bits, and within 3e-8 where it is that small."""
+    """fp16 returns a weight within 11 bits, or within 3e-8 if the weight is that small."""
     _, found = reopened(pack({"w": values}, HALF, {}, "fp16+zstd"), HALF)
     assert found["w"].dtype == np.float32
     assert np.all(np.abs(found["w"] - values) <= np.maximum(np.abs(values) * 2.0**-11, 2.0**-25))
@@ -125,7 +125,7 @@ def test_container_has_these_bytes():
     assert packed.raw_bytes == len(packed.blob)
 
 
-# --- what cannot be packed ------------------------------------------------------------------------
+# --- tensors that cannot be packed ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

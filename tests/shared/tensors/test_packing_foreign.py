@@ -1,4 +1,4 @@
-"""Bytes from anybody: what is damaged, foreign or a bomb is refused, and costs no more than it announced."""
+"""Untrusted bytes: damaged bytes, foreign bytes and bombs are refused, and cost no more than they announced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE = {spec.name: np.full(spec.shape, 0.75).astype(spec.dtype) for spec in MODE
 
 
 def read_raw(container, schema: Schema, encoding: str = "fp32"):
-    """Read a container of anybody's making, whose size was announced truthfully."""
+    """Read an untrusted container whose size was announced correctly."""
     raw = container if isinstance(container, bytes) else msgpack.packb(container)
     blob = zstandard.compress(raw) if encoding.endswith("+zstd") or is_delta(encoding) else raw
     return unpack(blob, encoding=encoding, raw_bytes=len(raw), schema=schema, base=BASE)
@@ -75,7 +75,7 @@ def test_tensors_outside_the_schema_are_refused(entries, error, complaint):
 
 
 def test_unexpected_tensors_error_has_the_names():
-    """A coordinator can see that a device sent private names, whatever else is wrong."""
+    """A coordinator can see that a device sent private names, even if there are other errors."""
     with pytest.raises(UnexpectedTensors) as caught:
         read_raw(container_of(entry("b"), entry(), entry("a")), HALF)
     assert caught.value.names == ("a", "b")
@@ -198,7 +198,7 @@ def test_decompression_of_any_bytes_raises_documented_errors_alone(blob, raw_byt
 
 
 def test_a_bool_is_zero_or_one():
-    """A byte that is neither becomes True; numpy is never handed a bool of value 2."""
+    """Any other byte becomes True; numpy never gets a bool with value 2."""
     schema = Schema((TensorSpec("mask", (3,), "bool", "buffer"),))
     _, found = read_raw(container_of(["mask", "bool", [3], b"\x02\x00\xff"]), schema)
     assert found["mask"].tobytes() == b"\x01\x00\x01"
@@ -210,7 +210,7 @@ SMALL = 8 * 2**20
 
 
 def peak_of_refusal(blob: bytes, encoding: str, raw_bytes: int, schema: Schema = HALF) -> int:
-    """Most memory that Python took while it refused."""
+    """Return the peak memory of Python while it refuses the blob."""
     tracemalloc.start()
     try:
         with pytest.raises(WireError):

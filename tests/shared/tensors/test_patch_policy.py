@@ -1,4 +1,4 @@
-"""The patch policy: what stays on the device, and taking a model apart and together along that line."""
+"""The patch policy: the values that stay on the device, and splitting and merging a model by it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_policy_of_the_longest_text_is_read():
 
 @given(st.lists(st.from_regex(r"[!-+\--~]{1,30}", fullmatch=True), min_size=1, max_size=4))
 def test_every_policy_by_name_can_be_printed_and_read(globs):
-    """parse_policy undoes str, whatever printable globs (without commas) there are."""
+    """parse_policy is the inverse of str, for any printable globs without commas."""
     policy = PatchPolicy("names", tuple(globs))
     assert parse_policy(str(policy)) == policy
 
@@ -116,7 +116,7 @@ def test_malformed_policy_raises_usage_error(text, complaint):
         parse_policy(text)
 
 
-# --- what is private ------------------------------------------------------------------------------
+# --- private values -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_malformed_policy_raises_usage_error(text, complaint):
     ],
 )
 def test_private_names_are_those_of_the_policy(text, private):
-    """Each policy of the paper's Table 2 and globs, which match whole names: bn1.* is not bn10.*."""
+    """Each policy of the paper's Table 2 and globs, which match whole names: bn1.* does not match bn10.*."""
     policy = parse_policy(text)
     assert policy.private_names(MODEL) == private
     assert set(policy.patch(MODEL).names) == private
@@ -220,7 +220,7 @@ def test_the_parts_fit_the_parts_of_the_schema(data):
 
 
 def test_a_model_schema_is_enough_to_split_moments():
-    """Moments of private values are private even where the schema at hand is that of the model alone."""
+    """Moments of private values are private even if the given schema is that of the model alone."""
     tensors = {"bn1.weight:exp_avg": np.zeros(3, np.float32), "fc1.bias:exp_avg": np.zeros(3, np.float32)}
     public, patch = split(tensors, PatchPolicy("affine"), MODEL)
     assert (set(public), set(patch)) == ({"fc1.bias:exp_avg"}, {"bn1.weight:exp_avg"})

@@ -1,4 +1,4 @@
-"""Numbers in few bits: how far off they come back, and that the mean of what chance may do is the value."""
+"""Numbers in few bits: the error of decoded numbers, and that random rounding is unbiased."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ STEP = 2 ** (1 / LEVELS_PER_OCTAVE) - 1
 
 
 class Spread:
-    """Draws that stand for all there can be: for the k-th of `count` times, (k + 1/2) / count for every value."""
+    """A generator whose draws are all `place`. Evenly spread places represent all possible draws (`mean_of`)."""
 
     def __init__(self, place: float) -> None:
         self.place = place
 
     def random(self, shape, dtype):
-        """The same everywhere."""
+        """Return an array of `place`."""
         return np.full(shape, self.place, dtype)
 
 
@@ -53,7 +53,7 @@ def drawn(place: float) -> Any:
 
 
 def mean_of(decoded, count: int = 256):
-    """Mean of what `decoded(rng)` gives over all draws, evenly spread."""
+    """Return the mean of `decoded(rng)` over `count` evenly spread draws; the k-th draw is (k + 1/2) / count."""
     return np.mean([decoded(drawn((k + 0.5) / count)).astype(np.float64) for k in range(count)], axis=0)
 
 
@@ -68,7 +68,7 @@ def test_bf16_is_the_nearest(values):
 
 
 def test_bf16_rounds_to_even_in_planes():
-    """Halfway goes to the even neighbour; all upper bytes come first, then all lower ones."""
+    """A value halfway is rounded to the even neighbour; all upper bytes come first, then all lower ones."""
     words = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF800000], np.uint32)
     assert to_bf16(words.view(np.float32)).hex(" ") == "3f 3f 3f bf 80 82 81 80"
 
@@ -92,7 +92,7 @@ COARSE = st.sampled_from([0.0, 0.2, 2.0])
 
 @given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, COARSE)
 def test_rounding_at_random_is_unbiased(values, top, block, coarse):
-    """Over all draws, the mean of what comes back is the value: within one of the 256 parts of a step that are tried."""
+    """Over all draws, the mean of the decoded values is the value, as exactly as the 256 draws of a step show."""
     scales, _ = to_codes(values, top, block, np.random.default_rng(0), coarse)
     per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
     mean = mean_of(lambda rng: from_codes(*to_codes(values, top, block, rng, coarse), block, np.dtype(np.float32)))
@@ -108,7 +108,7 @@ def test_zero_stays_zero(values, block):
 
 
 def test_a_coarse_scale_is_a_share_of_the_root_mean_square():
-    """Of each block on its own, whose last one may be short; where one value needs a larger scale, it is that."""
+    """Each block has its own scale, also a shorter last block; if a value needs a larger scale, that scale is used."""
     values = np.array([3, 4, 0, 0, 1, 1, 100], np.float32)
     scales, _ = to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 2.0)
     assert scales == pytest.approx([5.0, 2 * np.sqrt(10_002 / 3)])
@@ -140,7 +140,7 @@ def test_nibbles_come_back(codes):
 
 @given(values=ANY, block=BLOCKS, top=st.sampled_from([INT4_TOP, INT8_TOP]), coarse=st.sampled_from([0.0, 0.2]))
 def test_rounding_towards_zero_increases_no_magnitude(values, block, top, coarse):
-    """First moments are rounded towards zero: not further from it than they were, and less than one step nearer."""
+    """First moments are rounded towards zero, by less than one step."""
     scales, codes = to_codes(values, top, block, None, coarse)
     decoded = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
     exact = values.astype(np.float64)
@@ -163,7 +163,7 @@ def test_level_grid_literals_are_the_nearest_float64():
 @given(POSITIVE, st.data(), st.integers(0, 2**64 - 1))
 @example(np.array([0, LEAST, 1e-40, 1.1754944e-38, MOST], np.float32), None, 1)
 def test_a_level_is_less_than_a_step_off(values, data, seed):
-    """What is less than 31 octaves below the greatest comes back within a ninth, zero as zero and nothing else as zero."""
+    """A value less than 31 octaves below the greatest is decoded within a ninth; only zero is decoded as zero."""
     base = values[::-1].copy() if data is None else data.draw(hnp.arrays(np.float32, values.shape))
     top, codes = to_levels(values, base, np.random.default_rng(seed))
     found = from_levels(top, codes, base, np.dtype(np.float32)).astype(np.float64)
@@ -194,7 +194,7 @@ def test_a_value_on_the_grid_stays_there(values, seed):
 
 
 def test_levels_beyond_the_codes_have_the_first_and_the_last_code():
-    """Of values, and of the base."""
+    """This holds for levels of values and of the base."""
     values, base = np.array([2, 1, 2.0**-40, 0], np.float32), np.array([4, 0, 0, 2.0**-40], np.float32)
     top, codes = to_levels(values, base, drawn(0.5))
     assert (top, codes.tolist()) == (LEVELS_PER_OCTAVE, [255 - 255, 255 - LEVELS_PER_OCTAVE, 1, 256 - 1])

@@ -1,4 +1,4 @@
-"""Named tensors: the schema as an agreement, and what is checked against it."""
+"""Named tensors: the schema as an agreement, and the checks against it."""
 
 from __future__ import annotations
 

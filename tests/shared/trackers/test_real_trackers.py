@@ -1,4 +1,4 @@
-"""The trackers with the real packages, each where it is installed: what a run and its resume leave in the store."""
+"""The trackers with the real packages, each if it is installed: the records of a run and its resume in the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = [
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Warnings of these packages about themselves are theirs."""
+    """Ignore warnings that these packages raise about themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -66,7 +66,7 @@ def test_mlflow_has_one_run_for_a_run_and_its_resume(tmp_path):
 
 
 def _records(file: bytes) -> Iterator[bytes]:
-    """The records of a short file of wandb: after 7 bytes each has a checksum, its length, and the type 1 of a whole record."""
+    """Yield the records of a short wandb file: 7 bytes, then per record a checksum, a length and the type 1 (whole record)."""
     offset = 7
     while offset < len(file):
         length, kind = struct.unpack_from("<HB", file, offset + 4)

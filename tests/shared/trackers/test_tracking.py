@@ -18,7 +18,7 @@ ROUNDS = [TrackedRound(number, {"user_accuracy": number / 10}, {}) for number in
 
 
 class Recorder:
-    """A tracker that notes its calls; `fail` may raise or wait in one of them."""
+    """A tracker that records its calls; `fail` may raise or wait in one of them."""
 
     def __init__(self, fail: Callable[[str], None] = lambda name: None) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -50,7 +50,7 @@ ALL = [("begin", RUN), ("log", ROUNDS[0]), ("log", ROUNDS[1]), ("end", "max_roun
 
 
 def follow(trackers: dict[str, Recorder], timeout_s: float = 100.0) -> list[str]:
-    """The printed lines."""
+    """Log all rounds to the trackers; return the printed lines."""
     lines: list[str] = []
     followed = Tracking(trackers, RUN, lines.append)
     for one in ROUNDS:

@@ -1,4 +1,4 @@
-"""The codec: what is encoded comes back the same, and foreign bytes are a WireError and nothing else."""
+"""The codec: a decoded message equals the encoded one, and foreign bytes raise WireError only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = st.recursive(
 
 
 def fields(**changes) -> dict:
-    """A Cancel as it lies on the wire, with changes."""
+    """Return the fields of a Cancel on the wire, with changes."""
     return {"v": 1, "t": "cancel", "i": 1, "k": "t", "r": "r", "e": 1, "n": 1, "b": {"reason": "late"}} | changes
 
 
@@ -64,7 +64,7 @@ def test_from_bytes_of_to_bytes_returns_the_value(value):
 
 
 def test_largest_messages_are_within_the_limits():
-    """A message whose every field is as long as it may be, its text in letters of four bytes, is taken."""
+    """A message is accepted with all fields at their longest, and with text of four-byte characters."""
     word, text = "~" * 64, "\U0001f353" * 500
     state = DeviceState(True, word, word, (TaskCapability(word, DIGEST, 2**53),) * 64, (word,) * 64, job=None)
     for body in (Decline(DeclineReason.UNWILLING, text), Ack(DIGEST, b"\xff" * 8192), state):
@@ -73,7 +73,7 @@ def test_largest_messages_are_within_the_limits():
 
 
 def test_text_with_a_lone_surrogate_is_sent_with_a_question_mark():
-    """A file name that is no UTF-8 ends up in error details; such a message must still be sent."""
+    """Error details may contain a file name that is not UTF-8; such a message must still be sent."""
     sent = encode(Envelope(Decline(DeclineReason.UNWILLING, "no room for \udcff.bin")))
     assert decode(sent).body == Decline(DeclineReason.UNWILLING, "no room for ?.bin")
 
@@ -161,7 +161,7 @@ def test_field_beyond_its_limit_raises_wire_error(changes):
 @pytest.mark.parametrize("accuracy", [2e12, -2e12, float("nan"), float("inf")])
 @pytest.mark.parametrize("field", ["user_accuracy_before", "user_accuracy_after"])
 def test_user_accuracy_that_is_not_a_measure_raises_wire_error(field, accuracy):
-    """What no mean could hold is refused; whether it fits the task's metric is not the wire's to know."""
+    """A value that would make a mean useless is refused; the codec does not check that it fits the task's metric."""
     fine = UpdateReport(DIGEST, 10, 5, 0.25, 0.0, 1.0, 1.0, 2.0)
     assert from_bytes(to_bytes(fine), UpdateReport) == fine
     with pytest.raises(WireError, match=field):
@@ -180,7 +180,7 @@ def test_unknown_fields_are_ignored():
 
 @pytest.mark.parametrize("changes", [{"b": {"reason": "bored"}}, {"t": "vitals", "b": {"link": "lora"}}], ids=str)
 def test_unknown_enumeration_value_raises_unknown_message(changes):
-    """A device is not blamed for being newer than its coordinator: updates of a fleet may begin with it."""
+    """A device that is newer than its coordinator is not blamed: an upgrade of the fleet may begin with it."""
     with pytest.raises(UnknownMessage, match="Invalid enum value"):
         decode(msgpack.packb(fields(**{"t": "decline", **changes})))
 

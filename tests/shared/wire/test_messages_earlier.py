@@ -1,7 +1,7 @@
-"""Devices and coordinators of the version before: a fleet that is half upgraded must understand itself.
+"""Devices and coordinators of the previous version: in a half-upgraded fleet both versions must understand each other.
 
-tests/golden/earlier*.txt hold what earlier versions sent, one message of each type.
-tests/system/test_versions.py plays rounds with it.
+tests/golden/earlier*.txt have messages of earlier versions, one of each type.
+tests/system/test_versions.py runs rounds with the previous version.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ EARLIER = {name: sent for path in sorted(GOLDEN.glob("earlier*.txt")) for name, 
 
 
 def _lacks(more: Any, less: Any, where: str = "") -> list[str]:
-    """What is in `less` and not, with the same value, in `more`: a map may have further keys, all else is equal."""
+    """Return values of `less` that `more` lacks or changes: a map may have further keys, everything else is equal."""
     if isinstance(more, dict) and isinstance(less, dict):
         return [lack for key in less for lack in _lacks(more.get(key), less[key], f"{where}.{key}")]
     return [] if more == less else [f"{where}: {less!r} became {more!r}"]
 
 
 def _is_unlike(more: Any, less: Any, where: str = "") -> list[str]:
-    """Where `more` has no value, or one of another type than `less`; what is None in one of them may be anything."""
+    """Return where `more` lacks a value of `less` or has another type; None in one of them matches anything."""
     if isinstance(more, dict) and isinstance(less, dict):
         absent = [f"{where}.{key} is gone" for key in less if key not in more]
         return absent + [
@@ -52,5 +52,5 @@ def test_message_of_the_previous_version_is_decoded(name):
 
 @pytest.mark.parametrize("name", sorted(EARLIER))
 def test_message_has_all_fields_that_the_previous_version_requires(name):
-    """It passes over keys that it does not know, but takes none that are absent and none of another type."""
+    """That version ignores unknown keys, but refuses absent keys and values of another type."""
     assert _is_unlike(msgpack.unpackb(encode(envelope(name.partition(":")[2]))), msgpack.unpackb(EARLIER[name])) == []

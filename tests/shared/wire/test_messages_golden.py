@@ -1,6 +1,6 @@
-"""The wire, byte by byte: one message of each type and one chunk, as they lie in tests/golden.
+"""The wire, byte by byte: one message of each type and one chunk, as stored in tests/golden.
 
-A change here is a change of the protocol: devices in the field speak the old bytes.
+A change here is a change of the protocol: devices in the field use the old bytes.
 """
 
 from __future__ import annotations

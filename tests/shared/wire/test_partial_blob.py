@@ -55,7 +55,7 @@ def test_a_chunk_that_is_missing_shows(tmp_path):
 
 @pytest.mark.parametrize("torn_bytes", [1, 2, 3])
 def test_a_torn_note_does_not_spoil_those_after_it(tmp_path, torn_bytes):
-    """A power cut in the middle of a note costs that chunk; later notes are still read as what they are."""
+    """A power cut while a note is written loses that chunk; later notes are still read correctly."""
     filled(tmp_path, 0, 1, 2).close()
     note = tmp_path / f"{MANIFEST.digest}.have"
     os.truncate(note, 2 * 4 + torn_bytes)
@@ -68,7 +68,7 @@ def test_a_torn_note_does_not_spoil_those_after_it(tmp_path, torn_bytes):
 
 
 def test_notes_without_their_chunks_count_for_nothing(tmp_path):
-    """One file of the two is no download."""
+    """A download needs both files."""
     filled(tmp_path, 0, 1).close()
     (tmp_path / f"{MANIFEST.digest}.part").unlink()
     again = filled(tmp_path, 5)
@@ -80,7 +80,7 @@ def test_notes_without_their_chunks_count_for_nothing(tmp_path):
 
 
 def test_indices_that_cannot_be_are_passed_over(tmp_path):
-    """A note beyond the end of the blob is damage, and ignored."""
+    """A note beyond the end of the blob is damage and is ignored."""
     filled(tmp_path, 3).close()
     with (tmp_path / f"{MANIFEST.digest}.have").open("ab") as note:
         note.write(b"\xff\xff\xff\xff")
@@ -105,7 +105,7 @@ def test_a_write_that_fails_is_a_state_error(tmp_path):
 
 @contextmanager
 def files_end_at(size_bytes: int) -> Iterator[None]:
-    """A disk on which no file grows beyond this."""
+    """Limit the size of every file, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     try:
@@ -115,7 +115,7 @@ def files_end_at(size_bytes: int) -> Iterator[None]:
 
 
 def test_half_a_chunk_is_no_chunk(tmp_path):
-    """A disk that takes only a part of it has not taken it: nothing is noted."""
+    """If the disk stores only a part of a chunk, no note is written."""
     blob = filled(tmp_path, 0)
     with files_end_at(1950), pytest.raises(StateError, match=r"\.part.*free some space"):
         blob.write(cut(BLOB, MANIFEST, 19))

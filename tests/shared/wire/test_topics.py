@@ -1,4 +1,4 @@
-"""The topic table: what is built can be read back, what is foreign is refused, the access rules follow the table."""
+"""The topic table: built topics are read back, foreign topics are refused, the access rules follow the table."""
 
 from __future__ import annotations
 

@@ -112,14 +112,14 @@ class TestChunks:
 
 class TestSizes:
     def test_follow_the_brokers_limit(self):
-        """A chunk with all that surrounds it passes the broker; without a limit it is as configured."""
+        """A chunk with its overhead is within the broker's limit; without a limit it has the configured size."""
         assert chunk_bytes_within(100_000, None) == 100_000
         assert chunk_bytes_within(100_000, 2_000_000) == 100_000
         small = chunk_bytes_within(100_000, 20_000)
         assert MIN_CHUNK_BYTES <= small < 20_000 - CHUNK_OVERHEAD_BYTES
 
     def test_have_a_lower_end(self):
-        """A broker that takes hardly anything cannot be used, and the error names the setting to raise."""
+        """A broker with a very small limit cannot be used, and the error names the setting to raise."""
         assert chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 512) == MIN_CHUNK_BYTES
         with pytest.raises(BrokerError, match="max_packet_size"):
             chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 511)
@@ -130,14 +130,14 @@ class TestSizes:
         assert manifest == Manifest(hashlib.sha256(BLOB).hexdigest(), 250, 100, 3, encoding, 7, SCHEMA)
 
     def test_have_a_largest_number_of_chunks(self):
-        """What no manifest could announce is not described; the error gives both figures."""
+        """A blob with too many chunks for a manifest is refused; the error gives both figures."""
         blob = bytes(MAX_CHUNKS * 2 + 1)
         assert announced(blob[1:], 2).chunk_count == MAX_CHUNKS
         with pytest.raises(UsageError, match=f"65537 chunks of 2 bytes, at most {MAX_CHUNKS} "):
             announced(blob, 2)
 
     def test_contradictory_sizes_are_refused(self):
-        """A manifest must add up before memory is taken for it."""
+        """The sizes of a manifest must agree before memory is allocated for it."""
         with pytest.raises(WireError, match="are not 4 chunks"):
             check_manifest(Manifest("00" * 32, 250, 100, 4, "fp32", 250, SCHEMA), 1000)
 

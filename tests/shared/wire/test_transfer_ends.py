@@ -29,7 +29,7 @@ LONG = describe(bytes(1000), chunk_bytes=100, encoding="fp32", raw_bytes=1000, s
 
 class TestDownload:
     def test_asks_for_what_is_missing_when_it_is_quiet(self):
-        """Only after the pause, only what is not here, at most a window of it, in ever longer pauses."""
+        """Requests come after ever longer pauses, only for missing chunks, and for at most one window."""
         download = Download([LONG], 10.0, have={LONG.digest: (0, 3)}, window=4)
         assert download.tick(10.9) == []
         asked = []
@@ -52,7 +52,7 @@ class TestDownload:
         assert download.next_deadline() == 3.0
 
     def test_asks_for_the_next_window_at_once_where_chunks_come_only_when_asked_for(self):
-        """With the last chunk of a window that came by itself; not before, and not at a stranger's."""
+        """Only the last chunk of a requested window, without unrequested ones between, starts the next request."""
         download = Download([LONG], 0.0, window=4)
         assert download.tick(1.0) == [Need(LONG.digest, Bitmap(10, range(4)).to_bytes())]
         for index in (3, 1, 0):
@@ -63,7 +63,7 @@ class TestDownload:
         assert download.tick(1.2) == [Need(LONG.digest, Bitmap(10, range(4, 8)).to_bytes())]
 
     def test_waits_for_the_pause_where_chunks_flow(self):
-        """A flow that stalls and goes on brings what was asked for too; asking on would bring all of it twice."""
+        """A flow that stalls and resumes also brings the requested chunks; more requests would bring them twice."""
         download = Download([LONG], 0.0, window=4)
         for index in (0, 1):
             download.take(cut(bytes(1000), LONG, index), 0.5)
@@ -73,7 +73,7 @@ class TestDownload:
         assert download.next_deadline() == 3.0
 
     def test_waits_for_the_pause_when_others_ask_too(self):
-        """What came unasked may go on coming."""
+        """Unrequested chunks may continue to arrive."""
         download = Download([LONG], 0.0, window=4)
         assert download.tick(1.0)
         for index in (0, 7, 1, 2, 3):
@@ -81,7 +81,7 @@ class TestDownload:
         assert download.next_deadline() == pytest.approx(2.1)
 
     def test_of_several_blobs_has_one_window_and_one_pause(self):
-        """What flows of one of them is a flow; what is missing is asked for by blob, in their order."""
+        """Chunks of any blob count as a flow; missing chunks are requested by blob, in the order of the blobs."""
         download = Download([MANIFEST, LONG], 0.0, have={LONG.digest: [0, 1]}, window=5)
         download.take(cut(bytes(1000), LONG, 2), 0.1)
         assert download.next_deadline() == pytest.approx(1.1)
@@ -96,7 +96,7 @@ class TestDownload:
         assert download.have == {MANIFEST.digest: set(range(3)), LONG.digest: set(range(10))}
 
     def test_is_patient_on_a_slow_line(self):
-        """Where chunks come three seconds apart, a second of quiet means nothing."""
+        """If chunks arrive three seconds apart, one second without a chunk means nothing."""
         download = Download([LONG], 0.0)
         download.take(cut(bytes(1000), LONG, 0), 4.0)
         assert download.next_deadline() == 12.0
@@ -106,7 +106,7 @@ class TestDownload:
         assert download.next_deadline() == pytest.approx(8.2)
 
     def test_asks_soon_when_the_link_is_back(self):
-        """However long its pause had become; but what was about to be asked for does not wait longer."""
+        """A reconnect shortens a long pause, but does not delay a request that is due soon."""
         download = Download([LONG], 0.0)
         for _ in range(5):
             download.tick(download.next_deadline() or 0.0)
@@ -156,12 +156,12 @@ class TestUpload:
         assert upload.on_grant(Grant(LONG.digest, 64, bytes(2)), 0.5) == [SendChunk(i) for i in range(4, 10)]
 
     def test_a_grant_that_comes_twice_opens_one_window(self):
-        """Two offers crossed their grants: what is under way is not sent again on top."""
+        """Two offers crossed their grants: chunks in flight are not sent again."""
         upload = self.granted()
         assert upload.on_grant(Grant(LONG.digest, 4, bytes(2)), 0.1) == []
 
     def test_chunks_in_flight_count_as_lost_after_a_pause(self):
-        """The offer after a pause is answered with what arrived; the rest is sent again, within the window."""
+        """The answer to the offer after a pause has the chunks that arrived; the others are sent again, within the window."""
         upload = self.granted()
         assert upload.on_ack(self.ack(0), 1.0) == [SendChunk(4)]
         assert upload.tick(4.0) == [Offer(LONG)]
@@ -170,7 +170,7 @@ class TestUpload:
         assert upload.on_grant(grant, 4.2) == [SendChunk(i) for i in (2, 3, 4, 5)]
 
     def test_a_coordinator_that_forgot_gets_everything_again(self):
-        """After an offer, the grant's bitmap is the truth, even where it takes back what was acknowledged."""
+        """After an offer, the grant's bitmap decides, even if it lacks chunks that were acknowledged."""
         upload = self.granted()
         upload.on_ack(self.ack(0, 1, 2, 3), 1.0)
         upload.tick(10.0)
@@ -185,7 +185,7 @@ class TestUpload:
         assert upload.next_deadline() == pytest.approx(1.1)
 
     def test_speaks_often_while_it_holds_a_place(self):
-        """Once granted, several messages must arrive before its place is given away; waiting or alone, it need not."""
+        """A granted upload sends several messages before its slot can expire; a waiting upload need not."""
         upload = self.granted()
         pauses = [self.next_pause(upload) for _ in range(4)]
         assert pauses == [GRANTED_QUIET_S] * 4
@@ -194,7 +194,7 @@ class TestUpload:
         assert [self.next_pause(upload) for _ in range(4)] == [GRANTED_QUIET_S, 10.0, 20.0, MAX_QUIET_S]
 
     def next_pause(self, upload: Upload) -> float:
-        """From the next offer to the one after it."""
+        """Return the time from the next offer to the one after it."""
         at = upload.next_deadline()
         assert upload.tick(at) == [Offer(LONG)]
         return upload.next_deadline() - at
