@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_OURS = ["coordinator", "device_agent", "shared", "simulator"]
+_INSTRUMENTED = ["fedpatch"]
 _RSS_LIMIT_MIB = 1024
 _SLOWEST_S = 20
 _FIGURES = re.compile(r"stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb):\s+(\d+)")
+_COVERAGE = re.compile(r"DONE\s+cov: (\d+)")
 
 log = logging.getLogger("fedpatch.fuzz")
 
@@ -36,7 +37,7 @@ def decoders() -> dict[str, Any]:
 def fuzz_one(name: str, seconds: int, out: Path) -> None:
     """Fuzz one target in this process, and end the process; a crash is written to `out`/crashes."""
     atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=_OURS):
+    with atheris.instrument_imports(include=_INSTRUMENTED):
         target = decoders()[name]
     from tests.fuzz.decoders import attempt
 
@@ -51,7 +52,10 @@ def fuzz_one(name: str, seconds: int, out: Path) -> None:
 
 
 def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
-    """Fuzz all targets in turn; return the number of crashes. The command to replay a crash is printed and saved."""
+    """Fuzz all targets in turn; return the number of targets that crashed or that no coverage guided.
+
+    The command to replay a crash is printed and saved.
+    """
     crashes = out / "crashes"
     crashes.mkdir(parents=True, exist_ok=True)
     failed = 0
@@ -61,15 +65,19 @@ def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         output = done.stdout.decode("utf-8", "replace")
         figures = dict(_FIGURES.findall(output))
+        covered = _COVERAGE.search(output)
         log.info(
-            "%-24s %9s executions, %6s per second, %5s MiB%s",
+            "%-24s %5s branches covered, %9s executions, %6s per second, %5s MiB%s",
             name,
+            covered[1] if covered else "no",
             figures.get("number_of_executed_units", "?"),
             figures.get("average_exec_per_sec", "?"),
             figures.get("peak_rss_mb", "?"),
             ": FAILED" if done.returncode else "",
         )
-        failed += bool(done.returncode)
+        if not covered and not done.returncode:
+            log.error("  no module of the target is instrumented, so its inputs are random")
+        failed += bool(done.returncode) or not covered
         for crash in sorted(set(crashes.iterdir()) - before):
             replay = shlex.join([sys.executable, "-m", __spec__.name, "--replay", str(crash), name])
             crash.with_name(crash.name + ".txt").write_text(f"{replay}\n\n{output}", encoding="utf-8")
@@ -80,7 +88,7 @@ def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
 
 
 def main() -> int:
-    """Run the command, and return the exit code: 1 if a target crashed."""
+    """Run the command, and return the exit code: 1 if a target crashed, or was not instrumented."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.guided", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="which decoders (default: all)")
     parser.add_argument("--seconds", type=int, default=60, help="time for each target (default: 60)")
