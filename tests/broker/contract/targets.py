@@ -1,4 +1,4 @@
-"""The brokers that fedpatch is tested with, and their differences; docs/how-to/brokers.md lists them in a table."""
+"""The brokers that fedpatch is tested with, and their differences; docs/how-to/brokers.md lists them."""
 
 from __future__ import annotations
 
