@@ -382,7 +382,7 @@ class Engine:
         # A round that continues after a restart waits for devices that this process has not seen.
         at_work = [] if self.open is None else self.open.round.devices(*AT_WORK)
         awaited = [device for device in at_work if device in devices]
-        return self._expel(awaited, now, REVOKED)
+        return self._expel(awaited, now, REVOKED) + self._advance(now)
 
     def _expel(self, devices: Sequence[str], now: float, reason: str) -> list[Effect]:
         current = self.open

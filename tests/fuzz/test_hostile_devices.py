@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fedpatch.coordinator.rounds import run_effects as do
-from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
@@ -18,6 +18,7 @@ from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
     DeviceMessage,
     DevicePresence,
+    DevicesRevoked,
     Event,
     HoldsChanged,
     LinkChanged,
@@ -131,6 +132,15 @@ class HostileDevices(RuleBasedStateMachine):
     def link(self, connected):
         self.perform(self.engine.handle(LinkChanged(connected=connected), self.now))
 
+    @rule(devices=st.frozensets(st.sampled_from(FOES)))
+    def revoke(self, devices):
+        """Set the devices whose certificate is revoked."""
+        self.perform(self.engine.handle(DevicesRevoked(devices), self.now))
+
+    @rule(holds=st.dictionaries(st.sampled_from(FOES), st.sampled_from([DRAINED, QUARANTINED])))
+    def hold(self, holds):
+        self.perform(self.engine.handle(HoldsChanged(holds), self.now))
+
     @rule(refusing=st.booleans())
     def judge(self, refusing):
         """Set whether later updates are refused."""
@@ -152,6 +162,12 @@ class HostileDevices(RuleBasedStateMachine):
         """No round is open beyond its deadline and its grace."""
         current, policy = self.engine.open, self.spec.policy
         assert current is None or self.now < self.begun_at + policy.deadline_s + policy.grace_s
+
+    @invariant()
+    def the_open_round_waits_for_devices(self):
+        """After each event the engine has taken every step that needs no device: other phases have no deadline."""
+        current = self.engine.open
+        assert current is None or current.round.phase in (Phase.RECRUITING, Phase.COLLECTING)
 
     @invariant()
     def few_upload(self):
@@ -229,7 +245,7 @@ class HostileDevices(RuleBasedStateMachine):
         self._outlast()
         for device in FOES:
             self.see(device, gone(self.engine.fleet.boot(device)))
-        self.perform(self.engine.handle(HoldsChanged(dict.fromkeys(FOES, DRAINED)), self.now))
+        self.hold(dict.fromkeys(FOES, DRAINED))
         before = len(self.aggregated)
         for _ in range(50):
             current = self.engine.open

@@ -12,12 +12,12 @@ from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
 from fedpatch.coordinator.rounds.known_devices import REVOKED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import DevicesRevoked, ModelPublished, RunStarted, TimePassed
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
-from tests.coordinator.engines import current, engine, join, send
+from tests.coordinator.engines import accept, asking, current, engine, join, report_of, send
 from tests.support.specs import model, run_spec, there
 
 WORDS = logging.getLogger("fedpatch.coordinator").name
@@ -68,17 +68,32 @@ def test_revoked_device_is_held_and_logged_once(tmp_path: Path, caplog: pytest.L
 
 def test_revoked_device_leaves_the_open_round(tmp_path: Path):
     record(tmp_path)
-    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    revocations, run = Revocations(tmp_path, "kitchen"), started("abc")
     from fedpatch.coordinator.rounds.run_effects import PublishModel
 
     assert run.open is not None or any(isinstance(one, PublishModel) for one in run.handle(TimePassed(), 0.0))
     run.handle(ModelPublished(model()), 0.0)
-    for device in "ab":
+    for device in "abc":
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
     assert CountEvent("a", "failed", "revoked") in poll(revocations, run, 2.0)
     assert current(run).round.participants["a"].state is State.FAILED
     assert current(run).round.participants["b"].state is not State.FAILED
+
+
+def test_round_whose_last_awaited_device_is_revoked_aggregates_at_once():
+    """In a small fleet no other event may come for minutes, and an aggregating round has no deadline."""
+    run = asking("ab", quorum=0.5)
+    report_of(run, "a")
+    assert AggregateUpdates(1, ("a",)) in run.handle(DevicesRevoked(frozenset("b")), 6.0)
+
+
+def test_round_whose_only_devices_are_revoked_fails_at_once():
+    run = asking("ab")
+    accept(run, "ab")
+    effects = run.handle(DevicesRevoked(frozenset("ab")), 6.0)
+    assert [one.record.outcome for one in effects if isinstance(one, SaveRecord)] == ["failed"]
+    assert run.open is None
 
 
 def test_resumed_round_does_not_wait_for_a_revoked_device(tmp_path: Path):
