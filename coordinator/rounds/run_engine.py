@@ -375,20 +375,22 @@ class Engine:
         """Exclude quarantined devices from the open round; drained devices finish it."""
         self.fleet.hold(holds)
         out = sorted(device for device, reason in holds.items() if reason == QUARANTINED)
-        return self._expel(out, now, QUARANTINED) + self._advance(now)
+        return self._expel(out, now, QUARANTINED)
 
     def _on_revoked(self, devices: frozenset[str], now: float) -> list[Effect]:
         self.fleet.revoke(devices)
         # A round that continues after a restart waits for devices that this process has not seen.
         at_work = [] if self.open is None else self.open.round.devices(*AT_WORK)
         awaited = [device for device in at_work if device in devices]
-        return self._expel(awaited, now, REVOKED) + self._advance(now)
+        return self._expel(awaited, now, REVOKED)
 
     def _expel(self, devices: Sequence[str], now: float, reason: str) -> list[Effect]:
-        current = self.open
-        return (
-            [] if current is None else [effect for device in devices for effect in current.expel(device, now, reason)]
-        )
+        """Exclude devices from the open round, if there is one, and take the next step: the round may wait for no device."""
+        expelled: list[Effect] = []
+        if self.open is not None:
+            for device in devices:
+                expelled += self.open.expel(device, now, reason)
+        return expelled + self._advance(now)
 
     def _interrupt(self, now: float) -> list[Effect]:
         if self.stopped:
