@@ -1,6 +1,6 @@
 """Growth of a round's time and memory with the number of clients, on the synthetic task.
 
-Each number of clients is measured in a process of its own, whose memory is that of this study alone. This process is
+A process of its own measures each number of clients, so that its memory is of this study alone. This process is
 `python -m benchmarks.device.growth CLIENTS COHORT ROUNDS`; it prints one line of JSON.
 """
 

@@ -1,4 +1,4 @@
-"""The same bytes exchanged with paho and msgpack alone: a lower bound of the cost of a round with these libraries.
+"""Exchanges a round's bytes with paho and msgpack alone: a lower bound of the cost of a round with these libraries.
 
     python -m benchmarks.network.bare_exchange server URL PART_BYTES COUNT SHAPES [FOLDER]     plays a round for each line
     python -m benchmarks.network.bare_exchange devices URL PART_BYTES FIRST COUNT

@@ -1,1 +1,1 @@
-"""The same round in the simulators of other projects. It runs in an environment of its own, without fedpatch."""
+"""Runs the round in the simulators of other projects, in an environment of its own, without fedpatch."""

@@ -34,7 +34,7 @@ def checkout_commit(folder: Path) -> str:
 
 
 class Program:
-    """A started program: `line` is its command, in this repository, `what` its name in messages, `remedy` that of an error."""
+    """A program: `line` is its command in this repository, `what` its name in messages, `remedy` the hint of an error."""
 
     def __init__(self, what: str, line: Sequence[str | Path], *, remedy: str = "") -> None:
         self._what = what

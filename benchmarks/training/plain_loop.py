@@ -44,7 +44,7 @@ class PlainLoop:
 
 
 class PlainLoopWorkers:
-    """The same over permanent processes: each has its share of the clients, and returns the sum over them."""
+    """Trainer with permanent processes: each process has its share of the clients, and returns the sum over them."""
 
     def __init__(self, work: Work, processes: int) -> None:
         context = mp.get_context("spawn")

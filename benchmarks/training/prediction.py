@@ -75,7 +75,7 @@ def measure(task: Task, turns: int) -> dict[str, Any]:
 
 
 def _make_model(task: Task, directory: Path) -> None:
-    """Write a new model, in the form of a device and in that of torch."""
+    """Write a new model, in the format of a device and in the format of torch."""
     from fedpatch.shared.onnx.export import export_onnx
     from fedpatch.shared.tasks.torch_model import schema_of, to_tensors
 

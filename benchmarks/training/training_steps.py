@@ -1,4 +1,4 @@
-"""The same training steps by the device's own trainer and by a bare PyTorch loop: contestants of benchmarks.device.device."""
+"""Contestants of benchmarks.device.device: equal training steps by the device's own trainer and by a bare PyTorch loop."""
 
 from __future__ import annotations
 

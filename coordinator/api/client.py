@@ -52,8 +52,8 @@ class Client:
     A run is named by its id, the beginning of its id, or "last".
 
     Args:
-        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else that of a demo in the current
-            directory.
+        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else a demo's directory in the
+            current directory.
 
     Example:
         >>> from fedpatch import Client

@@ -141,7 +141,7 @@ def test_the_paper_s_rows_add_up():
 
 
 def test_the_table_stands_beside_the_paper_s():
-    """It has seconds, shares, bytes, the paper's row, and user accuracy by round."""
+    """The page has seconds, shares, bytes, the paper's row, and user accuracy by round."""
     found = {Cell("mnist", "mtfl", "off"): {"rounds": [ROUND, ROUND]}}
     lines = list(markdown(found))
     row = next(line for line in lines if line.startswith("| MTFL"))

@@ -111,7 +111,7 @@ def test_foreign_clients_update_is_aggregated(
 
 
 def test_foreign_client_asks_for_chunks_that_have_not_come() -> None:
-    """It asks once no new chunk has arrived for a while; a chunk that is damaged or of another blob does not count."""
+    """A device asks once no new chunk has arrived for a while; a chunk that is damaged or of another blob does not count."""
     blob, known = bytes(range(250)), runpy.run_path(str(CLIENT))
     manifest = Manifest(sha256(blob).hexdigest(), 250, 100, 3, "fp32", 250, "0" * 64)
     job = known["Job"](dict(zip("kren", "kr12", strict=True)), {"model": asdict(manifest)}, [])

@@ -58,7 +58,7 @@ def test_will_of_a_device_on_a_reaches_the_coordinator_on_b(pair: Pair):
 
 
 def test_retained_message_is_only_at_the_node_where_it_was_published(pair: Pair):
-    """So devices on A must request a model that the coordinator retains at B, as with a broker that retains nothing."""
+    """Devices on A must request a model that the coordinator retains at B, as with a broker that retains nothing."""
     with client(pair.prefer_a, "keeper", **login("ann")) as keeper:
         keeper.link.publish(KEPT, b"kept", retain=True)
         keeper.settle()

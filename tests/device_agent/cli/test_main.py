@@ -205,7 +205,7 @@ def test_agent_reports_all_wrong_settings_together(agent):
 
 @pytest.mark.slow
 def test_agent_ends_when_its_stdin_closes(tmp_path):
-    """So no agent outlives the demo that started it."""
+    """No agent outlives the demo that started it."""
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]
     command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]
     result = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)

@@ -392,7 +392,7 @@ class TestDecline:
         assert [getattr(answer, "reason", "") for [answer] in declines] == [reason, replaced]
 
     def test_preference_decline_names_condition_and_retry_time(self):
-        """So the coordinator does not ask again too early."""
+        """The coordinator does not ask again too early."""
         verdict = AdmissionDecision(False, "z" * 600, Condition.QUIET_HOURS, 1800.0)
         effects = Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), TASKS, verdict), 10.0)
         expected = Decline(DeclineReason.UNWILLING, "z" * 500, Condition.QUIET_HOURS, 1800.0)
