@@ -61,8 +61,9 @@ class UpdateSpool:
         self._committed = directory / COMMITTED
 
     def save(self, spooled: Spooled) -> None:
-        """Note the update; from now on it survives a restart."""
+        """Note the update; from now on it survives a restart. It has replaced a committed one that waited for its model."""
         with refusals_of(self._note):
+            self._committed.unlink(missing_ok=True)
             write_atomic(self._note, seal(_LINE, to_bytes(spooled)))
 
     def note_committed(self) -> None:

@@ -452,6 +452,17 @@ class TestPersonalModelPutOff:
         again.take_up_spooled()
         assert isinstance(again.trainer.given[-1], MakeModel)
 
+    def test_restart_offers_the_update_of_the_next_round_whose_training_dropped_it(self, tmp_path):
+        device, _ = self.commit_second(tmp_path)
+        device.ask(3)
+        device.download()
+        third = update(b"t" * 350)
+        (tmp_path / "spool" / "update.bin").write_bytes(b"t" * 350)
+        device.perform(device.job.handle(UpdateTrained(replace(KEY, round=3), third), 2.0))
+        again = Device(tmp_path, ModelStore(tmp_path / "models", 2, every_s=1000.0))
+        again.take_up_spooled()
+        assert [body.manifest for body in again.perform(again.job.tick(3.0)) if isinstance(body, Offer)] == [third]
+
 
 class TestPersonalModelInTheMaking:
     """The update is sent while the training process makes the model; `committed` may arrive before or after the model."""
