@@ -88,18 +88,20 @@ class SecureLimits:
             )
         if why := self._impossible(request, terms):
             return decline(DeclineReason.UNSUPPORTED, why)
+        why = self.too_weak(terms)
+        return decline(DeclineReason.SECURE_TERMS, why) if why else None
+
+    def too_weak(self, terms: SecureTerms) -> str:
+        """Return how terms fall short of the owner's limits; "" where they do not."""
         if terms.group_min < self.min_group:
-            why = f"groups may have {terms.group_min} devices; the owner's limit is min_group = {self.min_group}"
-            return decline(DeclineReason.SECURE_TERMS, why)
+            return f"groups may have {terms.group_min} devices; the owner's limit is min_group = {self.min_group}"
         if self.clip and terms.clip > self.clip:
-            why = f"a step may have a norm of {terms.clip:g}; the owner's limit is clip = {self.clip:g}"
-            return decline(DeclineReason.SECURE_TERMS, why)
+            return f"a step may have a norm of {terms.clip:g}; the owner's limit is clip = {self.clip:g}"
         if self.min_threshold is ThresholdRule.TWO_THIRDS and not terms.strict:
-            why = (
+            return (
                 "keys are not signed, and half of a group may open it; the owner's limit is min_threshold = two_thirds"
             )
-            return decline(DeclineReason.SECURE_TERMS, why)
-        return None
+        return ""
 
     def _impossible(self, request: WorkRequest, terms: SecureTerms) -> str:
         """Return why this device cannot follow the terms; "" where it can."""
@@ -220,8 +222,8 @@ class OwnerLimits:
         model = self._model
         if model is None or request is None:
             return "the update does not name the request that it answers"
-        if self._secure.forbids_unmasked and request.secure is None:
-            return "the owner lets no update leave this device unmasked"
+        if why := self._forbids_update(request):
+            return why
         if (manifest.encoding in MASKED_ENCODINGS) != request.masks:
             return f"the update is encoded as {manifest.encoding}, which is not what the request asks for"
         try:
@@ -235,6 +237,14 @@ class OwnerLimits:
         if manifest.schema != allowed.digest:
             return "the update does not hold just the tensors that may leave this device"
         return ""
+
+    def _forbids_update(self, request: WorkRequest) -> str:
+        """Return which limit forbids the update of a request; "" for none. The owner may have set it after the training."""
+        if self._secure.forbids_unmasked and request.secure is None:
+            return "the owner lets no update leave this device unmasked"
+        if self.privacy is not None and self.privacy.requires_privacy_of(request):
+            return "the owner lets no update leave this device without differential privacy"
+        return "" if request.secure is None else self._secure.too_weak(request.secure)
 
     @property
     def declines(self) -> str:

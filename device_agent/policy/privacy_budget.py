@@ -87,6 +87,10 @@ class PrivacyBudget:
         )
         return decline(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
 
+    def requires_privacy_of(self, request: WorkRequest) -> bool:
+        """Return whether an update must not leave because its request has no differential privacy."""
+        return self._required and request.privacy is None
+
     @property
     def declines(self) -> str:
         """The damage of the account because of which every request is declined; "" for none, or if privacy is not required."""

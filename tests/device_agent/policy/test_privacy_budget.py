@@ -28,6 +28,7 @@ from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import KEY, REQUEST, replies, requested
+from tests.device_agent.owners import READY
 from tests.support.masked_group import terms_of
 from tests.support.specs import TASKS, envelope_of, update
 
@@ -86,6 +87,22 @@ def test_evaluate_request_with_terms_is_declined_because_no_noise_covers_a_measu
 )
 def test_plain_evaluate_request_is_declined_only_where_the_owner_requires_privacy(tmp_path, limits, expected):
     assert reason(budget_of(tmp_path, **limits).refusal(replace(REQUEST, evaluate=True))) is expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_", "leaves"),
+    [
+        ({"required": True}, REQUEST, False),
+        ({"max_epsilon": 8.0}, REQUEST, False),
+        ({"required": True}, noisy(), True),
+        ({}, REQUEST, True),
+    ],
+)
+def test_update_without_privacy_from_before_the_owner_required_it_does_not_leave(tmp_path, limits, request_, leaves):
+    """The update waited on the disk while the agent was restarted with another setting."""
+    owner = OwnerLimits(tmp_path / "patches", max_steps=1000, max_epochs=100, privacy=budget_of(tmp_path, **limits))
+    owner.take(READY)
+    assert (owner.why_not_send(request_, update()) == "") is leaves
 
 
 def test_limit_holds_over_all_runs(tmp_path):

@@ -130,6 +130,20 @@ def test_update_of_the_wrong_kind_does_not_leave(tmp_path, mode, request_, manif
     assert words in why if words else why == ""
 
 
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (SecureLimits(min_group=8), "min_group = 8"),
+        (SecureLimits(min_group=2, clip=0.5), "clip = 0.5"),
+        (SecureLimits(min_group=2, min_threshold=ThresholdRule.TWO_THIRDS, signs=True), "min_threshold = two_thirds"),
+    ],
+)
+def test_masked_update_from_before_the_owner_set_stricter_terms_does_not_leave(tmp_path, now, words):
+    limits = OwnerLimits(tmp_path / "patches", max_steps=1000, max_epochs=100, secure=now)
+    limits.take(READY)
+    assert words in limits.why_not_send(secure(group_min=7, group_max=10, clip=1.0), MASKED_UPDATE)
+
+
 @pytest.mark.parametrize(("mode", "offers"), [(OFF, False), (ALLOWED, True), (REQUIRED, True)])
 def test_device_offers_masks_unless_its_owner_turned_them_off(mode, offers):
     assert SecureLimits(mode).offers is offers
