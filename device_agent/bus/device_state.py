@@ -26,7 +26,9 @@ def read_state(state_dir: Path) -> dict[str, Any]:
     except FedpatchError as error:
         return _state("unknown", [str(error)], {}, None, paused)
     status = standing.status
-    return _state(_word(standing, paused), _reasons(standing, paused), status, _model(state_dir), paused)
+    # Other modes of admission ignore the pause file.
+    obeyed = paused and status.get("admission", "preferences") == "preferences"
+    return _state(_word(standing, obeyed), _reasons(standing, obeyed), status, _model(state_dir), paused)
 
 
 def is_paused(state_dir: Path) -> bool:

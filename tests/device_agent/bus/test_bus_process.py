@@ -109,13 +109,29 @@ def test_device_is_announced_once_its_agent_has_written_its_name(state_dir):
             assert process.wait(60) == 0
 
 
+def say_admission(state_dir: Path, admission: str) -> None:
+    status = json.loads((state_dir / "status.json").read_text())
+    (state_dir / "status.json").write_text(json.dumps({**status, "admission": admission}))
+
+
 def test_idle_agent_is_paused_as_soon_as_its_pause_file_is_there(state_dir):
+    say_admission(state_dir, "preferences")
     with FileLock(state_dir / "agent.lock", "held"):
         assert read_state(state_dir)["state"] == "idle"
         set_paused(state_dir, True)
         shown = read_state(state_dir)
         assert (shown["state"], shown["willing"], shown["may_work"]) == ("paused", "OFF", "OFF")
         assert shown["reasons"] == ["its owner has paused it"]
+
+
+@pytest.mark.parametrize("admission", ["always", "file:/etc/fedpatch/admission"])
+def test_agent_whose_admission_ignores_the_pause_file_is_not_shown_as_paused(state_dir, admission):
+    say_admission(state_dir, admission)
+    with FileLock(state_dir / "agent.lock", "held"):
+        set_paused(state_dir, True)
+        shown = read_state(state_dir)
+        assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "ON", [])
+        assert shown["may_work"] == "OFF"  # the switch shows the file
 
 
 def test_process_without_predictions_loads_no_numbers():
