@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,18 @@ def read_state(state_dir: Path) -> dict[str, Any]:
     """Return the state as plain data; an agent that never ran, or whose files cannot be read, is `unknown` with the reason."""
     paused = is_paused(state_dir)
     try:
-        standing = read_standing(state_dir)
+        standing, model = read_standing(state_dir), _model(state_dir)
     except FedpatchError as error:
         return _state("unknown", [str(error)], {}, None, paused)
     status = standing.status
     # Other modes of admission ignore the pause file.
     obeyed = paused and status.get("admission", "preferences") == "preferences"
-    return _state(_word(standing, obeyed), _reasons(standing, obeyed), status, _model(state_dir), paused)
+    return _state(_word(standing, obeyed), _reasons(standing, obeyed), status, model, paused)
 
 
 def is_paused(state_dir: Path) -> bool:
-    """Return whether the owner's pause file exists."""
-    return (state_dir / PAUSE_FILE).exists()
+    """Return whether the owner's pause file exists; False where that cannot be read."""
+    return os.path.exists(state_dir / PAUSE_FILE)
 
 
 def set_paused(state_dir: Path, paused: bool) -> None:

@@ -20,6 +20,7 @@ made until the agent restarts.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -192,8 +193,8 @@ class ModelStore:
             round: Number of the round.
         """
         root = self._root(task)
-        newest = next(iter(self.versions(task)), None)
         try:
+            newest = next(iter(self.versions(task)), None)
             models = (_read(root / _STAGED), newest.metadata if newest else None)
         except StateError:
             return False
@@ -278,6 +279,8 @@ class ModelStore:
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise StateError(f"{link}: is no link to a model; move it away, and the next round makes it") from error
             raise StateError(f"{link}: {error.strerror}; ask as a user who may read the agent's state") from error
 
     def versions(self, task: str) -> list[ModelVersion]:

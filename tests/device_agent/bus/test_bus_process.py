@@ -18,6 +18,7 @@ from fedpatch.device_agent.bus.device_state import read_state, set_paused
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.mqtt.client import Received
 from tests.support.brokers import Client, Mosquitto, client
+from tests.support.other_users import acting_as_nobody, open_directory
 
 pytestmark = pytest.mark.broker
 
@@ -132,6 +133,23 @@ def test_agent_whose_admission_ignores_the_pause_file_is_not_shown_as_paused(sta
         shown = read_state(state_dir)
         assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "ON", [])
         assert shown["may_work"] == "OFF"  # the switch shows the file
+
+
+def test_agent_whose_present_model_cannot_be_read_is_unknown_with_the_reason(state_dir):
+    (state_dir / "models" / "digits" / "current").mkdir(parents=True)  # a copy without its links
+    shown = read_state(state_dir)
+    assert (shown["state"], shown["willing"], shown["user_accuracy"]) == ("unknown", "OFF", None)
+    assert "is no link to a model" in shown["reasons"][0]
+
+
+def test_agent_whose_directory_another_user_cannot_read_is_unknown_with_the_reason():
+    with open_directory() as directory:
+        state_dir = directory / "state"
+        state_dir.mkdir(0o700)
+        with acting_as_nobody():
+            shown = read_state(state_dir)
+    assert (shown["state"], shown["may_work"]) == ("unknown", "ON")
+    assert "Permission denied" in shown["reasons"][0]
 
 
 def test_process_without_predictions_loads_no_numbers():

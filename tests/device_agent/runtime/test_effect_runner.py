@@ -554,6 +554,13 @@ class TestPersonalModelInTheMaking:
         third.take_up_spooled()
         assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
 
+    def test_models_copied_without_their_link_keep_no_waiting_update_from_being_offered(self, tmp_path):
+        _, models = self.upload(tmp_path)
+        (tmp_path / "models" / KEY.task / "current").mkdir(parents=True)
+        again = Device(tmp_path, models)
+        again.take_up_spooled()
+        assert (again.job.state, len(again.trainer.given)) == (JobState.UPLOADING, 1)
+
     @pytest.mark.parametrize(
         ("staged", "change"),
         [
