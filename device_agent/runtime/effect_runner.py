@@ -174,9 +174,13 @@ class EffectRunner:
             return
         self._model_put_off = False
         self._model_due = self._clock() + self._model_every_s
-        committed = self._spool.committed()
-        if committed is None or not self._make_model_again(committed):
-            self.model_made()
+        try:
+            committed = self._spool.committed()
+            if committed is not None and self._make_model_again(committed):
+                return
+        except (StateError, OSError) as error:  # without the model, later rounds would wait for it
+            _log.warning("personal model: that of the last committed round is not made: %s", error)
+        self.model_made()
 
     @property
     def _puts_model_off(self) -> bool:

@@ -452,6 +452,19 @@ class TestPersonalModelPutOff:
         again.take_up_spooled()
         assert isinstance(again.trainer.given[-1], MakeModel)
 
+    def test_training_process_that_cannot_be_started_for_it_costs_no_later_round(self, tmp_path, monkeypatch):
+        device, _ = self.commit_second(tmp_path)
+
+        def refuse(command: MakeModel) -> None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(device.trainer, "make_model", refuse)
+        device.performer.tick(device.performer.next_deadline() or 0.0)
+        assert (device.performer.making_model, device.performer.owes_model) == (False, False)
+        device.ask(3)
+        device.download()
+        assert [one.key.round for one in device.trainer.given] == [1, 2, 3]
+
     def test_restart_offers_the_update_of_the_next_round_whose_training_dropped_it(self, tmp_path):
         device, _ = self.commit_second(tmp_path)
         device.ask(3)
