@@ -176,7 +176,7 @@ class EffectRunner:
         self._model_due = self._clock() + self._model_every_s
         try:
             committed = self._spool.committed()
-            if committed is not None and self._make_model_again(committed):
+            if committed is not None and self._make_model_again(committed, is_in_memory=True):
                 return
         except (StateError, OSError) as error:  # without the model, later rounds would wait for it
             _log.warning("personal model: that of the last committed round is not made: %s", error)
@@ -244,11 +244,16 @@ class EffectRunner:
         self._make_model_again(spooled)
         return [UpdateRestored(spooled.key, spooled.manifest, spooled.request)]
 
-    def _make_model_again(self, spooled: Spooled) -> bool:
-        """Start making the model of a spooled update; False where it exists, was refused, or cannot be made."""
+    def _make_model_again(self, spooled: Spooled, *, is_in_memory: bool = False) -> bool:
+        """Start making the model of a spooled update; False where it exists, was refused, or cannot be made.
+
+        The values of a masked update cannot be read back. If the training process has them in memory, it needs no file.
+        """
         key = spooled.key
-        if spooled.request is None or spooled.request.secure is not None or self._has_model(key):
-            return False  # the values of a masked update cannot be read back
+        if spooled.request is None or self._has_model(key):
+            return False
+        if spooled.request.secure is not None and not is_in_memory:
+            return False
         self._making = True
         self._trainer.make_model(MakeModel(self._command(key, spooled.request), spooled.manifest))
         return True

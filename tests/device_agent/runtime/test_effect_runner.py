@@ -60,6 +60,7 @@ from tests.device_agent.exported_models import describe
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
 from tests.support.brokers import PATIENCE_S
+from tests.support.masked_group import terms_of
 from tests.support.specs import envelope_of, model, report, update
 from tests.support.web_server import sends, server
 
@@ -364,8 +365,8 @@ class TestPersonalModelPutOff:
 
     SECOND = replace(KEY, round=2)
 
-    def commit_second(self, directory: Path) -> tuple[Device, ModelStore]:
-        """A device whose second round is committed, soon after the first was trained."""
+    def commit_second(self, directory: Path, request: WorkRequest = REQUEST) -> tuple[Device, ModelStore]:
+        """A device whose second round, by `request`, is committed, soon after the first was trained."""
         models = ModelStore(directory / "models", 2, every_s=1000.0)
         device = Device(directory, models)
         device.ask()
@@ -377,6 +378,7 @@ class TestPersonalModelPutOff:
         (directory / "spool" / "update.bin").write_bytes(UPDATE)
         device.performer.trained(Trained(self.SECOND, update(UPDATE), report()))
         device.perform(device.job.handle(UpdateTrained(self.SECOND, update(UPDATE)), 0.0))
+        device.performer.run_effect(SpoolUpdate(self.SECOND, update(UPDATE), request))
         device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest), 2)), 1.0))
         assert device.performer.owes_model
         return device, models
@@ -399,6 +401,12 @@ class TestPersonalModelPutOff:
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
         assert device.performer.next_deadline() is None
+
+    def test_that_of_a_masked_round_is_made_by_the_process_that_trained_it(self, tmp_path):
+        device, _ = self.commit_second(tmp_path, replace(REQUEST, secure=terms_of(3)))
+        device.performer.tick(device.performer.next_deadline() or 0.0)
+        assert isinstance(device.trainer.given[-1], MakeModel)
+        assert device.performer.making_model
 
     def test_end_of_the_training_process_leaves_it_due(self, tmp_path):
         device, _ = self.commit_second(tmp_path)
