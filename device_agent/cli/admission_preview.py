@@ -38,7 +38,9 @@ class AdmissionPreview:
         if self.verdict.accept:
             return []
         words = [one.words for one in self.objections]
-        return [self.verdict.why, *words] if self.verdict in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT) or not words else words
+        if self.verdict.condition is not None:  # an unmet preference
+            return words
+        return [self.verdict.why, *words] if self.verdict in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT) else [self.verdict.why]
 
 
 def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:

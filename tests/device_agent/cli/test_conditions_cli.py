@@ -51,6 +51,14 @@ def test_conditions_prints_each_objection_to_work(agent):
     assert agent("--admission", "always").out.splitlines()[-2:] == lines
 
 
+def test_conditions_names_the_admission_that_declines_whatever_the_preferences_are(agent, tmp_path):
+    lines = ["it would not accept work now:", "  its owner set admission to never"]
+    assert agent("--admission", "never").out.splitlines()[-2:] == lines
+    (tmp_path / "admission").write_text("decline: on holiday\n")
+    lines[1] = "  on holiday"
+    assert agent("--admission", f"file:{tmp_path / 'admission'}").out.splitlines()[-2:] == lines
+
+
 def test_conditions_json_holds_the_same_facts(agent):
     printed = json.loads(agent("--json").out)
     assert (printed["would_accept"], [one["condition"] for one in printed["missed"]]) == (False, ["not_charging"])
