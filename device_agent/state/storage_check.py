@@ -6,7 +6,7 @@ A device that accepts and then fails because of its disk costs the others a roun
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,18 +70,21 @@ class Storage:
         """
         name = PatchKey.of_plan(task, request.schema, request.private, request.plan.kind).file_name
         patch = self._directory / PATCHES / name
-        return self._patch_problem(patch) or self._space_problem(patch, request, plan)
+        needed = [patch, patch.parent / PERSONAL / name] if request.plan.personal else [patch]
+        return self._patch_problem(needed) or self._space_problem(patch, request, plan)
 
-    def _patch_problem(self, path: Path) -> StorageProblem | None:
-        stamp = path, stamp_of(path), stamp_of(previous_of(path))
+    def _patch_problem(self, paths: Sequence[Path]) -> StorageProblem | None:
+        stamp = tuple((path, stamp_of(path), stamp_of(previous_of(path))) for path in paths)
         known = self._known
         if known is None or known[0] != stamp:
-            known = self._known = stamp, patch_problem(path)
+            found = ((patch_problem(path), path) for path in paths)
+            text = next((f"{problem}; {patch_remedy(path)}" for problem, path in found if problem), "")
+            known = self._known = stamp, text
         if not known[1]:
             return None
         why = "its private patch for this task, and the one before it, are damaged"
         verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
-        return StorageProblem(f"{known[1]}; {patch_remedy(path)}", verdict)
+        return StorageProblem(known[1], verdict)
 
     def _space_problem(self, patch: Path, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         try:

@@ -22,7 +22,15 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
-from fedpatch.device_agent.state.patch_store import CONTROLS, INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.patch_store import (
+    CONTROLS,
+    INDEPENDENT,
+    PERSONAL,
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+)
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.state.storage_check import RETRY_S, Storage, stored_problems
@@ -32,6 +40,7 @@ from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
+from fedpatch.shared.wire.plan_terms import PersonalCopy
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.exported_models import describe
 from tests.device_agent.jobs import KEY, REQUEST, replies, requested
@@ -101,6 +110,18 @@ def test_request_whose_kind_of_plan_has_a_damaged_patch_is_declined(tmp_path: Pa
     key = PatchKey.of_plan(TASK, request.schema, request.private, "prox")
     PatchStore(tmp_path / "patches").save(PatchRecord(key, RUN, 1, PatchState(), PatchState({}, 1)))
     spoil(tmp_path / "patches" / key.file_name)
+    assert isinstance(answer(tmp_path), Accept)
+    declined = answer(tmp_path, request)
+    assert isinstance(declined, Decline)
+    assert declined.reason is DeclineReason.STORAGE
+
+
+def test_request_that_needs_a_damaged_personal_copy_is_declined(tmp_path: Path):
+    request = replace(NOW, plan=replace(NOW.plan, personal=PersonalCopy("ditto", 1.0)))
+    key = PatchKey.of_plan(TASK, request.schema, request.private, "ditto")
+    PatchStore(tmp_path / "patches" / PERSONAL).save(PatchRecord(key, RUN, 1, PatchState(), PatchState({}, 1)))
+    assert isinstance(answer(tmp_path, request), Accept)
+    spoil(tmp_path / "patches" / PERSONAL / key.file_name)
     assert isinstance(answer(tmp_path), Accept)
     declined = answer(tmp_path, request)
     assert isinstance(declined, Decline)
