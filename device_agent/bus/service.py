@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpatch.device_agent.bus.device_state import read_state, set_paused
 from fedpatch.device_agent.bus.home_assistant import OFF, OFFLINE, ON, ONLINE, BusTopics, discovery
-from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, served
+from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, all_served
 from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.errors import FedpatchError, UsageError
@@ -135,7 +135,7 @@ class Bus:
     def __init__(self, settings: BusSettings, topics: BusTopics, publish: Publish) -> None:
         self._settings, self._topics, self._publish = settings, topics, publish
         self._state_dir = settings.state_dir.expanduser()
-        self._services: list[ServedTopic] = [served(line) for line in settings.serve]
+        self._services = all_served(settings.serve)
         self._model: PersonalModel | None = None
         self._features: Features | None = None
         self._reload_at = 0.0

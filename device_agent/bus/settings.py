@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +52,7 @@ class BusSettings(BrokerSettings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Check the topics of predictions."""
-        return super().check() + self.refusals(serve=lambda lines: [served(line) for line in lines])
+        return super().check() + self.refusals(serve=all_served)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,18 @@ def served(line: str) -> ServedTopic:
         raise UsageError(f"{service.source!r} is no filter of topics: + and # are whole levels, and # is the last one")
     if not re.fullmatch(TOPIC.regex, service.target):
         raise UsageError(f"{service.target!r} is no topic: it must be {TOPIC.words}")
-    if service.takes(service.target):
-        raise UsageError(f"{service.target!r} matches {service.source!r}, so outputs would be taken for examples")
+    _require_apart(service, service)
     return service
+
+
+def all_served(lines: Sequence[str]) -> list[ServedTopic]:
+    """Read lines IN -> OUT. UsageError for a wrong line, or if outputs of one would be taken as examples by another."""
+    services = [served(line) for line in lines]
+    for one, other in itertools.permutations(services, 2):
+        _require_apart(one, other)
+    return services
+
+
+def _require_apart(service: ServedTopic, other: ServedTopic) -> None:
+    if service.takes(other.target):
+        raise UsageError(f"{other.target!r} matches {service.source!r}, so outputs would be taken for examples")

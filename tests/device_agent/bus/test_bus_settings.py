@@ -40,6 +40,12 @@ def test_wrong_line_of_the_settings_is_named():
         load(BusSettings, file=None, environ={}, flags={"serve": "a -> a"})
 
 
+def test_mappings_that_would_answer_each_other_without_end_are_refused():
+    with pytest.raises(ConfigError, match="outputs would be taken for examples"):
+        load(BusSettings, file=None, environ={}, flags={"serve": "a/+ -> b/out, b/+ -> a/out"})
+    assert len(load(BusSettings, file=None, environ={}, flags={"serve": "a/+ -> out/a, b/+ -> out/b"}).serve) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "status", "device"),
     [
