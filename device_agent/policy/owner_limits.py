@@ -141,6 +141,7 @@ class OwnerLimits:
         max_epochs: Most passes over the data of one request.
         privacy: The owner's limit of privacy loss; None for none.
         secure: The owner's terms for masked rounds.
+        never: Whether the owner set admission to never.
     """
 
     def __init__(
@@ -152,8 +153,10 @@ class OwnerLimits:
         max_epochs: int,
         privacy: PrivacyBudget | None = None,
         secure: SecureLimits = SecureLimits(),
+        never: bool = False,
     ) -> None:
         self.privacy = privacy
+        self._never = never
         self._patch_dir = patch_dir
         self._private = private
         self._max_steps = max_steps
@@ -240,6 +243,8 @@ class OwnerLimits:
 
     def _forbids_update(self, request: WorkRequest) -> str:
         """Return which limit forbids the update of a request; "" for none. The owner may have set it after the training."""
+        if self._never:
+            return "its owner set admission to never"
         if self._secure.forbids_unmasked and request.secure is None:
             return "the owner lets no update leave this device unmasked"
         if self.privacy is not None and self.privacy.requires_privacy_of(request):

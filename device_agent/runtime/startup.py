@@ -161,6 +161,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         max_epochs=settings.max_epochs,
         privacy=privacy_of(settings, directory),
         secure=secure,
+        never=settings.admission == "never",
     )
     runner = EffectRunner(
         identity,

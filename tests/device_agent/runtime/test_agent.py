@@ -11,17 +11,27 @@ from msgspec import UNSET, UnsetType
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.job.training_messages import SetupFailed, Trained, TrainFailed, TrainProgress, WorkerSetup
+from fedpatch.device_agent.job.training_messages import (
+    MakeModel,
+    SetupFailed,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+    WorkerSetup,
+)
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
+from fedpatch.device_agent.runtime.startup import Ports, make_agent
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
+from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.telemetry.vitals import VitalsPace, vitals_of
+from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
@@ -231,6 +241,26 @@ class TestOwnersLimits:
         assert played(READY, *asked()) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert "is dropped: the owner keeps affine private at least" in caplog.text
         assert spool.load() is None
+
+
+@pytest.mark.parametrize(("admission", "answers"), [("always", [Offer(update(UPDATE))]), ("never", [])])
+def test_an_update_that_waited_is_dropped_where_the_owner_takes_part_no_more(tmp_path, caplog, admission, answers):
+    spool = spool_with(tmp_path, REQUEST, update(UPDATE))
+    given = {"data": "none", "fleet": "lab", "state_dir": str(tmp_path), "admission": admission}
+    wire, settings = Wire(), load(AgentSettings, file=None, environ={}, flags=given)
+    ports = Ports(link=lambda *_, **__: wire, trainer=Silent, root=tmp_path)
+    agent = make_agent(settings, Identity.new("lab", "pi"), EventQueue(), ports)
+    agent.turn(CONNECTED)
+    agent.turn(READY)
+    assert [one for one in wire.up if isinstance(one, Offer)] == answers
+    assert (spool.load() is None, "its owner set admission to never" in caplog.text) == (not answers, not answers)
+
+
+class Silent(Trainer):
+    """Starts no process."""
+
+    def make_model(self, command: MakeModel) -> None:
+        """No model is made."""
 
 
 def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> UpdateSpool:
