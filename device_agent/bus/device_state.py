@@ -34,7 +34,7 @@ def read_state(state_dir: Path) -> dict[str, Any]:
 
 def is_paused(state_dir: Path) -> bool:
     """Return whether the owner's pause file exists; False where that cannot be read."""
-    return os.path.exists(state_dir / PAUSE_FILE)
+    return os.path.lexists(state_dir / PAUSE_FILE)
 
 
 def set_paused(state_dir: Path, paused: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.bus.device_state import read_state, set_paused
+from fedpatch.device_agent.sensors.host import read_pause
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.mqtt.client import Received
 from tests.support.brokers import Client, Mosquitto, client
@@ -123,6 +124,12 @@ def test_idle_agent_is_paused_as_soon_as_its_pause_file_is_there(state_dir):
         shown = read_state(state_dir)
         assert (shown["state"], shown["willing"], shown["may_work"]) == ("paused", "OFF", "OFF")
         assert shown["reasons"] == ["its owner has paused it"]
+
+
+def test_pause_file_that_is_a_link_to_nothing_is_shown_as_the_agent_obeys_it(state_dir):
+    (state_dir / "pause").symlink_to("nothing")
+    assert read_pause(state_dir / "pause").value is True
+    assert read_state(state_dir)["may_work"] == "OFF"
 
 
 @pytest.mark.parametrize("admission", ["always", "file:/etc/fedpatch/admission"])
