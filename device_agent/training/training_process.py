@@ -114,7 +114,9 @@ class CommandReader:
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
-                if isinstance(command, Work):
+                if isinstance(command, MakeModel):
+                    self._commands.put((command, TrainingControl()))  # a training before it may still be paused
+                elif isinstance(command, Work):
                     control = TrainingControl()
                     self._commands.put((command, control))
                 else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -11,12 +13,15 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTraining
-from fedpatch.device_agent.job.training_messages import CancelTraining, Ready, WorkerSetup, write_message
+from fedpatch.device_agent.job.training_messages import CancelTraining, MakeModel, Ready, WorkerSetup, write_message
+from fedpatch.device_agent.training import training_process
 from fedpatch.device_agent.training.training_process import TrainingControl, error_text, fail_reason, set_up
 from fedpatch.shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import ADAM, Scene
+from tests.device_agent.job.test_training_messages import TRAIN
 from tests.device_agent.toy_tasks import TOY
+from tests.support.specs import update
 
 TIMEOUT_S = 120
 
@@ -164,3 +169,17 @@ time.sleep({TIMEOUT_S})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "written\n")
     assert ("no space left" in done.stderr) == failing
+
+
+def test_cancel_reaches_the_measurement_behind_which_a_personal_model_waits(monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(training_process, "_end_process", lambda *_: ended.set())
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream:
+        reader = training_process.CommandReader(stream)
+        with os.fdopen(writing, "wb") as agent:
+            for command in (TRAIN, MakeModel(TRAIN, update()), CancelTraining(), TRAIN):
+                write_message(agent, command)
+            controls = [reader.next()[1] for _ in range(3)]
+        assert ended.wait(TIMEOUT_S)
+    assert [control.cancelled() for control in controls] == [True, False, False]
