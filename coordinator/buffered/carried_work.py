@@ -99,6 +99,10 @@ class CarriedDevices:
         """Remove and return the work of a device."""
         return self.works.pop(device)
 
+    def drop(self, device: str) -> None:
+        """Forget the work of a device, if it has any."""
+        self.works.pop(device, None)
+
     def note(self, device: str, *, busy: bool, epoch: int | None = None) -> None:
         """Note a sign of life of a device with carried work.
 

@@ -196,6 +196,8 @@ class Engine:
             self.fleet.exclude_offender(device, offence)
         self.fleet.remember(seen)
         self.fleet.hold(holds or {})
+        for device in [device for device in self.carried.works if self.fleet.held(device) == QUARANTINED]:
+            self.carried.drop(device)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle an event that happened at `now`, in seconds of the run's clock.
@@ -381,15 +383,21 @@ class Engine:
         self.fleet.revoke(devices)
         # A round that continues after a restart waits for devices that this process has not seen.
         at_work = [] if self.open is None else self.open.round.devices(*AT_WORK)
-        awaited = [device for device in at_work if device in devices]
+        awaited = [device for device in (*at_work, *self.carried.works) if device in devices]
         return self._expel(awaited, now, REVOKED)
 
     def _expel(self, devices: Sequence[str], now: float, reason: str) -> list[Effect]:
-        """Exclude devices from the open round, if there is one, and take the next step: the round may wait for no device."""
+        """Exclude devices from the open round, if there is one, and take the next step: the round may wait for no device.
+
+        No later round takes their carried work.
+        """
         expelled: list[Effect] = []
-        if self.open is not None:
-            for device in devices:
+        for device in devices:
+            self._uploads.release(device)
+            self.carried.drop(device)
+            if self.open is not None:
                 expelled += self.open.expel(device, now, reason)
+        self._count_expected(now)
         return expelled + self._advance(now)
 
     def _interrupt(self, now: float) -> list[Effect]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     Effect,
@@ -21,8 +23,12 @@ from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
     DevicePresence,
+    DevicesRevoked,
+    Event,
+    HoldsChanged,
     Interrupted,
     ModelPublished,
+    RunStarted,
     StopRequested,
     Suspended,
     TimePassed,
@@ -34,6 +40,7 @@ from fedpatch.shared.wire.messages import (
     Accept,
     Cancel,
     Committed,
+    Failed,
     Grant,
     JobStatus,
     Need,
@@ -43,13 +50,15 @@ from fedpatch.shared.wire.messages import (
     RetryAfter,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
-from tests.coordinator.engines import BLOB, DIGEST, asking, current, report_all, report_of, send
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
+from tests.coordinator.engines import BLOB, DIGEST, asking, current, join, report_all, report_of, send
 from tests.support.specs import RUN, counted, model, report, sent, there, update
 
 TRAINING = Progress(JobPhase.TRAINING, 1, 10)
 DOWNLOADING = Progress(JobPhase.DOWNLOADING, 1, 10)
 CARRY = CarryPolicy(max_staleness=2, power=0.5)
+EXCLUSIONS = [HoldsChanged({"c": QUARANTINED}), DevicesRevoked(frozenset("c"))]
+excluded = pytest.mark.parametrize("exclusion", EXCLUSIONS, ids=["quarantined", "revoked"])
 
 
 def carrying(devices: str = "abc", last: Progress = TRAINING, **changes: Any) -> Engine:
@@ -334,3 +343,50 @@ def test_deadline_of_a_request_leaves_time_for_later_versions():
     made = asking("ab", carries=True, carry=CARRY, deadline_s=100.0, grace_s=10.0)
     [request] = [body for _, body in sent(current(made).ask(["a"], 0.0)) if isinstance(body, WorkRequest)]
     assert request.deadline_s == 100.0 + 2 * 110.0
+
+
+@excluded
+def test_round_does_not_wait_for_the_carried_work_of_an_excluded_device(exclusion: Event):
+    """Its messages are refused, so its update never comes."""
+    made = carrying()
+    next_version(made)
+    report_of(made, "a", 8.0)
+    send(made, "b", Failed(FailReason.TRAINING), 8.5, 2)
+    assert made.open is not None
+    made.handle(exclusion, 9.0)
+    assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
+    assert made.carried.works == {}
+
+
+@excluded
+def test_upload_of_a_device_that_is_excluded_between_two_rounds_does_not_go_on_in_the_next(exclusion: Event):
+    made = carrying(round_interval_s=20.0)
+    made.handle(TimePassed(), 20.0)
+    next_version(made, 20.0)
+    send(made, "c", Offer(update(BLOB)), 20.5, 1)
+    report_all(made, "ab", 21.0)
+    made.handle(Aggregated(), 22.0)
+    made.handle(exclusion, 23.0)
+    made.handle(TimePassed(), 40.0)
+    next_version(made, 40.0, 2)
+    assert set(current(made).round.participants) == {"a", "b"}
+    assert not [made.handle(ChunkReceived("c", cut(BLOB, update(BLOB), at)), 40.5) for at in range(4)][-1]
+
+
+def test_resumed_run_does_not_wait_for_the_carried_work_of_a_quarantined_device():
+    before = carrying()
+    made = Engine(
+        replace(before.spec, devices=2),
+        records=before.records,
+        jitter=random.Random(1),
+        holds={"c": QUARANTINED},
+        carried=before.carried.works,
+    )
+    made.handle(RunStarted(), 10.0)
+    made.handle(DevicePresence("c", there("b1", JobStatus(RUN, 1, 1, JobPhase.TRAINING))), 10.0)
+    join(made, "ab", 10.0)
+    next_version(made, 10.0)
+    send(made, "b", Accept(10), 10.5, 2)
+    report_of(made, "a", 11.0)
+    send(made, "b", Failed(FailReason.TRAINING), 11.5, 2)
+    assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
