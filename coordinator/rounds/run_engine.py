@@ -607,8 +607,7 @@ class Engine:
         spec = self.spec
         # An evaluate round after a training round asks the present devices, and does not wait for others.
         if not (self._selected and self.evaluates_next) and not self._enough(now):
-            assert self._waits_since is not None
-            if now < self._waits_since + self._patience_s:
+            if now < self._waiting_ends_at:
                 return []
             return self._stop(Stopped.FAILED, self.fleet.missing_text(self.required_devices(), spec.wait_s))
         self._waits_since = self._wait_until = None
@@ -651,12 +650,18 @@ class Engine:
         """The seconds to wait for devices: more while some devices have not loaded their task yet."""
         return self.spec.wait_s + (STARTING_S if self.fleet.starting else 0.0)
 
+    @property
+    def _waiting_ends_at(self) -> float:
+        """The time at which the run fails without enough devices. Before the round is due, it does not wait for them."""
+        assert self._waits_since is not None
+        return max(self._waits_since, self._next_round_at) + self._patience_s
+
     def _enough(self, now: float) -> bool:
         """Return whether enough devices are present for a round; coordinator.cohort.selection.RULE has the waiting times."""
         if self.present >= self.required_devices():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
-        self._wait_until = self._waits_since + self._patience_s
+        self._wait_until = self._waiting_ends_at
         if not self._selected and not self._resumed:
             return False
         give_up_at = self._waits_since + min(RETURN_S, self.spec.wait_s)

@@ -67,7 +67,7 @@ class RunSpec:
         time_limit_s: Time after which the run ends, in seconds; None for no limit.
         max_failed_rounds: Failed rounds in a row after which the run fails.
         devices: Devices to wait for before the first round.
-        wait_s: Time to wait for devices, in seconds.
+        wait_s: Time to wait for devices once a round is due, in seconds.
         participation: Share of the fleet that a round is meant for, above 0 and at most 1 (the paper's C).
         over_select: Invitations per device that a round is meant for, at least 1.
         policy: The conditions under which a round ends; its `target` is replaced in each round.

@@ -158,7 +158,7 @@ class TestVanish:
         leave(made, "cd", 6.0)
         made.handle(TimePassed(), 10.0)
         assert made.handle(TimePassed(), 6.0 + RETURN_S) == []
-        end_of(made.handle(TimePassed(), 6.0 + 120.0))
+        end_of(made.handle(TimePassed(), 10.0 + 120.0))
 
     def test_devices_of_earlier_epochs_count_in_a_resumed_run(self):
         before = [RoundRecord(1, "aggregated", 4, 4, 0, 4)]

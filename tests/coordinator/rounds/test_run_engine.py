@@ -531,6 +531,22 @@ class TestInterval:
         made = waiting_engine("a", round_interval_s=100.0, rounds=2)
         assert play(made, "a", 150.0) == [2]
 
+    def test_run_waits_for_devices_from_the_end_of_the_interval(self):
+        """Devices that are away in between, for example by day, do not end the run."""
+        made = waiting_engine("a", round_interval_s=1000.0, rounds=2, wait_s=120.0)
+        play(made, "a", 10.0)
+        made.handle(DevicePresence("a", gone()), 20.0)
+        assert made.handle(TimePassed(), 500.0) == []
+        assert (made.handle(TimePassed(), 1000.0), made.next_deadline()) == ([], 1120.0)
+        assert opened(made.handle(DevicePresence("a", there()), 1119.0)) == [2]
+
+    def test_run_fails_without_devices_wait_s_after_the_end_of_the_interval(self):
+        made = waiting_engine("a", round_interval_s=1000.0, rounds=2, wait_s=120.0)
+        play(made, "a", 10.0)
+        made.handle(DevicePresence("a", gone()), 20.0)
+        assert made.handle(TimePassed(), 1119.0) == []
+        assert end_of(made.handle(TimePassed(), 1120.0)).reason is Stopped.FAILED
+
     def test_interval_of_a_resumed_round_counts_from_its_first_beginning(self):
         start = RoundStart(RoundJournal(1, 1, ("a",), model().digest, spent_s=30.0))
         made = Engine(run_spec(round_interval_s=100.0, rounds=2), unfinished=start, jitter=random.Random(1))
