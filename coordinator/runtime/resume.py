@@ -126,15 +126,18 @@ def resume_round(
         now: The present time, by which the spent seconds of the deadline are computed.
 
     Returns:
-        The round with its committed updates; None if no round was open, or it was open with another model.
+        The round with its committed updates; None if no round was open, or it was open with another model, or masked
+        without saved terms.
     """
     ledger = registry.rounds.unfinished(spec.run, now)
     opening = None
     if ledger is not None:
         _, model = pack_model(state, prepared, spec)
-        if model.digest == ledger.base:
+        masking = registry.rounds.masking(spec.run, ledger.round)
+        # The terms follow from presences, which a restarted coordinator does not have yet. Without them no device was asked.
+        has_terms = spec.secure is None or any(entry.step == "terms" for entry in masking)
+        if model.digest == ledger.base and has_terms:
             stored = registry.rounds.committed(spec.run, ledger.round, ledger.carried)
-            masking = registry.rounds.masking(spec.run, ledger.round)
             kept = _kept_updates(registry, blobs, spec, prepared, state, ledger, ledger.carried, say)
             # If an update is lost, its device is invited again, so the round collects again.
             # A lost masked update loses its group only.
@@ -142,7 +145,8 @@ def resume_round(
             opening = RoundStart(replace(ledger, closing=closing), kept, masking)
             say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
-            say(f"round {ledger.round} was open with another model; it starts again")
+            how = "with another model" if has_terms else "without its masked terms"
+            say(f"round {ledger.round} was open {how}; it starts again")
             registry.rounds.roll_back(spec.run, ledger.round - 1)
     needed = {work.round for work in registry.rounds.carried(spec.run).values()}
     needed |= {opening.ledger.round} if opening is not None else set()

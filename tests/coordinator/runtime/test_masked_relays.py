@@ -14,6 +14,7 @@ from fedpatch.coordinator.aggregation.masked_mean import vector_layout
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.update_store import UpdateStore
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.group_sum import read_sum
@@ -36,6 +37,7 @@ from fedpatch.shared.wire.messages import (
 )
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFleet, names
+from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
 from tests.support.specs import model, there
 
 RELAY = "site"
@@ -187,4 +189,17 @@ def test_killed_hub_goes_on_with_the_sum_that_it_has_and_gives_the_same_model(tm
     come(again)
     again.wait(100.0)
     assert (record_of(again).outcome, record_of(again).measured) == ("aggregated", 24), again.bench.lines
+    assert model_of(again) == model_of(whole)
+
+
+def test_hub_killed_before_the_terms_are_saved_begins_the_round_again_with_the_relay(
+    tmp_path, prepared, registry, clock, monkeypatch
+):
+    whole = come(hub(tmp_path / "whole", prepared, registry, clock, 8, weight_cap=None))
+    fleet = hub(tmp_path / "killed", prepared, registry, clock, 8, weight_cap=None)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(UpdateStore, "save_masking", Guillotine(1).before(UpdateStore.save_masking))
+        come(fleet)
+    again = come(MaskedFleet(fleet.bench.again(), clock, devices=fleet.devices))
+    assert (record_of(again).outcome, record_of(again).measured) == ("aggregated", 16), again.bench.lines
     assert model_of(again) == model_of(whole)
