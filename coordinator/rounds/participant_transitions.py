@@ -113,6 +113,7 @@ class RoundJournal:
         negotiated: Devices with another encoding of their updates.
         absent: Invited devices that `target` does not count.
         offenders: Devices whose updates were refused for an offence, each with the offence.
+        departed: Devices that left the count without an offence, each with its state and the reason.
         grouped: Whether the groups of a masked round are drawn; after that no device joins.
         unmasking: Whether unmasking has begun; after that no update counts.
         carried: Work for earlier rounds by device: unfinished, or committed and waiting (coordinator.buffered).
@@ -130,6 +131,7 @@ class RoundJournal:
     negotiated: Mapping[str, str] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     offenders: Mapping[str, str] = field(default_factory=dict)
+    departed: Mapping[str, tuple[State, str]] = field(default_factory=dict)
     grouped: bool = False
     unmasking: bool = False
     carried: Mapping[str, CarriedWork] = field(default_factory=dict)

@@ -467,7 +467,7 @@ class ActiveRound:
         """
         self._uploads.release(device)
         return (
-            [CountEvent(device, "failed", why)]
+            [CountEvent(device, "failed", why, leaves=leaves)]
             if self.round.handle(device, Event.FAIL, now, why, leaves=leaves)
             else []
         )
@@ -768,7 +768,7 @@ class ActiveRound:
         self._uploads.release(device)
         if not self.round.handle(device, Event.DECLINE, now, word_of(body), leaves=lasts(body)):
             return []
-        return [CountEvent(device, "declined", word_of(body), body.detail)]
+        return [CountEvent(device, "declined", word_of(body), body.detail, leaves=lasts(body))]
 
     def _progress(self, device: str, body: Progress, now: float) -> list[Effect]:
         if device in self._fleet.members and body.total:

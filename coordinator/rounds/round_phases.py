@@ -177,8 +177,9 @@ class Round:
             self._accepted += 1
             self._move(device, State.REPORTED if device in reported else State.LOST, "")
             participant.since[participant.state] = now
-        for device in self.participants.keys() & ledger.offenders.keys():
-            self._move(device, State.FAILED, ledger.offenders[device])
+        gone = {**ledger.departed, **{device: (State.FAILED, why) for device, why in ledger.offenders.items()}}
+        for device in self.participants.keys() & gone.keys():
+            self._move(device, *gone[device])
             self._leave(device)
         self._give_up_at = -math.inf
         if ledger.grouped:

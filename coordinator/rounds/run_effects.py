@@ -150,13 +150,23 @@ class SaveRecord:
 
 @dataclass(frozen=True)
 class CountEvent:
-    """Add to a counter of a device."""
+    """Add to a counter of a device.
+
+    Attributes:
+        device: The device; "" for an unknown one.
+        what: The counter.
+        reason: The reason.
+        detail: Details, for the operator.
+        times: The number of events.
+        leaves: Whether the device has left the count of the open round without an offence.
+    """
 
     device: str
     what: str
     reason: str = ""
     detail: str = ""
     times: int = 1
+    leaves: bool = False
 
 
 @dataclass(frozen=True)

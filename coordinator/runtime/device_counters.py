@@ -29,6 +29,7 @@ class DeviceCounters:
 
     Attributes:
         accepted: Devices that accepted since the journal of the open round was written. They are also written with updates.
+        departed: Devices that left the count of the open round, each with state and reason, until they are written.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class DeviceCounters:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.accepted: set[str] = set()
+        self.departed: dict[str, tuple[str, str]] = {}
         self._registry = registry
         self._fleet = fleet
         self._spec = spec
@@ -58,6 +60,8 @@ class DeviceCounters:
             self._quarantine.note(event)
         if event.what == "accepted":
             self.accepted.add(event.device)
+        if event.leaves:
+            self.departed[event.device] = (event.what, event.reason)
         excluded = ""
         if offence and event.what == "refused":
             # Saved before it is shown: a coordinator that resumes the round then excludes the device too.
@@ -77,8 +81,15 @@ class DeviceCounters:
             self._registry.seen_devices(self._fleet, [before])
         self._sightings[device] = Sighting(device, self._unix_time(), state.online, state.version, tasks)
 
+    def save_departed(self) -> None:
+        """Write the devices that left the count of the open round."""
+        if self.departed:
+            self._registry.rounds.depart(self._spec.run, self.departed)
+            self.departed.clear()
+
     def flush(self) -> None:
-        """Write the counters, the presence of devices and the accepted devices of the open round."""
+        """Write the counters, the presence of devices, and the devices that accepted or left the count of the open round."""
+        self.save_departed()
         if self._sightings:
             self._registry.seen_devices(self._fleet, self._sightings.values(), self._spec.limits.max_devices)
             self._sightings.clear()

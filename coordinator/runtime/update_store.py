@@ -116,6 +116,7 @@ class UpdateStore:
     def open_round(self, journal: RoundJournal, now: BootTime) -> None:
         """Write the journal of a round that begins or is resumed `now`."""
         self._counters.accepted.clear()
+        self._counters.departed.clear()
         self._registry.rounds.open(self._run, journal, now)
 
     def pause_round(self, spent_s: float) -> None:
@@ -190,6 +191,8 @@ class UpdateStore:
 
     def save_masking(self, effect: SaveGroupSteps) -> None:
         """Write steps of the groups of the open round."""
+        # Once the groups are drawn, the next process asks no other device, so it would not learn who has left the count.
+        self._counters.save_departed()
         self._registry.rounds.save_masking(self._run, effect.round, effect.entries)
 
     def finish_round(self, effect: SaveRecord) -> None:

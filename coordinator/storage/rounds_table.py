@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from sqlalchemy import Connection, delete, exists, func, select, update
 from sqlalchemy import insert as insert_into
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
-from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
+from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal, State
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.tables import (
@@ -58,6 +59,7 @@ class RoundLedger(Tables):
             "negotiated": json.dumps(dict(ledger.negotiated)),
             "absent": json.dumps(sorted(ledger.absent)),
             "offenders": json.dumps(dict(ledger.offenders)),
+            "departed": json.dumps(dict(ledger.departed)),
             "boot": now.boot,
             "uptime_s": now.uptime_s,
             "unix_s": now.unix_s,
@@ -82,13 +84,26 @@ class RoundLedger(Tables):
             device: The device.
             offence: Its offence.
         """
+        self._add_to("offenders", run, {device: offence})
 
-        def exclude(db: Connection) -> None:
-            for text in db.scalars(select(open_rounds.c.offenders).where(open_rounds.c.run == run)).all():
-                offenders = json.dumps({**self._json(text, dict), device: offence})
-                db.execute(update(open_rounds).where(open_rounds.c.run == run).values(offenders=offenders))
+    def depart(self, run: str, devices: Mapping[str, tuple[str, str]]) -> None:
+        """Note the devices that left the count of the open round without an offence, if a round is open.
 
-        self._change(exclude)
+        Args:
+            run: Name of the run.
+            devices: The devices, each with its state and the reason.
+        """
+        self._add_to("departed", run, devices)
+
+    def _add_to(self, name: str, run: str, added: Mapping[str, Any]) -> None:
+        """Add entries to an object in a column of the open round."""
+
+        def add(db: Connection) -> None:
+            for text in db.scalars(select(open_rounds.c[name]).where(open_rounds.c.run == run)).all():
+                known = json.dumps({**self._json(text, dict), **added})
+                db.execute(update(open_rounds).where(open_rounds.c.run == run).values({name: known}))
+
+        self._change(add)
 
     def save_masking(self, run: str, round: int, entries: Sequence[MaskingEntry]) -> None:
         """Write steps of a masked round; an existing step stays as it is.
@@ -219,8 +234,15 @@ class RoundLedger(Tables):
             negotiated=self._json(row["negotiated"], dict),
             absent=frozenset(self._json(row["absent"], list)),
             offenders=self._json(row["offenders"], dict),
+            departed=self._departed(row["departed"]),
             carried=self.carried(run),
         )
+
+    def _departed(self, text: str) -> dict[str, tuple[State, str]]:
+        try:
+            return {device: (State(what), why) for device, (what, why) in self._json(text, dict).items()}
+        except (ValueError, TypeError) as error:
+            raise self._db.damaged(error) from error
 
     def finish(self, run: str, record: RoundRecord, carried: Mapping[str, CarriedWork] | None = None) -> None:
         """Write the record of a completed round, replacing one with its number, and delete its journal and updates.

@@ -29,6 +29,7 @@ from fedpatch.shared.wire.messages import (
     Accept,
     Cancel,
     Committed,
+    Decline,
     Envelope,
     Grant,
     Manifest,
@@ -220,7 +221,7 @@ class MaskedFleet:
         if answer is None or name in self.lost:
             return
         self.transcript.append((name, answer))
-        if isinstance(answer, Reveal | Accept | Offer) or hasattr(answer, "boxes"):
+        if isinstance(answer, Reveal | Accept | Decline | Offer) or hasattr(answer, "boxes"):
             self._perform(DeviceMessage(name, replace(envelope, body=answer)))
         else:
             self._perform(ChunkReceived(name, answer))

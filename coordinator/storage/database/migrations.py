@@ -147,6 +147,10 @@ CREATE TABLE carried_work (
 _VERSION_10 = """
 CREATE TABLE leaders (fleet TEXT PRIMARY KEY NOT NULL, epoch BIGINT NOT NULL, holder TEXT NOT NULL);
 """
+# Devices that left the count of an open round without an offence.
+_VERSION_11 = """
+ALTER TABLE open_rounds ADD COLUMN departed TEXT NOT NULL DEFAULT '{}';
+"""
 # Entry i migrates version i + 1 to i + 2 in one transaction, after a copy was made. A released entry is never changed.
 _MIGRATIONS: tuple[str, ...] = (
     _VERSION_2,
@@ -158,10 +162,11 @@ _MIGRATIONS: tuple[str, ...] = (
     _VERSION_8,
     _VERSION_9,
     _VERSION_10,
+    _VERSION_11,
 )
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4
-"""The first version whose rows can be checked as they are; in open rounds the columns of version 7 may be absent."""
+"""The first version whose rows can be checked as they are; in open rounds the columns of versions 7 and 11 may be absent."""
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:

@@ -110,6 +110,7 @@ open_rounds = _table(
     _text("negotiated", "{}"),
     _text("absent", "[]"),
     _text("offenders", "{}"),
+    _text("departed", "{}"),
 )
 acceptances = _table("acceptances", _run(), _key("device"))
 holds = _table(

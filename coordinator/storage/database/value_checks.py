@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_records import EVALUATION_OUTCOMES, RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.migrations import COUNTERS, VALUES_SINCE
 from fedpatch.shared.config.fields import NAME
@@ -124,10 +125,20 @@ def _check_open_row(row: Row) -> None:
     _loaded(row["negotiated"], dict)
     _require(all(isinstance(one, str) for one in _loaded(row.get("absent", "[]"), list)), "absent", row.get("absent"))
     _loaded(row.get("offenders", "{}"), dict)
+    departed = _loaded(row.get("departed", "{}"), dict)
+    _require(all(map(_is_departure, departed.values())), "departed", row.get("departed"))
     for name in ("spent_s", "uptime_s", "unix_s"):
         _require_number(row[name], name)
     for name in ("closing", "paused"):
         _require(row[name] in (0, 1), name, row[name])
+
+
+def _is_departure(value: object) -> bool:
+    """Return whether a value is the state and the reason of a device that left the count."""
+    match value:
+        case [str(state), str()]:
+            return state in set(State)
+    return False
 
 
 def _check_acceptance_row(row: Row) -> None:

@@ -196,7 +196,7 @@ def test_evicted_offender_is_quarantined(registry):
 def test_quarantined_device_leaves_the_round_and_is_refused():
     engine = asking("ab")
     engine.handle(DeviceMessage("b", envelope_of(Accept(10))), 1.0)
-    assert CountEvent("b", "failed", QUARANTINED) in engine.handle(HoldsChanged({"b": QUARANTINED}), 2.0)
+    assert CountEvent("b", "failed", QUARANTINED, leaves=True) in engine.handle(HoldsChanged({"b": QUARANTINED}), 2.0)
     answers = engine.handle(DeviceMessage("b", envelope_of(Offer(update()))), 3.0)
     [(_, refused), (_, cancel)] = sent(answers)
     assert isinstance(refused, Refused)

@@ -76,7 +76,7 @@ def test_revoked_device_leaves_the_open_round(tmp_path: Path):
     for device in "abc":
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
-    assert CountEvent("a", "failed", "revoked") in poll(revocations, run, 2.0)
+    assert CountEvent("a", "failed", "revoked", leaves=True) in poll(revocations, run, 2.0)
     assert current(run).round.participants["a"].state is State.FAILED
     assert current(run).round.participants["b"].state is not State.FAILED
 
@@ -104,7 +104,7 @@ def test_resumed_round_does_not_wait_for_a_revoked_device(tmp_path: Path):
     run.handle(RunStarted(), 0.0)
     assert poll(revocations, run, 0.0) == []
     run.handle(ModelPublished(model()), 0.0)
-    assert poll(revocations, run, 1.0) == [CountEvent("a", "failed", "revoked")]
+    assert poll(revocations, run, 1.0) == [CountEvent("a", "failed", "revoked", leaves=True)]
     states = {device: one.state for device, one in current(run).round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
     assert poll(revocations, run, 2.0) == []

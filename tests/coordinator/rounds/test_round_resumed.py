@@ -84,6 +84,16 @@ def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
     assert current(made).record("failed").offenders == {"d": "not_finite"}
 
 
+def test_device_that_left_the_count_of_a_resumed_round_is_not_asked_and_does_not_count():
+    known = opening("abcd", accepted="abc", reported="ab")
+    ledger = replace(known.ledger, departed={"d": (State.DECLINED, "plan_limit")})
+    made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
+    assert [device for device, _ in sent(effects)] == ["c"]
+    assert (states(made)["d"], current(made).round.needed, made.fleet.offenders) == (State.DECLINED, 3, {})
+    assert next(one.ledger for one in effects if isinstance(one, SaveJournal)).departed == ledger.departed
+    assert current(made).record("failed").decline_reasons == {"plan_limit": 1}
+
+
 def test_new_round_is_journalled_before_any_invitation():
     made = Engine(run_spec(devices=2), jitter=random.Random(1))
     made.handle(RunStarted(), 0.0)

@@ -12,7 +12,8 @@ import pytest
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Shares, Unmask
-from fedpatch.shared.wire.messages import Accept, Offer
+from fedpatch.shared.wire.messages import Accept, Decline, Offer
+from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Change, Clock, MaskedDevice, MaskedFleet
 from tests.coordinator.registry_builders import new_run
@@ -101,3 +102,22 @@ def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_report
         assert_one_set_of_each(transcript)
         if kills == 0:
             return
+
+
+def decline_for_good(device: str, answer: Any) -> Any:
+    """Let one device decline for a reason that lasts; the uploads of the others are lost."""
+    if device == LATE and isinstance(answer, Accept):
+        return Decline(DeclineReason.PLAN_LIMIT)
+    return None if isinstance(answer, Offer) else answer
+
+
+def test_resumed_masked_round_needs_no_update_of_a_device_that_left_the_count(tmp_path, prepared, registry, clock):
+    """The groups are drawn, so the next coordinator does not ask the device again."""
+    terms = {**TERMS, "devices": 9, "quorum": 1.0, "group_size": 8}
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 9)
+    fleet.change = decline_for_good
+    fleet.come()
+    again = MaskedFleet(fleet.bench.again(), clock, devices=fleet.devices).come().wait(100.0)
+    [record] = registry.rounds.records(again.bench.engine.spec.run)
+    assert (record.outcome, record.reported, record.needed) == ("aggregated", 8, 8), again.bench.lines
+    assert record.decline_reasons == {"plan_limit": 1}

@@ -114,14 +114,14 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
     with LogLines() as lines, Registry(version_4) as registry:
         content = content_of(driver_of(registry))
         [before], [after] = known.pop("open_rounds"), content.pop("open_rounds")
-        assert (after[: len(before)], after[len(before) :]) == (before, ("[]", "{}"))
+        assert (after[: len(before)], after[len(before) :]) == (before, ("[]", "{}", "{}"))
         assert (content, lines) == (known, [])
         tables = {name for (name,) in driver_of(registry).execute("SELECT name FROM sqlite_schema")}
         assert "sums" not in tables
         runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
         ledger = registry.rounds.unfinished(OPEN, BootTime.now())
         assert ledger is not None and (ledger.round, ledger.accepted) == (2, frozenset({"pi-1"}))
-        assert (ledger.absent, ledger.offenders) == (frozenset(), {})
+        assert (ledger.absent, ledger.offenders, ledger.departed) == (frozenset(), {}, {})
         assert registry.holds.held("lab") == {"pi-2": "quarantined"}
     for one in (version_4, copy_of(version_4)):
         one.unlink(missing_ok=True)

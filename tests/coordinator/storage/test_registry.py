@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of
@@ -310,6 +310,16 @@ def test_open_round_keeps_offenders_and_absent_devices(registry):
     registry.rounds.open(run, ledger, now)
     registry.rounds.exclude_offender(run, "b", "damaged")
     assert registry.rounds.unfinished(run, now) == replace(ledger, offenders={"a": "not_finite", "b": "damaged"})
+
+
+def test_open_round_keeps_devices_that_left_the_count(registry):
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
+    departed = {"a": (State.DECLINED, "plan_limit"), "b": (State.FAILED, "quarantined")}
+    registry.rounds.depart(run, departed)
+    assert registry.rounds.unfinished(run, now) is None
+    registry.rounds.open(run, ledger_of(departed={"a": departed["a"]}), now)
+    registry.rounds.depart(run, {"b": departed["b"]})
+    assert registry.rounds.unfinished(run, now) == ledger_of(departed=departed)
 
 
 def test_opened_round_keeps_its_own_updates_only(registry):

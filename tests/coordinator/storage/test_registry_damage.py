@@ -16,7 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.opening import must_exist
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of, keep_copy
@@ -297,6 +299,19 @@ def test_record_with_a_field_of_another_type_is_damaged(path: Path, story: Story
         Registry(path, readonly=True)
     found, _ = opened(path)
     assert found["rounds"] == story.full["rounds"]
+
+
+@pytest.mark.parametrize("value", ['{"pi-1": ["gone", ""]}', '{"pi-1": "declined"}', '{"pi-1": ["failed"]}', "[]"])
+def test_departed_device_without_state_and_reason_is_damage(tmp_path: Path, value: str):
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path) as registry:
+        run, now = new_run(registry).id, BootTime("boot", 1.0, 1.0)
+        registry.rounds.open(run, RoundJournal(1, 1, ("pi-1",), "ab" * 32), now)
+        driver_of(registry).execute("UPDATE open_rounds SET departed = ?", (value,))
+        with pytest.raises(StateError, match="is damaged"):
+            registry.rounds.unfinished(run, now)
+    with pytest.raises(StateError, match="a row of open_rounds does not hold what was written"):
+        Registry(path, readonly=True)
 
 
 def test_copy_is_not_replaced_by_one_of_a_damaged_registry(path: Path, caplog: pytest.LogCaptureFixture):
