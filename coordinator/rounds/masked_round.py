@@ -37,6 +37,10 @@ group that they fit into."""
 
 _LONGEST_PAUSE_S = 60.0
 _WRONG = "wrong secret shares"
+_TOO_FEW = (
+    "the devices without a relay are fewer than min_group, but they count; if they stay too few, `fedpatch devices drain {}` "
+    "takes it out of the count"
+)
 _ANY_PRIVATE_KEY = bytes(range(32))
 
 Send = Callable[[str, Body], Effect]
@@ -122,17 +126,18 @@ class MaskedRound:
                 return self.remind(device)
         return None
 
-    def leave(self, device: str, why: str, now: float) -> list[Effect]:
+    def leave(self, device: str, why: str, now: float, detail: str = "") -> list[Effect]:
         """End the work of a device in this round; do nothing if it is not working.
 
         Args:
             device: The device.
             why: The reason, for the record.
             now: The time, in seconds.
+            detail: Details, for the operator.
         """
         if not self._round.handle(device, Event.FAIL, now, why):
             return []
-        return [self._send(device, Cancel(why)), CountEvent(device, "failed", why)]
+        return [self._send(device, Cancel(why)), CountEvent(device, "failed", why, detail)]
 
     # ---- keys and rosters
 
@@ -183,10 +188,15 @@ class MaskedRound:
             effect
             for device in at_work
             if device not in self._group_of and device not in self.sums
-            for effect in self.leave(device, NO_GROUP if device in self.keys else NO_KEYS, now)
+            for effect in self._leave_out(device, now)
         ]
         saved: list[Effect] = [SaveGroupSteps(self._number, entries)] if entries else []
         return [*saved, *self._rosters(), *without]
+
+    def _leave_out(self, device: str, now: float) -> list[Effect]:
+        if device not in self.keys:
+            return self.leave(device, NO_KEYS, now)
+        return self.leave(device, NO_GROUP, now, _TOO_FEW.format(device) if self._without_groups else "")
 
     def group_of(self, device: str) -> MaskedGroup | None:
         """Return the group of a device; None before the groups are drawn, and for a device without one."""

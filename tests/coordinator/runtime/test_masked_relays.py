@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
+from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP
-from fedpatch.coordinator.rounds.run_events import DevicePresence
+from fedpatch.coordinator.rounds.run_events import DevicePresence, HoldsChanged
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_store import UpdateStore
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
@@ -151,6 +152,18 @@ def test_devices_too_few_for_a_group_beside_a_relay_leave_the_round_with_the_rea
     record = record_of(fleet)
     assert (record.outcome, record.measured, record.failures) == ("aggregated", len(SITE), {NO_GROUP: 3})
     assert all(one.cancelled for name, one in fleet.devices.items() if name != RELAY)
+
+
+def test_hub_with_devices_too_few_for_a_group_names_the_remedy_and_succeeds_once_they_are_drained(
+    tmp_path, prepared, registry, clock
+):
+    fleet = come(hub(tmp_path / "hub", prepared, registry, clock, 3, quorum=0.8, rounds=2))
+    assert record_of(fleet).failure == "quorum_missed"
+    assert "`fedpatch devices drain pi-00`" in next(line for line in fleet.bench.lines if "pi-00 failed" in line)
+    fleet._perform(HoldsChanged(dict.fromkeys(names(3), DRAINED)))
+    fleet.wait(100.0)
+    last = registry.rounds.records(fleet.bench.engine.spec.run)[-1]
+    assert (last.outcome, last.measured) == ("aggregated", len(SITE)), fleet.bench.lines
 
 
 def test_relay_of_an_older_version_is_not_asked(tmp_path, prepared, registry, clock):
