@@ -316,7 +316,8 @@ def evaluate_run(
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
             )
-        if run.id in registry.open_rounds(settings.fleet) or registry.rounds.carried(run.id):
+        carried = run.status != "finished" and registry.rounds.carried(run.id)
+        if run.id in registry.open_rounds(settings.fleet) or carried:
             raise UsageError(f"run {run.id} has open work at its devices; `fedpatch resume {run.id}` first")
         settings = replace(settings, tracker=(), traces=None, metrics=None)
         with _taken_up(registry, run, settings, view, ports) as (spec, prepared, connection):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary
 from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.runtime.connection import REAL
@@ -167,3 +168,26 @@ def test_run_whose_directory_cannot_be_made_ends_with_the_remedy_and_waits_for_a
         run_execution.start_run(replace(settings, broker=broker.url), view, replace(REAL, prepare=lambda _: prepared))
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         assert registry.run("last").status == "interrupted"
+
+
+class Reached(Exception):
+    """The command has checked the run."""
+
+
+@pytest.mark.parametrize(("stopped", "expected"), [("deadline", Reached), ("interrupted", UsageError)])
+def test_carried_work_refuses_an_evaluation_only_of_an_unfinished_run(settings, stopped, expected):
+    """A run whose time ends between two rounds has cancelled the work, and a resume would train again."""
+    run = cut_short(replace(settings, late="carry"))
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        work = CarriedWork(1, 1, version=0, base="ab" * 32, encoding="fp32")
+        registry.rounds.finish(run, RoundRecord(1, "aggregated", 2, 2, 0, 2), {"pi-1": work})
+        registry.finish_run(run, stopped_because=stopped, user_accuracy=None, model=None)
+
+    def prepare(_: RunSettings) -> Any:
+        raise Reached
+
+    view: Any = SimpleNamespace(say=lambda line: None)
+    with pytest.raises(expected):
+        run_execution.evaluate_run(
+            settings.state_dir, run, view, broker="mqtt://localhost", ports=replace(REAL, prepare=prepare)
+        )
