@@ -440,8 +440,9 @@ class Round:
 
     def _advance_collecting(self, now: float) -> None:
         reported, active = self.count(State.REPORTED), self.count(*AT_WORK) + self.expected
-        if reported >= self.needed and self._quorum_at is None and not self.sharing:
-            self._quorum_at = now
+        if reported >= self.needed and self._quorum_at is None:
+            at_end = now >= self._collecting_ends_at()
+            self._quorum_at = now if at_end or not self.sharing else None
         due = now >= self._collecting_ends_at()
         if self._quorum_at is None and (due or reported + active < self.needed):
             self._fail("quorum_missed", now)

@@ -427,3 +427,17 @@ def test_reasons_of_a_state_are_counted():
         current.handle(device, Event.DECLINE, 1.0, reason)
     assert current.reasons(State.DECLINED) == {"unwilling": 2, "unknown_task": 1}
     assert current.participants["d"] == Participant(since={State.INVITED: 0.0})
+
+
+def test_masked_round_with_enough_updates_at_its_deadline_succeeds_although_a_group_still_shares():
+    """A device of this group has lost its connection, or the coordinator was away."""
+    current = begun(policy=replace(POLICY, quorum=0.5, unmask_s=30.0))
+    for device in DEVICES:
+        current.handle(device, Event.ACCEPT, 1.0)
+    current.sharing = True
+    for device in "ab":
+        current.handle(device, Event.REPORT, 50.0)
+    current.tick(99.9)
+    assert (current.phase, current.quorum_s) == (Phase.COLLECTING, None)
+    current.tick(100.0)
+    assert (current.phase, current.quorum_s) == (Phase.UNMASKING, 100.0)

@@ -185,6 +185,21 @@ class TestLost:
         assert (record.outcome, record.reported, record.failures) == ("aggregated", 8, {"group_lost": 8})
         assert_equals_oracle(fleet, watched, sorted(other))
 
+    def test_group_that_still_shares_at_the_deadline_is_lost_and_the_other_one_counts(
+        self, tmp_path, prepared, registry, clock, watched
+    ):
+        terms = {**TERMS, "devices": 16, "quorum": 0.5, "deadline_s": 20.0, "share_deadline_s": 30.0}
+        fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock)
+        fleet.change = lambda device, answer: (
+            None if isinstance(answer, Shares) and device == groups_of(fleet)[0][0] else answer
+        )
+        fleet.come()
+        other = sorted(groups_of(fleet)[1])
+        fleet.wait(100.0)
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 8), record
+        assert_equals_oracle(fleet, watched, other)
+
     def test_round_fails_with_groups_lost_when_the_open_groups_are_no_quorum(self, tmp_path, prepared, registry, clock):
         bench = Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 16, "quorum": 0.8, "rounds": 1})
         fleet = MaskedFleet(bench, clock)
