@@ -747,13 +747,14 @@ class Engine:
         return None
 
     def _nothing_words(self, now: float) -> str:
-        """Return an error text for a run without a successful round; "" if there is one."""
-        if not self.records:
+        """Return an error text for a run without a successful training round; "" if there is one."""
+        trained = [record for record in self.records if not record.is_evaluation]
+        if not trained:
             waited_s = round(now - self._started_at, 1)
             return f"no round began: {self.fleet.missing_text(self.required_devices(), waited_s)}"
-        if any(record.outcome == "aggregated" for record in self.records):
+        if any(record.outcome == "aggregated" for record in trained):
             return ""
-        return f"no round succeeded, so the model is unchanged; {_last_words(self.records[-1])}"
+        return f"no round succeeded, so the model is unchanged; {_last_words(trained[-1])}"
 
     def _note_failure(self, now: float, *, excused: bool) -> None:
         """Count a failed round, unless it is excused, or follows the last failure within the recruiting deadline."""

@@ -20,7 +20,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from tests.coordinator.engines import BLOB, current, engine, kinds, report_all, send
+from tests.coordinator.engines import BLOB, current, end_of, engine, kinds, report_all, send
 from tests.support.specs import model, sent, there, update
 
 KNOWS = (EVALUATE_FEATURE,)
@@ -109,6 +109,17 @@ def test_training_goes_on_after_it_and_the_run_ends_after_its_training_rounds_an
     assert [one.outcome for one in made.records] == [*["aggregated"] * 2, "evaluated"] * 2
     assert made.stopped is Stopped.MAX_ROUNDS
     assert made.rounds_in_all == 6
+
+
+def test_run_without_a_successful_round_names_its_last_training_round_and_not_the_evaluation_after_it():
+    made = fleet("a", every=1, rounds=1)
+    made.handle(ModelPublished(model()), 1.0)
+    send(made, "a", Failed(FailReason.TRAINING), 1.0, 1)
+    made.handle(ModelPublished(model()), 2.0)
+    end = end_of(send(made, "a", measured(), 2.0, 2))
+    assert [record.outcome for record in made.records] == ["failed", "evaluated"]
+    why = "the last one: too_few_accepted, with 0 of the 1 updates needed"
+    assert end.detail == f"no round succeeded, so the model is unchanged; {why}"
 
 
 def test_devices_without_the_feature_train_and_are_not_asked_to_measure():
