@@ -156,7 +156,7 @@ class Invitations:
             deadline_s=remaining_s,
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
             features=(*COORDINATOR_FEATURES, MEMBERS_FEATURE)
-            if self._fleet.members_of(device) > 1
+            if self._fleet.may_be_relay(device)
             else COORDINATOR_FEATURES,
             measure_independent=self._measures
             and (self._secure is not None or self._fleet.knows(device, INDEPENDENT_FEATURE)),

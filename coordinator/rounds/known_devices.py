@@ -262,6 +262,10 @@ class Fleet:
         own = (one.num_members for one in known.state.tasks if one.task == self._task) if known else iter(())
         return next(own, 1)
 
+    def may_be_relay(self, device: str) -> bool:
+        """Return whether a device may speak for several: it says so, or its presence is unknown in a run that asks relays."""
+        return self.members_of(device) > 1 if device in self.members else self._max_members > 1
+
     def works(self, device: str) -> None:
         """Note that the device has worked, so that it is never replaced by a new one."""
         self._worked.add(device)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record
-from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished, RunStarted
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.codec import decode, encode, to_plain
@@ -60,6 +63,20 @@ def test_request_tells_a_relay_that_members_are_known_and_leaves_that_of_a_devic
     }
     assert MEMBERS_FEATURE in requests["site"].features
     assert MEMBERS_FEATURE not in requests["ann"].features
+
+
+@pytest.mark.parametrize("max_members", [1, 5])
+def test_resumed_round_tells_devices_of_unknown_presence_that_members_are_known_if_it_asks_relays(max_members):
+    """A relay that has not begun its round reports by the first request, which is sent before its presence arrives."""
+    start = RoundStart(RoundJournal(1, 2, ("ann", "site"), model().digest))
+    spec = run_spec(epoch=2, limits=Limits(max_members=max_members))
+    made = Engine(spec, unfinished=start, jitter=random.Random(1))
+    made.handle(RunStarted(), 0.0)
+    asked = [body for _, body in sent(made.handle(ModelPublished(model()), 0.0)) if isinstance(body, WorkRequest)]
+    assert [MEMBERS_FEATURE in request.features for request in asked] == [max_members > 1] * 2
+    [(_, again)] = sent(made.handle(DevicePresence("ann", there()), 1.0))
+    assert isinstance(again, WorkRequest)
+    assert MEMBERS_FEATURE not in again.features
 
 
 def test_presence_has_members_and_path_only_where_they_are_set():
