@@ -7,6 +7,7 @@ import re
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +41,16 @@ def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoke
     subprocess.run([program, "device", "revoke", "site-7", "--ca-dir", ca], check=True)
     done = played(tmp_path, fleet_of({"hub": {}}, **given), play)
     assert refused(done)["hub"].startswith("site-7 was revoked: take it out of fleet_relays"), done.stdout
+
+
+@pytest.mark.slow
+@by_ansible
+def test_path_of_a_relays_bundle_may_begin_with_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "site-7.bundle").write_text("{}")
+    hosts: dict[str, Any] = {"gate": {"relay_bundle": "~/site-7.bundle"}, "lost": {"relay_bundle": "~/none.bundle"}}
+    play = {"hosts": "devices", "tasks": [tasks_of("relay", "main.yml")]}
+    done = played(tmp_path, fleet_of(hosts), play, "-e", '{"fleet_bare": true}')
+    refusals = refused(done)
+    assert set(refusals) == {"lost"}, done.stdout + done.stderr
+    assert "the relay has no identity in the fleet above" in refusals["lost"]
