@@ -29,6 +29,16 @@ def played(
     folder: Path, inventory: dict[str, Any], book: dict[str, Any] | Path, *options: str
 ) -> subprocess.CompletedProcess[str]:
     """What became of a playbook, or of a play without facts, with an inventory of its own."""
+    with begun(folder, inventory, book, *options) as playbook:
+        try:
+            out, err = playbook.communicate(timeout=300)
+        finally:
+            playbook.kill()
+    return subprocess.CompletedProcess(playbook.args, playbook.returncode, out, err)
+
+
+def begun(folder: Path, inventory: dict[str, Any], book: dict[str, Any] | Path, *options: str) -> subprocess.Popen[str]:
+    """A playbook, or a play without facts, that has just begun."""
     (folder / "hosts.json").write_text(json.dumps({"all": inventory}))
     if isinstance(book, dict):
         (folder / "look.json").write_text(json.dumps([{"gather_facts": False, **book}]))
@@ -40,9 +50,8 @@ def played(
         "LC_ALL": "C.UTF-8",  # it runs in no other locale than one of UTF-8
     }
     command = [sys.executable, "-m", "ansible.cli.playbook", "-i", str(folder / "hosts.json"), str(book), *options]
-    return subprocess.run(
-        command, cwd=ANSIBLE, env={**os.environ, **given}, capture_output=True, text=True, timeout=300, check=False
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ANSIBLE, env={**os.environ, **given}, **pipes)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
