@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.plays import ANSIBLE, HERE, by_ansible, played, refused
+from tests.hosts.plays import ANSIBLE, HERE, ROLES, by_ansible, played, refused, tasks_of
 
 pytestmark = [
     by_ansible,
@@ -95,3 +95,36 @@ def test_there_is_no_upgrade_of_a_coordinator_without_a_canary(tmp_path):
     assert list(_asked(done.stdout).values()) == [["pi-3"], ["hub"], ["pi-2", "pi-4"]]
     alone = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "--limit", "pi-4")
     assert list(_asked(alone.stdout).values()) == [["pi-4"]], alone.stdout + alone.stderr
+
+
+def test_upgrade_whose_connection_was_lost_is_repeated_with_its_check_and_its_rollback(tmp_path, monkeypatch):
+    """The link names the version already; the service may still run with the former one, or not at all."""
+    fleet = _fleet(tmp_path)
+    place = tmp_path / "pi-1"
+    (place / "versions" / "0.0.9").mkdir()
+    (place / "current").unlink()
+    (place / "current").symlink_to("versions/0.0.9")
+    tasks = tmp_path / "roles" / "service" / "tasks"
+    tasks.mkdir(parents=True)
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    move = [
+        tasks_of("program", "activate.yml"),
+        {"ansible.builtin.ping": {}, "vars": away, "when": "lost | default(false)"},
+    ]
+    watch = [{"ansible.builtin.fail": {"msg": "unwell"}, "when": "unwell | default(false)"}]
+    for name, part in (("move", move), ("watch", watch)):
+        (tasks / f"{name}.yml").write_text(json.dumps(part))
+    monkeypatch.setenv("ANSIBLE_ROLES_PATH", f"{tmp_path}/roles:{ROLES}")
+    given = ["--limit", "pi-1", "-e", json.dumps({"program_services": ["service"]})]
+
+    lost = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given, "-e", '{"lost": true}')
+    assert re.search(r"^pi-1 .* unreachable=1", lost.stdout, re.MULTILINE), lost.stdout + lost.stderr
+    assert os.readlink(place / "current") == f"versions/{VERSION}"
+    unwell = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given, "-e", '{"unwell": true}')
+    assert f"pi-1 was not well with {VERSION} and is back at 0.0.9" in refused(unwell).get("pi-1", ""), unwell.stdout
+    assert os.readlink(place / "current") == "versions/0.0.9"
+    done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.readlink(place / "current") == f"versions/{VERSION}"
+    again = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given)
+    assert re.search(r"^pi-1 .* changed=0 ", again.stdout, re.MULTILINE), again.stdout
