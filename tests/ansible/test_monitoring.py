@@ -36,3 +36,17 @@ def test_node_exporter_answers_private_networks_and_the_monitoring_host_and_is_c
     assert lines[:2] == [("Deny", "any"), ("Allow", "localhost")], done.stdout + done.stderr
     assert lines[-2:] == [("Allow", "203.0.113.7"), ("Allow", "2001:db8::7")]
     assert {"192.168.0.0/16", "fc00::/7"} < {address for _, address in lines[2:-2]}
+
+
+@by_ansible
+def test_prometheus_reads_no_coordinator_where_a_relay_takes_its_place(tmp_path):
+    """A relay has no metrics; its coordinator would always be reported as down."""
+    files = [str(ROLES / name / "main.yml") for name in ("fleet/defaults", "fleet/vars", "monitoring/defaults")]
+    shown = {"ansible.builtin.debug": {"msg": "{{ monitoring_coordinators | join(' ') }}"}}
+    groups = {group: {"hosts": {"gate": {}}} for group in ("monitoring", "broker", "coordinator")}
+    found = []
+    for bundle in ("", "/site-7.bundle"):
+        play = {"hosts": "gate", "vars_files": files, "tasks": [shown]}
+        done = played(tmp_path, {"vars": HERE | {"relay_bundle": bundle}, "children": groups}, play)
+        found += re.findall(r'"msg": "(.*)"', done.stdout)
+    assert found == ["127.0.0.1:9464", ""]
