@@ -97,6 +97,34 @@ def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_pat
 
 @pytest.mark.slow
 @by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+def test_rebuilt_version_whose_installation_was_interrupted_is_installed(tmp_path):
+    """The wheel is there already; the checksum is still that of the earlier build."""
+    house, opt = tmp_path / "house", tmp_path / "opt"
+    version, libraries = opt / "versions" / "0.1.0", opt / "libraries" / "abc"
+    manifest: dict[str, Any] = {"version": "0.1.0", "wheel": "one.whl", "sha256": "b" * 64}
+    manifest["libraries"] = {"aarch64-cp311": {"file": "none", "digest": "abc"}}
+    for folder in (house, version / "bin", version / "lib" / "python3.11" / "site-packages", libraries):
+        folder.mkdir(parents=True)
+    (house / "wheelhouse.json").write_text(json.dumps(manifest))
+    for place in (house, version):
+        (place / "one.whl").write_bytes(b"a wheel")
+    (version / "bin" / "python").touch()
+    (version / "complete").write_text("a" * 64 + "\n")
+    (libraries / "complete").touch()
+    stub(libraries / "bin" / "python", f"echo installed >>{tmp_path}/calls")
+    known = {"ansible.builtin.set_fact": {**KNOWN, "cacheable": True}}
+    play = {"hosts": "devices", "tasks": [known, tasks_of("program", "install.yml")]}
+    inventory = fleet_of({"pi": {}}, fleet_wheelhouse=str(house), fleet_program_dir=str(opt))
+    for _ in range(2):
+        done = played(tmp_path, inventory, play)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "calls").read_text() == "installed\n"
+    assert (version / "complete").read_text() == "b" * 64 + "\n"
+
+
+@pytest.mark.slow
+@by_ansible
 def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
     """A host is given one: systemd lists the other as not found."""
     services = {

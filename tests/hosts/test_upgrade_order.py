@@ -43,7 +43,7 @@ def _fleet(folder: Path) -> dict[str, Any]:
         (place / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages").mkdir(parents=True)
         (place / "bin").mkdir()
         (place / "bin" / "python").touch()
-        (place / "complete").touch()
+        (place / "complete").write_text(f"{manifest['sha256']}\n")
         (place / "one.whl").write_bytes(WHEEL)
         (folder / host / "libraries" / "abc").mkdir(parents=True)
         (folder / host / "libraries" / "abc" / "complete").touch()
