@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.plays import by_ansible, fleet_of, played, tasks_of
+from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
 
 SECRET = 'a"b\\c $d ü'
 
@@ -37,3 +37,21 @@ def test_changed_settings_restart_the_service_once_and_its_secrets_are_in_a_file
     assert secrets.read_text("utf-8").splitlines()[-1] == 'TOKEN="a\\"b\\\\c $d ü"'
     assert secrets.stat().st_mode & 0o777 == 0o600
     assert "$d" not in plays[0].stdout
+
+
+@by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+def test_changed_settings_restart_the_service_if_a_later_task_fails(tmp_path):
+    """The next play finds the settings unchanged."""
+    given: dict[str, Any] = {
+        "fleet_settings_file": str(tmp_path / "agent.toml"),
+        "fleet_settings": {"task": "digits"},
+        "fleet_environment": {},
+        "fleet_restart": "Restart it",
+        "fleet_user": "root",
+    }
+    handlers = [{"name": "Restart it", "ansible.builtin.debug": {"msg": "restarted"}}]
+    tasks = [tasks_of("fleet", "settings.yml", **given), {"ansible.builtin.fail": {"msg": "the CA is in use"}}]
+    done = played(tmp_path, fleet_of({"pi-1": {}}), {"hosts": "devices", "tasks": tasks, "handlers": handlers})
+    assert refused(done) == {"pi-1": "the CA is in use"}, done.stdout + done.stderr
+    assert done.stdout.count('"msg": "restarted"') == 1
