@@ -29,7 +29,7 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
     done = played(tmp_path, fleet_of(hosts, **variables), play, "--check")
     refusals = refused(done)
     assert set(refusals) == {"Pi-2", "pi-3", "pi-4", "pi-6", "pi-7", "site-1"}, done.stdout + done.stderr
-    assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
+    assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name has 1 to 32 of a-z")
 
 
 @pytest.mark.slow

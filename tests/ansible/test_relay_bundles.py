@@ -40,7 +40,7 @@ def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoke
     assert [one["revoked_at"] for one in entries if one["name"] == "site-7"] == [0, 0]
     subprocess.run([program, "device", "revoke", "site-7", "--ca-dir", ca], check=True)
     done = played(tmp_path, fleet_of({"hub": {}}, **given), play)
-    assert refused(done)["hub"].startswith("site-7 was revoked: take it out of fleet_relays"), done.stdout
+    assert refused(done)["hub"].startswith("site-7 was revoked: remove it from fleet_relays"), done.stdout
 
 
 @pytest.mark.slow

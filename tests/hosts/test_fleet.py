@@ -146,9 +146,9 @@ def test_hosts_come_back_after_a_reboot(fleet):
 def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
     """Too little memory and a wrong processor end the play before any change, with a remedy."""
     for wrong, words in (
-        ({"common_min_memory_mib": 10_000_000}, "training takes 10000000"),
+        ({"common_min_memory_mib": 10_000_000}, "training needs 10000000"),
         ({"common_architectures": ["riscv64"]}, "write Raspberry Pi OS (64-bit) on its card"),
-        ({"common_debian_versions": ["99"]}, "these roles know Debian and Raspberry Pi OS 99"),
+        ({"common_debian_versions": ["99"]}, "these roles support Debian and Raspberry Pi OS 99"),
     ):
         played = fleet.control.play("site.yml", "--limit", DEVICES[0], check=False, **wrong)
         assert (played.code, played.changed) == (2, {DEVICES[0]: 0})
@@ -160,7 +160,7 @@ def test_a_version_that_is_not_well_stops_at_the_canary(fleet, tmp_path):
     broken = with_version(fleet.house, "0.1.1", tmp_path / "broken", BROKEN_AGENT)
     played = fleet.control.play("upgrade.yml", check=False, fleet_wheelhouse=str(broken))
     assert played.code != 0
-    assert f"{DEVICES[0]} was not well with 0.1.1 and is back at 0.1.0" in " ".join(played.out.split())
+    assert f"{DEVICES[0]} was not healthy with 0.1.1 and has returned to 0.1.0" in " ".join(played.out.split())
     assert set(versions_of(fleet.machines, HUB, *DEVICES).values()) == {"0.1.0"}
     assert played.changed.get(DEVICES[1], 0) == 0
     await_serving(fleet.machines, *DEVICES)

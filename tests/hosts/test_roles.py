@@ -23,10 +23,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "risc": ({"architecture": "riscv64"}, "write Raspberry Pi OS (64-bit) on its card"),
     "bullseye": (
         {"distribution_version": "11.9", "distribution_major_version": "11"},
-        "runs Debian 11.9: these roles know Debian and Raspberry Pi OS 12 and 13",
+        "runs Debian 11.9: these roles support Debian and Raspberry Pi OS 12 and 13",
     ),
-    "ubuntu": ({"distribution": "Ubuntu"}, "runs Ubuntu 12.11: these roles know Debian"),
-    "zero-2": ({"memtotal_mb": 420}, "has 420 MiB of memory, and training takes 850 or more; leave it out"),
+    "ubuntu": ({"distribution": "Ubuntu"}, "runs Ubuntu 12.11: these roles support Debian"),
+    "zero-2": ({"memtotal_mb": 420}, "has 420 MiB of memory, and training needs 850 or more; remove it"),
 }
 
 

@@ -174,7 +174,7 @@ def test_relay_that_is_not_well_goes_back_with_the_agent_of_its_host(fleet: Scal
     broken = with_version(Path(fleet.site.settings["fleet_wheelhouse"]), "0.1.1", tmp_path / "broken", BROKEN_RELAY)
     played = fleet.site.play("upgrade.yml", check=False, fleet_wheelhouse=str(broken))
     assert played.code != 0
-    assert f"{GATE} was not well with 0.1.1 and is back at 0.1.0" in " ".join(played.out.split())
+    assert f"{GATE} was not healthy with 0.1.1 and has returned to 0.1.0" in " ".join(played.out.split())
     assert _relay(fleet)["version"] == "0.1.0"
     until(lambda: await_rounds(fleet.machines, HUB)[-1]["reported"] == 2, "the relay reports")
 

@@ -192,7 +192,7 @@ def test_a_version_whose_coordinator_is_not_well_goes_back_with_it(site, tmp_pat
     broken = with_version(house, "0.1.1", tmp_path / "broken", BROKEN_COORDINATOR)
     played = site.control.play("upgrade.yml", check=False, fleet_wheelhouse=str(broken))
     assert played.code != 0
-    assert f"{HUB} was not well with 0.1.1 and is back at 0.1.0" in " ".join(played.out.split())
+    assert f"{HUB} was not healthy with 0.1.1 and has returned to 0.1.0" in " ".join(played.out.split())
     assert versions_of(site.machines, FIRST, HUB, SECOND) == {FIRST: "0.1.1", HUB: "0.1.0", SECOND: "0.1.0"}
     assert site.machines.ssh(SECOND, "ls /opt/fedpatch/versions").split() == ["0.1.0"]
     until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")

@@ -77,7 +77,7 @@ def test_a_device_that_is_away_since_its_batch_stops_those_after_it(tmp_path):
     done = played(tmp_path, _fleet(tmp_path), ANSIBLE / "upgrade.yml", "-e", "away=pi-2", "-e", batches)
     assert done.returncode != 0
     assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-3"]], done.stdout + done.stderr
-    assert refused(done) == {"pi-4": "pi-2 cannot be reached any more; nothing after it is upgraded"}
+    assert refused(done) == {"pi-4": "pi-2 cannot be reached any more; no further host is upgraded"}
 
 
 def test_there_is_no_upgrade_of_a_coordinator_without_a_canary(tmp_path):
@@ -121,7 +121,9 @@ def test_upgrade_whose_connection_was_lost_is_repeated_with_its_check_and_its_ro
     assert re.search(r"^pi-1 .* unreachable=1", lost.stdout, re.MULTILINE), lost.stdout + lost.stderr
     assert os.readlink(place / "current") == f"versions/{VERSION}"
     unwell = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given, "-e", '{"unwell": true}')
-    assert f"pi-1 was not well with {VERSION} and is back at 0.0.9" in refused(unwell).get("pi-1", ""), unwell.stdout
+    assert f"pi-1 was not healthy with {VERSION} and has returned to 0.0.9" in refused(unwell).get("pi-1", ""), (
+        unwell.stdout
+    )
     assert os.readlink(place / "current") == "versions/0.0.9"
     done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given)
     assert done.returncode == 0, done.stdout + done.stderr
