@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedpatch.coordinator.pki.x509 import Period, make_ca, new_key
-from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, tasks_of
+from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, stub, tasks_of
 
 NAMES = sorted(path.name for path in ROLES.iterdir())
 REQUIRED = {"fleet_name"}
@@ -125,3 +125,23 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
     begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
     assert begun == ["other"], done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@by_ansible
+def test_former_certificates_that_an_interrupted_enrolment_has_left_are_revoked(tmp_path):
+    """The device has the newest certificate already."""
+    hosts: dict[str, Any] = {}
+    for name, others in (("done", 0), ("half", 1)):
+        identity = tmp_path / name / "agent" / "identity"
+        identity.mkdir(parents=True)
+        (identity / "client.pem").write_bytes(make_ca("kitchen", new_key(), 0xABC, Period(0, 2**32)))
+        recorded = {"state": "good", "serial": "abc", "others_good": others}
+        hosts[name] = {"fleet_state_dir": str(tmp_path / name), "device_agent_known": recorded}
+    stub(tmp_path / "fedpatch", f'echo "$@" >>{tmp_path}/calls')
+    groups: dict[str, Any] = {name: {"hosts": {"done": {}}} for name in ("broker", "coordinator")}
+    variables = {"device_agent_is_known": True, "fleet_control_command": str(tmp_path / "fedpatch")}
+    everybody = {"hosts": hosts, "vars": HERE | variables | {"fleet_ca_dir": "/ca"}, "children": groups}
+    done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "calls").read_text() == "device revoke half --old --reason=renewed --ca-dir /ca\n"
