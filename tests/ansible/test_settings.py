@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
+from tests.hosts.plays import by_ansible, fleet_of, played, refused, stub, tasks_of
 
 SECRET = 'a"b\\c $d ü'
 
@@ -55,3 +57,38 @@ def test_changed_settings_restart_the_service_if_a_later_task_fails(tmp_path):
     done = played(tmp_path, fleet_of({"pi-1": {}}), {"hosts": "devices", "tasks": tasks, "handlers": handlers})
     assert refused(done) == {"pi-1": "the CA is in use"}, done.stdout + done.stderr
     assert done.stdout.count('"msg": "restarted"') == 1
+
+
+@by_ansible
+def test_service_that_started_before_its_files_were_written_is_restarted(tmp_path):
+    """The connection was lost before the handlers of the former play. A wrong clock may have written a time in the future."""
+    now, began_us = time.time(), int((time.monotonic() - 60.0) * 1e6)
+    hosts: dict[str, Any] = {
+        "former": {"state": "active", "written": now - 30.0},
+        "present": {"state": "active", "written": now - 90.0},
+        "future": {"state": "active", "written": now + 86400.0},
+        "stopped": {"state": "inactive", "written": now - 30.0},
+        "bare": {"state": "active", "written": None},
+    }
+    for name, host in hosts.items():
+        shown = f"ExecMainStartTimestampMonotonic={began_us}\\nActiveState={host['state']}\\n"
+        stub(tmp_path / name / "systemctl", f"printf '{shown}'")
+        if host["written"]:
+            file = tmp_path / name / "agent.toml"
+            file.touch()
+            os.utime(file, (host["written"], host["written"]))
+    given: dict[str, Any] = {
+        "fleet_unit": "fedpatch-agent.service",
+        "fleet_files": [f"{tmp_path}/{{{{ inventory_hostname }}}}/agent.toml"],
+        "fleet_program_dir": str(tmp_path / "none"),
+        "fleet_restart": "Restart it",
+    }
+    play = {
+        "hosts": "devices",
+        "environment": {"PATH": f"{tmp_path}/{{{{ inventory_hostname }}}}:/usr/bin:/bin"},
+        "tasks": [tasks_of("fleet", "newer.yml", **given)],
+        "handlers": [{"name": "Restart it", "ansible.builtin.debug": {"msg": "restarted {{ inventory_hostname }}"}}],
+    }
+    done = played(tmp_path, fleet_of(hosts), play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r'"msg": "restarted (.*)"', done.stdout) == ["former"]
