@@ -1,9 +1,10 @@
 """Updates of earlier bases, moved to the present model, so that one mean combines them with fresh updates.
 
 - Trained tensors: the present model plus the change that the device made, present + (update - base).
-- Counters: likewise, so that they advance by the steps of the device.
-- Moments and running statistics: the device's own values. They are averages of gradients and of activations, not positions;
-  differences of two such averages may leave their range (a variance below 0, a first moment too large for the second).
+- Counters and other integers: likewise, so that they advance by the steps of the device, within the range of their dtype.
+- Moments, running statistics and booleans: the device's own values. The first two are averages of gradients and of
+  activations, not positions; differences of two such averages may leave their range (a variance below 0, a first moment too
+  large for the second).
 
 Their weight is the weight of a fresh update times (1 + staleness)^-p (coordinator.buffered.carried_work).
 """
@@ -51,8 +52,16 @@ def rebase(update: Tensors, base: Tensors, present: Tensors, schema: Schema) -> 
         if spec.trainable:
             change = np.subtract(value, base[spec.name], dtype=np.float64)
             moved[spec.name] = np.asarray(present[spec.name] + change, spec.dtype)
-        elif np.dtype(spec.dtype).kind != "f" or spec.name.endswith(":step"):
+        elif np.dtype(spec.dtype).kind in "iu":
+            moved[spec.name] = _advanced(value, base[spec.name], present[spec.name])
+        elif spec.name.endswith(":step"):
             moved[spec.name] = np.asarray(present[spec.name] + (value - base[spec.name]), spec.dtype)
         else:
             moved[spec.name] = value
     return moved
+
+
+def _advanced(value: Array, base: Array, present: Array) -> Array:
+    limits = np.iinfo(value.dtype)
+    change = np.subtract(value, base, dtype=np.int64)
+    return np.asarray(np.clip(present + change, limits.min, limits.max), value.dtype)

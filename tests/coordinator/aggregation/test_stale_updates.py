@@ -51,6 +51,22 @@ def test_statistics_stay_those_of_the_device():
     )
 
 
+def test_booleans_stay_those_of_the_device_and_integers_stay_within_their_dtype():
+    schema = Schema((TensorSpec("mask", (2,), "bool", "buffer"), TensorSpec("level", (2,), "uint8", "buffer")))
+
+    def buffers(mask: list[bool], level: list[int]) -> dict[str, np.ndarray]:
+        return {"mask": np.array(mask), "level": np.array(level, np.uint8)}
+
+    update, old, present = (
+        buffers([True, False], [1, 250]),
+        buffers([True] * 2, [5, 100]),
+        buffers([False] * 2, [2, 200]),
+    )
+    moved = rebase(update, old, present, schema)
+    assert (moved["mask"].tolist(), moved["level"].tolist()) == ([True, False], [0, 255])
+    assert [array.dtype for array in moved.values()] == [np.uint8, np.bool_]
+
+
 @given(arrays(np.float32, 3, elements=st.floats(-1e3, 1e3, width=32)))
 def test_update_of_the_present_model_is_moved_nowhere(values):
     update, base = {**model(0.0), "w": values}, model(1.0)
