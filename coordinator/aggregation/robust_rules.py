@@ -37,7 +37,7 @@ BLOCK_BYTES = 16 * 2**20
 
 _ROUNDING = 1e-9  # of the norm of the model: float32 does not distinguish nearer updates
 _SETTLED = 1e-4  # of the norm of the step; each further pass moves the median by a tenth of that or less
-_SMOOTHING = 1e-6  # of the norm of the mean: keeps the weight of an update at the median finite
+_SMOOTHING = 1e-6  # of the usual norm of a change: keeps the weight of an update at the median finite
 
 Read = Callable[[str], Tensors]
 Step = dict[str, Array]
@@ -156,27 +156,39 @@ def take_geometric_median(changes: Changes, bucket_size: int) -> RuleResult:
         passes at the latest. The share of an update is the weight of its bucket divided by the greatest weight of a bucket.
     """
     buckets = draw_buckets(list(changes.weights), bucket_size, changes.base_digest())
-    factors = [1.0] * len(buckets)
-    total, mean = WeightedSum(changes.shapes), WeightedSum(changes.shapes)
-    for device, tensors in changes:
-        total.add(tensors, changes.weights[device])
-    median = _mean_of(total)
-    least = _SMOOTHING * (_distance(median, changes.base) or 1.0)
+    total, distances = WeightedSum(changes.shapes), list[float]()
+    for mean, size in _bucket_means(changes, buckets):
+        distances.append(_distance(mean, changes.base))
+        total.add(mean, size / (distances[-1] or 1.0))
+    usual = upper_median(distances)
+    # A far bucket counts by its direction alone: a beginning at the mean would be too far for WEISZFELD_PASSES.
+    median = {
+        name: values + usual * (total.sums[name] - total.weight * values) for name, values in changes.base.items()
+    }
+    least, factors = _SMOOTHING * (usual or 1.0), list[float]()
     for _ in range(WEISZFELD_PASSES):
         total.clear()
-        for number, bucket in enumerate(buckets):
-            size = math.fsum(changes.weights[device] for device in bucket)
-            mean.clear()
-            for device in bucket:
-                mean.add(changes.read(device), changes.weights[device] / size)
-            factors[number] = 1.0 / max(_distance(mean.sums, median), least)
-            total.add(mean.sums, size * factors[number])
+        factors = []
+        for mean, size in _bucket_means(changes, buckets):
+            factors.append(1.0 / max(_distance(mean, median), least))
+            total.add(mean, size * factors[-1])
         before, median = median, _mean_of(total)
         if _distance(median, before) <= _SETTLED * _distance(median, changes.base):
             break
     greatest = max(factors)
     shares = {device: factor / greatest for bucket, factor in zip(buckets, factors, strict=True) for device in bucket}
     return RuleResult(changes.step_to(median), shares)
+
+
+def _bucket_means(changes: Changes, buckets: Iterable[Sequence[str]]) -> Iterator[tuple[Step, float]]:
+    """Yield the weighted mean of each bucket, valid until the next one, and the weight of the bucket."""
+    mean = WeightedSum(changes.shapes)
+    for bucket in buckets:
+        size = math.fsum(changes.weights[device] for device in bucket)
+        mean.clear()
+        for device in bucket:
+            mean.add(changes.read(device), changes.weights[device] / size)
+        yield mean.sums, size
 
 
 def _mean_of(total: WeightedSum) -> Step:

@@ -140,6 +140,20 @@ def test_one_far_update_of_five_moves_a_robust_rule_less_than_the_mean(rule):
     assert max(robust.pulls, key=robust.pulls.__getitem__) == "bad"
 
 
+@pytest.mark.parametrize("rule", ["centred", "bucketed", "bucketed:1", "trimmed:0.2"])
+@pytest.mark.parametrize("length", [1e4, 1e10, 1e30])
+def test_far_update_moves_a_robust_rule_by_less_than_the_honest_steps_at_any_length(rule, length):
+    updates = {f"honest-{number}": model(1.0 + number / 100) for number in range(9)} | {"bad": model(-length)}
+    found = flat(combine(updates, rule).mean)
+    assert np.abs(found - 1.0).max() < 0.2
+
+
+def test_bucketed_gives_the_geometric_median_where_a_device_makes_no_change():
+    """One device of ten sends the global model itself, from which the first distances are measured."""
+    updates = {f"honest-{number}": model(1.0) for number in range(9)} | {"idle": ZERO}
+    assert np.allclose(flat(combine(updates, "bucketed:1").mean), 1.0, atol=1e-3)
+
+
 def test_centred_gives_honest_weight_to_more_examples():
     updates = {"few": model(1.0), "many": model(1.1)}
     counts = {"few": 1, "many": 99}
