@@ -357,15 +357,19 @@ class SiteAggregator(Aggregator):
         return Aggregated(figures=read_report(layout, total), left_out=sums.left_out)
 
     def save(self, record: RoundRecord) -> None:
-        """Save the mean, or the sum, and the figures of the round as the relay's update."""
+        """Save the mean, or the sum, and the figures of the round as the relay's update.
+
+        User accuracies are left out if fewer than `min_cohort` devices have measured one.
+        """
         command = self._parent.command
+        enough = record.measured >= self._spec.policy.min_cohort
         report = UpdateReport(
             base=command.base,
             num_examples=record.num_examples,
             steps=self._steps,
             train_loss=record.train_loss or 0.0,
-            user_accuracy_before=record.user_accuracy,
-            user_accuracy_after=record.user_accuracy_after,
+            user_accuracy_before=record.user_accuracy if enough else None,
+            user_accuracy_after=record.user_accuracy_after if enough else None,
             download_s=command.download_s,
             train_s=self._now() - self._began_at,
             members=self._members if self._tells_members else 1,

@@ -215,6 +215,18 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
 
 
+@pytest.mark.parametrize(("measured", "sent"), [(2, (None, None)), (3, (0.5, 0.75))])
+def test_update_of_the_site_has_no_user_accuracy_of_fewer_devices_than_min_cohort(command, tmp_path, measured, sent):
+    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path, min_cohort=3), epoch=1, left_s=100.0)
+    aggregator = SiteAggregator(parent, tmp_path, spec, print, tells_members=True, opened=lambda: None, now=lambda: 0.0)
+    record = RoundRecord(7, "aggregated", 4, 4, 0, 4, num_examples=40, measured=measured)
+    aggregator.save(replace(record, user_accuracy=0.5, user_accuracy_after=0.75))
+    assert aggregator.answer is not None
+    found = aggregator.answer[0].report
+    assert (found.user_accuracy_before, found.user_accuracy_after) == sent
+
+
 def test_evaluate_round_of_the_site_trains_nothing_and_asks_all_devices(command, tmp_path):
     parent = ParentRound.of(replace(command, evaluate=True), MODEL, chunk_bytes=500)
     spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
