@@ -19,12 +19,13 @@ from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, Secu
 from fedpatch.coordinator.settings import RoundSettings, RunSettings
 from fedpatch.coordinator.strategies import rate_of, strategy_for
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.masking.vector_layout import travelling
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.tensors.patches import PatchPolicy
 from fedpatch.shared.wire.chunked_transfer import chunk_bytes_within
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, ThresholdRule
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GRID_TENSORS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
 
@@ -61,7 +62,8 @@ def prepare(settings: RunSettings) -> Prepared:
 
     Raises:
         UsageError: A name is unknown, the target is out of the metric's range, the model exceeds `max_model_mib` or what the
-            hosted broker retains, or has public values that differential privacy cannot cover.
+            hosted broker retains, or has public values that differential privacy cannot cover, or more public tensors than
+            masked groups allow.
     """
     task = find_task(settings.task)
     strategy = strategy_for(settings.strategy, task, settings.server_learning_rate)
@@ -85,6 +87,8 @@ def prepare(settings: RunSettings) -> Prepared:
             f"the model and its moments may take {needed_mib} MiB; raise max_model_mib to that, here and on the devices"
         )
     _check_retained(settings, max_blob_bytes(strategy.travelling(public)))
+    if settings.masked:
+        _check_grid(public)
     plan = _plan(settings, task, strategy)
     require_fitting(plan, [one.name for one in schema.specs if one.trainable], private_names)
     tensors = initial_tensors(task, settings.seed)
@@ -118,6 +122,16 @@ def _check_retained(settings: RunSettings, model_bytes: int) -> None:
         raise UsageError(
             f"the model travels in {chunks} retained messages of {chunk_bytes} bytes, but {profile.service} retains "
             f"{profile.retained_messages:g}; raise chunk_kib, make more names private, or use another broker"
+        )
+
+
+def _check_grid(public: Schema) -> None:
+    """Raise UsageError for a masked run with more public tensors than a request has ranges for."""
+    count = len(travelling(public))
+    if count > MAX_GRID_TENSORS:
+        raise UsageError(
+            f"secure = groups: the model has {count} public tensors of floating-point numbers, and masked groups allow "
+            f"{MAX_GRID_TENSORS}; keep more of them on the devices with --private, or declare them frozen in the task"
         )
 
 

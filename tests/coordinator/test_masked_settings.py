@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+from torch import nn
 
 from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load, public_values
-from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.wire.masking_messages import MAX_GRID_TENSORS
+from tests.system.oracle_task import TASK
 
 
 def loaded(**flags: object) -> RunSettings:
@@ -81,6 +88,21 @@ def test_smallest_group_above_the_largest_is_refused():
 def test_smallest_group_is_waited_for_and_merged_groups_fit_the_encoding():
     settings = loaded(secure="groups", min_group=24)
     assert (settings.devices, settings.encoding) == (24, "masked-u16")
+
+
+def build_many_tensors() -> nn.Module:
+    return nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range(MAX_GRID_TENSORS + 1))
+
+
+MANY = replace(TASK, build_model=build_many_tensors)
+
+
+def test_masked_run_is_refused_where_no_request_can_hold_the_ranges_of_its_tensors():
+    """No device could read such a request, so each round would fail without a reason."""
+    terms = {"task": f"{__name__}:MANY", "private": "none"}
+    assert len(prepare(loaded(**terms)).public) == MAX_GRID_TENSORS + 1
+    with pytest.raises(UsageError, match=r"1025 public tensors .* allow 1024; keep more of them on the devices"):
+        prepare(loaded(**terms, secure="groups"))
 
 
 def test_masked_encoding_without_secure_is_refused():
