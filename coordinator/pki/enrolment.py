@@ -12,7 +12,7 @@ from pathlib import Path
 from fedpatch.coordinator.pki.certificate_authority import COORDINATOR, DEVICE, WATCHER, Authority
 from fedpatch.coordinator.pki.issued_certificates import BROKER, Entry
 from fedpatch.coordinator.pki.mosquitto_passwd import keep_passwords, new_password, password_line
-from fedpatch.coordinator.pki.x509 import check_server_names, names_of
+from fedpatch.coordinator.pki.x509 import check_key, check_server_names, names_of
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.enrolment_bundle import Bundle, encode_bundle
 from fedpatch.shared.errors import UsageError
@@ -187,9 +187,22 @@ def _ensure(
     certificate, key = place / f"{stem}.crt", place / f"{stem}.key"
     if not again and _fit(certificate, key):
         return False
-    known = key.read_bytes() if key.exists() and not new_key else None
+    known = _present_key(key, part) if key.exists() and not new_key else None
     authority.issue(part, part, now=time.time(), days=days, names=names, key=known)
     return True
+
+
+def _present_key(path: Path, part: str) -> bytes:
+    """Return the key of the broker or the coordinator; UsageError where it is damaged, before anything is recorded."""
+    with refusals_of(path):
+        pem = path.read_bytes()
+    try:
+        check_key(pem)
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is no usable key ({error}); make another one with `fedpatch ca {part} --new-key`"
+        ) from None
+    return pem
 
 
 def _fit(certificate: Path, key: Path) -> bool:

@@ -79,6 +79,11 @@ def new_key() -> bytes:
     )
 
 
+def check_key(pem: bytes) -> None:
+    """Raise ValueError where this is no private key over an elliptic curve, as PEM without a password."""
+    _key(pem)
+
+
 def new_serial() -> int:
     """Return a serial number of 159 random bits (RFC 5280, 4.1.2.2)."""
     return x509.random_serial_number()

@@ -72,6 +72,22 @@ def test_ca_init_renews_expired_certificates(fedpatch: Program, tmp_path: Path):
     assert (place / "broker.key").read_bytes() == key
 
 
+@pytest.mark.parametrize("part", ["broker", "coordinator"])
+def test_damaged_key_is_refused_with_the_command_that_makes_another_and_records_nothing(
+    fedpatch: Program, tmp_path: Path, part: str
+):
+    place = tmp_path / "fedpatch-state" / "ca"
+    key = place / part / ("broker.key" if part == "broker" else "client.key")
+    key.write_bytes(key.read_bytes()[:40])
+    before = (place / "index.json").read_bytes()
+    for words in (("ca", part), ("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan")):
+        refused = fedpatch(*words)
+        assert refused.code == 2 and f"`fedpatch ca {part} --new-key`" in refused.err
+    assert (place / "index.json").read_bytes() == before
+    well(fedpatch("ca", part, "--new-key"))
+    well(fedpatch("ca", part))
+
+
 def test_ca_init_without_broker_names_prints_the_next_command(fedpatch: Program, tmp_path: Path):
     done = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
     assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in done
