@@ -37,6 +37,7 @@ BLOCK_BYTES = 16 * 2**20
 
 _ROUNDING = 1e-9  # of the norm of the model: float32 does not distinguish nearer updates
 _SETTLED = 1e-4  # of the norm of the step; each further pass moves the median by a tenth of that or less
+_WHOLE = 1e-9  # 0.29 * 100 is a little less than 29 in float64
 _SMOOTHING = 1e-6  # of the usual norm of a change: keeps the weight of an update at the median finite
 
 Read = Callable[[str], Tensors]
@@ -219,7 +220,8 @@ def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:
         The mean of the values that are left. The share of an update is the share of its values that is left.
     """
     devices = list(changes.weights)
-    count, dropped = len(devices), int(beta * len(devices))
+    count = len(devices)
+    dropped = min(math.floor(beta * count + _WHOLE), (count - 1) // 2)
     columns = sum(math.prod(shape) for shape in changes.shapes.values())
     table = np.asarray(scratch((count, columns)))  # rows of np.memmap are slow
     for row, (_, tensors) in zip(table, changes, strict=True):

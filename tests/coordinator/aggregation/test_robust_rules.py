@@ -140,6 +140,13 @@ def test_one_far_update_of_five_moves_a_robust_rule_less_than_the_mean(rule):
     assert max(robust.pulls, key=robust.pulls.__getitem__) == "bad"
 
 
+@pytest.mark.parametrize(("beta", "devices"), [(0.29, 100), (0.1, 10), (0.35, 180)])
+def test_trim_leaves_out_the_whole_share_of_the_devices(beta, devices):
+    bad = round(beta * devices)
+    updates = {f"{number:03}": model(-1e6 if number < bad else 1.0) for number in range(devices)}
+    assert np.allclose(flat(combine(updates, f"trimmed:{beta}").mean), 1.0)
+
+
 @pytest.mark.parametrize("rule", ["centred", "bucketed", "bucketed:1", "trimmed:0.2"])
 @pytest.mark.parametrize("length", [1e4, 1e10, 1e30])
 def test_far_update_moves_a_robust_rule_by_less_than_the_honest_steps_at_any_length(rule, length):
