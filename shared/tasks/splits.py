@@ -108,7 +108,7 @@ def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> t
         [False, False, False, False, True]
     """
     when = np.asarray(times)
-    cut = np.sort(when)[len(when) - _test_count(len(when), test_share)]
+    cut = np.sort(when)[-_test_count(len(when), test_share) :][:1]  # nothing where there is no example
     test = _both_parts(when >= cut)
     train = when < cut - gap if gap else when < cut
     if not train.any():

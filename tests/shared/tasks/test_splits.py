@@ -171,6 +171,8 @@ def test_a_share_that_leaves_nothing_is_refused(share):
 def test_too_few_examples_are_refused():
     with pytest.raises(DataError, match="cannot be split"):
         random_split(1)
+    with pytest.raises(DataError, match="0 examples cannot be split"):
+        time_split([])
     with pytest.raises(DataError, match="a gap of 100 leaves no training example"):
         time_split(range(10), gap=100)
     with pytest.raises(UsageError, match="use a block of 1 or more"):
