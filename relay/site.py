@@ -52,9 +52,10 @@ from fedpatch.relay.site_round import (
     site_evaluation,
 )
 from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
-from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
+from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import chunk_bytes_within
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import DeviceState
 from fedpatch.shared.wire.reason_codes import FailReason
@@ -276,6 +277,8 @@ class Site:
         """Note presences and the state of the connection, during rounds and between them."""
         if isinstance(event, Connected | Disconnected):
             self._presences.connected = isinstance(event, Connected)
+            if isinstance(event, Connected):
+                self._fit_chunks(event.max_packet_bytes)
             return
         if not isinstance(event, Received):
             return
@@ -287,6 +290,14 @@ class Site:
             if isinstance(body, DeviceState):
                 self._presences.note(topic.device, body)
                 self._connection.ingress_filter.knows(topic.device)
+
+    def _fit_chunks(self, max_packet_bytes: int | None) -> None:
+        """Make the chunks of the next rounds smaller if the broker came back with a lower limit."""
+        connection = self._connection
+        try:
+            connection.chunk_bytes = chunk_bytes_within(connection.chunk_bytes, max_packet_bytes)
+        except BrokerError as error:
+            _log.error("site: %s", error)
 
     def _tell(self, registry: Registry, *, at_once: bool = False) -> None:
         """Have the agent publish the site's figures if they have changed, at most every _TELL_EVERY_S unless `at_once`."""

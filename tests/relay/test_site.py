@@ -288,6 +288,23 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
         assert isinstance(bench.await_end(), Trained)
 
 
+def test_round_after_a_lower_packet_limit_of_the_broker_has_smaller_chunks(bench, devices, mosquitto):
+    limit_bytes = 20_000
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        mosquitto.stop()
+        bench.await_event(lambda one: isinstance(one, Ready))
+        with (mosquitto.directory / "mosquitto.conf").open("a") as config:
+            config.write(f"max_packet_size {limit_bytes}\n")
+        mosquitto.start()
+        bench.await_event(lambda one: isinstance(one, Ready))
+        site.train(bench.command())
+        assert isinstance(bench.await_end(), Trained)
+    [request] = devices.updates["ann"].requests
+    assert max(request.model.chunk_bytes, request.chunk_bytes) < limit_bytes
+
+
 def test_link_of_the_relay_keeps_the_limits_of_the_parents_broker(bench):
     """The link to the site's own broker does not get these limits."""
     made: list[tuple[MqttLink, BrokerProfile]] = []
