@@ -113,7 +113,7 @@ def decode_and_validate_update(
         raise UpdateRefused(RefuseReason.WRONG_BASE, detail)
     check_update(tensors, terms.schema, terms.private_names, report.num_examples)
     check_registered(report.num_examples, registered)
-    check_members(report.members, members, terms.limits.max_members)
+    _check_members(report, members, terms.limits.max_members)
     if terms.plan is not None:
         _check_trained(tensors, terms.schema, terms.plan, terms.model, report.num_examples)
     if terms.model is not None and terms.limits.norm.action == "reject":
@@ -123,6 +123,17 @@ def decode_and_validate_update(
             detail = f"its {terms.metric.name} of {measured:g} is not {terms.metric.range_words}"
             raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
     return report, tensors
+
+
+def _check_members(report: UpdateReport, registered: int | None, most: int) -> None:
+    """Raise UpdateRefused("num_examples") for too many members, or for more members than examples.
+
+    With a median number of examples below 1, the cap that is a multiple of it would leave no update any weight.
+    """
+    check_members(report.members, registered, most)
+    if report.num_examples < report.members:
+        detail = f"the mean of {report.members} devices, trained on {report.num_examples} examples"
+        raise UpdateRefused(RefuseReason.NUM_EXAMPLES, detail)
 
 
 def _check_trained(

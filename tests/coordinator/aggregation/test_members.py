@@ -109,6 +109,22 @@ def test_report_has_the_key_members_only_for_a_mean_of_several_devices():
     assert replace(single, members=3).plain["members"] == 3
 
 
+@pytest.mark.parametrize(("examples", "accepted"), [(3, False), (4, True)])
+def test_update_of_a_relay_has_an_example_of_each_member_so_that_no_weight_is_0(examples, accepted):
+    """A median below one example would leave the updates of the round without any weight, and end the run."""
+    terms = UpdateRequirements(SCHEMA, frozenset(), "ab" * 32, limits=Limits(max_members=4))
+    meta = replace(report(base="ab" * 32), num_examples=examples, members=4).plain
+    packed = pack(BASE, SCHEMA, meta, "fp32")
+    try:
+        decode_and_validate_update(packed.blob, terms, encoding="fp32", raw_bytes=packed.raw_bytes)
+    except UpdateRefused as error:
+        assert (accepted, str(error)) == (False, "the mean of 4 devices, trained on 3 examples")
+    else:
+        assert accepted
+        weights = example_weights({"ann": 50, "site": examples}, ExamplesCap(factor=1.0), {"site": 4})
+        assert min(weights.values()) > 0
+
+
 @pytest.mark.parametrize(("most", "accepted"), [(1, False), (4, True)])
 def test_update_of_a_relay_is_accepted_up_to_max_members(most, accepted):
     terms = UpdateRequirements(SCHEMA, frozenset(), "ab" * 32, limits=Limits(max_members=most))
