@@ -346,7 +346,7 @@ class SiteAggregator(Aggregator):
     ) -> Aggregated:
         """Sum the site's updates in whole numbers. A sum of fewer devices than a group needs does not leave the site."""
         layout = vector_layout(self._prepared.travelling, terms)
-        sums = possible_sums(groups, read, layout=layout, sites=sites)
+        sums = possible_sums(groups, read, layout=layout, sites=sites, metric=self._spec.metric)
         self._show_left_out(sums.left_out)
         total = sums.total
         if total is None or total.devices < terms.group_min:

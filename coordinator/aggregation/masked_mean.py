@@ -19,10 +19,19 @@ from fedpatch.coordinator.aggregation.robust_rules import Changes, clip_centred
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.masking.group_sum import GroupSum, SummedReport, mean_step, read_report, read_sum, sum_of_groups
+from fedpatch.shared.masking.group_sum import (
+    GroupSum,
+    SummedReport,
+    has_possible_measures,
+    mean_step,
+    read_report,
+    read_sum,
+    sum_of_groups,
+)
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, read_masked_blob
 from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum, step_of_sum
 from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.reason_codes import RefuseReason
@@ -75,6 +84,7 @@ def masked_mean(
     base: Tensors,
     rule: AggregateRule = _MEAN,
     sites: Mapping[str, GroupSum] | None = None,
+    metric: MetricTerms | None = None,
 ) -> MaskedMean:
     """Return the mean of the open groups of a round, and of the sums of its relays.
 
@@ -89,11 +99,12 @@ def masked_mean(
         base: The global model that the updates were trained on.
         rule: The mean, or centred clipping over the groups, each site being one group.
         sites: Sums of sites by the name of their relay.
+        metric: Metric of the user accuracies; None: their range is not checked.
 
     Returns:
         The mean and its figures. Tensors of integers keep the values of `base`, statistics stay 0 or more.
     """
-    found = possible_sums(groups, read, layout=layout, sites=sites)
+    found = possible_sums(groups, read, layout=layout, sites=sites, metric=metric)
     total, left_out = found.total, found.left_out
     if total is None:
         return MaskedMean(dict(base), None, left_out)
@@ -110,6 +121,7 @@ def possible_sums(
     *,
     layout: VectorLayout,
     sites: Mapping[str, GroupSum] | None = None,
+    metric: MetricTerms | None = None,
 ) -> PossibleSums:
     """Return the sums of the open groups and of the sites, without sums that are impossible for honest devices.
 
@@ -118,13 +130,14 @@ def possible_sums(
         read: Reads the masked update of a device.
         layout: The layout of the round's vectors.
         sites: Sums of sites by the name of their relay.
+        metric: Metric of the user accuracies; None: their range is not checked.
     """
     sums = {
         group.devices: read_sum(layout, add_masks(_masked_sum(group, read, layout), group.masks), len(group.devices))
         for group in groups
     }
     sums |= {(relay,): one for relay, one in (sites or {}).items()}
-    possible = {devices: one for devices, one in sums.items() if is_possible(layout, one)}
+    possible = {devices: one for devices, one in sums.items() if is_possible(layout, one, metric)}
     left_out = sorted(device for devices in sums.keys() - possible.keys() for device in devices)
     return PossibleSums(possible, tuple(left_out))
 
@@ -197,8 +210,16 @@ def round_layout(schema: Schema, terms: SecureTerms, privacy: PrivacyPolicy | No
     return PrivateLayout(schema, privacy.clip, privacy.steps)
 
 
-def is_possible(layout: VectorLayout, group: GroupSum) -> bool:
-    """Return whether honest devices can have this sum: its weight and its counts fit the number of devices."""
+def is_possible(layout: VectorLayout, group: GroupSum, metric: MetricTerms | None = None) -> bool:
+    """Return whether honest devices can have this sum: its weight, counts and measures fit the number of devices.
+
+    Args:
+        layout: The layout of the round's vectors.
+        group: The sum.
+        metric: Metric of the user accuracies; None: measures are not checked.
+    """
+    if metric is not None and not has_possible_measures(layout, group, metric):
+        return False
     report = read_report(layout, group)
     counts = (*report.measured.values(), report.gaining, report.losing, sum(report.histogram))
     most = min(group.devices * layout.terms.weight_cap, report.num_examples)
@@ -212,7 +233,14 @@ def vector_layout(schema: Schema, terms: SecureTerms) -> VectorLayout:
     return VectorLayout(schema, terms)
 
 
-def check_site_sum(total: GroupSum, layout: VectorLayout, *, registered: int | None, most: int) -> GroupSum:
+def check_site_sum(
+    total: GroupSum,
+    layout: VectorLayout,
+    *,
+    registered: int | None,
+    most: int,
+    metric: MetricTerms | None = None,
+) -> GroupSum:
     """Check the sum of a site, and return it.
 
     Args:
@@ -220,6 +248,7 @@ def check_site_sum(total: GroupSum, layout: VectorLayout, *, registered: int | N
         layout: The layout of the round's vectors.
         registered: Devices that its relay registered to speak for; None: unknown.
         most: The run's `max_members`.
+        metric: Metric of the user accuracies; None: their range is not checked.
 
     Raises:
         UpdateRefused: The sum is of too few or too many devices, or is impossible for them.
@@ -233,7 +262,7 @@ def check_site_sum(total: GroupSum, layout: VectorLayout, *, registered: int | N
     if largest > bound:
         detail = f"a sum of {total.devices} devices has the value {largest}, where at most {bound} is possible"
         raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
-    if not is_possible(layout, total):
+    if not is_possible(layout, total, metric):
         raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"no {total.devices} devices can have the figures of the sum")
     return total
 

@@ -288,7 +288,16 @@ class Aggregator:
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
         rule, base = self._spec.limits.rule, self.state.tensors
-        folded = masked_mean(groups, read, layout=layout, schema=schema, base=base, rule=rule, sites=sites)
+        folded = masked_mean(
+            groups,
+            read,
+            layout=layout,
+            schema=schema,
+            base=base,
+            rule=rule,
+            sites=sites,
+            metric=self._spec.metric,
+        )
         self._show_left_out(folded.left_out)
         if folded.report is None:
             return Aggregated(left_out=folded.left_out)

@@ -244,7 +244,8 @@ class UpdateStore:
             site = vector_layout(terms.schema, effect.masked.terms)
             total = read_site_sum(site, effect.blob, raw_bytes=manifest.raw_bytes, base=terms.base)
             registered = self._engine.fleet.members_of(effect.device)
-            check_site_sum(total, site, registered=registered, most=terms.limits.max_members)
+            most = terms.limits.max_members
+            check_site_sum(total, site, registered=registered, most=most, metric=terms.metric)
             return None, {}
         layout = round_layout(terms.schema, effect.masked.terms, self._engine.spec.privacy)
         check_masked_update(effect.blob, layout, context=effect.masked.context, base=terms.base)

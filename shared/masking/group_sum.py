@@ -13,9 +13,10 @@ import numpy as np
 
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.device_vector import MEASURE_OFFSET, MEASURE_STEPS, RATIO_STEPS
-from fedpatch.shared.masking.vector_layout import BINS, LIMB_BITS, MEASURES, VectorLayout, from_limbs
+from fedpatch.shared.masking.vector_layout import BINS, LIMB_BITS, MEASURES, VectorLayout, from_limbs, to_limbs
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 
@@ -158,6 +159,30 @@ def read_report(layout: VectorLayout, total: GroupSum) -> SummedReport:
         norm=figures["norm"] / RATIO_STEPS / devices,
         spreads=tuple(figures[f"spread {spec.name}"] / RATIO_STEPS / devices for spec in layout.specs),
     )
+
+
+def has_possible_measures(layout: VectorLayout, total: GroupSum, metric: MetricTerms) -> bool:
+    """Return whether honest devices can have these sums of measures: each in the range of its measure, times its devices.
+
+    Args:
+        layout: Layout of the round.
+        total: Sum of a group, or of a site.
+        metric: Metric of the user accuracies.
+    """
+    figures = {name: value for (name, _), value in zip(layout.figures, total.figures, strict=True)}
+    width = metric.most - metric.least
+    ranges = dict.fromkeys(MEASURES, (metric.least, metric.most))
+    ranges |= {"train_loss": (-MAX_MEASURE, MAX_MEASURE), "gain": (-width, width), "gain_after": (-width, width)}
+    for name, bits in layout.figures:
+        if name in ranges:
+            # As a device writes its own value, so that the bounds are those of each device to the last bit.
+            least, most = (
+                from_limbs(to_limbs(round((one + MEASURE_OFFSET) * MEASURE_STEPS), bits)) for one in ranges[name]
+            )
+            count = figures[f"{name}_measured"]
+            if not least * count <= figures[name] <= most * count:
+                return False
+    return True
 
 
 def _mean(total: int, count: int) -> float | None:

@@ -1,0 +1,99 @@
+"""The sums of masked groups that count: those that honest devices can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, check_site_sum, is_possible, masked_mean
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.group_sum import GroupSum, read_sum
+from fedpatch.shared.masking.masked_blob import MaskedUpdate
+from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.wire.field_types import MAX_MEASURE
+from fedpatch.shared.wire.messages import UpdateReport
+from tests.support.masked_group import terms_of
+
+SCHEMA = Schema((TensorSpec("w", (4,), "float32", "weight"),))
+LAYOUT = VectorLayout(SCHEMA, terms_of(3, group_min=3, bits=16, clip=10.0, weight_cap=10, grid=write_grid((1.0,))))
+BASE = {"w": np.zeros(4, np.float32)}
+ACCURACY = MetricTerms()
+METRICS = {
+    "accuracy": ACCURACY,
+    "error": MetricTerms("mae", "min", 0.1, 7.3),
+    "beyond what travels": MetricTerms("count", "max", 1e10, 1e11),
+    "any number": MetricTerms("score", "max", -MAX_MEASURE, MAX_MEASURE),
+}
+REPORT = UpdateReport("ab" * 32, 10, 1, 0.5, 0.5, 0.75, 0.0, 0.0, 0.25)
+
+
+def vector(report: UpdateReport, metric: MetricTerms = ACCURACY) -> Array:
+    step = {"w": np.full(4, 0.5)}
+    return make_vector(LAYOUT, step=step, residual={}, report=report, metric=metric, seed=1).elements
+
+
+def summed(*reports: UpdateReport, metric: MetricTerms = ACCURACY) -> GroupSum:
+    total = np.zeros(LAYOUT.size, LAYOUT.dtype)
+    for report in reports:
+        total += vector(report, metric)
+    return read_sum(LAYOUT, total, len(reports))
+
+
+def mean_of(*groups: list[UpdateReport]) -> MaskedMean:
+    reports = {f"pi-{at}{one}": report for at, group in enumerate(groups) for one, report in enumerate(group)}
+    opened = [OpenGroup(tuple(f"pi-{at}{one}" for one in range(len(group))), ()) for at, group in enumerate(groups)]
+    updates = {device: MaskedUpdate(bytes(32), "00" * 32, vector(report)) for device, report in reports.items()}
+    return masked_mean(opened, updates.__getitem__, layout=LAYOUT, schema=SCHEMA, base=BASE, metric=ACCURACY)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"user_accuracy_before": 1e6}, {"user_accuracy_after": -3.0}, {"user_accuracy_independent": 9.0}],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_group_whose_user_accuracies_are_impossible_is_left_out(lie):
+    """It would end a run with `target_ua`."""
+    found = mean_of([REPORT] * 3, [REPORT, REPORT, replace(REPORT, **lie)])
+    assert found.left_out == ("pi-10", "pi-11", "pi-12")
+    assert found.report is not None
+    assert (found.report.devices, found.report.means["user_accuracy_before"]) == (3, 0.5)
+
+
+def test_sum_of_a_measure_that_no_device_has_measured_is_impossible():
+    names = [name for name, _ in LAYOUT.figures]
+    total = summed(*[replace(REPORT, user_accuracy_before=None)] * 3)
+    assert is_possible(LAYOUT, total, ACCURACY)
+    figures = list(total.figures)
+    figures[names.index("user_accuracy_before")] = 1
+    assert not is_possible(LAYOUT, replace(total, figures=tuple(figures)), ACCURACY)
+
+
+def test_sum_of_a_site_with_an_impossible_user_accuracy_is_refused():
+    total = summed(REPORT, REPORT, replace(REPORT, user_accuracy_before=9.0))
+    with pytest.raises(UpdateRefused, match="no 3 devices can have the figures of the sum"):
+        check_site_sum(total, LAYOUT, registered=3, most=3, metric=ACCURACY)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+@given(st.data())
+def test_any_honest_devices_have_a_possible_sum(metric, data):
+    measured = st.none() | st.floats(metric.least, metric.most)
+    report = st.builds(
+        replace,
+        st.just(REPORT),
+        train_loss=st.floats(-MAX_MEASURE, MAX_MEASURE),
+        user_accuracy_before=measured,
+        user_accuracy_after=measured,
+        user_accuracy_independent=measured,
+    )
+    reports = data.draw(st.lists(report, min_size=3, max_size=3))
+    assert is_possible(LAYOUT, summed(*reports, metric=metric), metric)
