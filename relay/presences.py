@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
+    MAX_MEMBERS,
     MAX_PATH,
     SIGNED_FEATURE,
     SUMS_FEATURE,
@@ -208,8 +210,8 @@ class Presences:
         enough = self.connected and len(willing) >= self.min_cohort
         paths = [self.states[device].path or () for device in self._could()]
         found = SiteSummary(
-            members=max(1, sum(own.num_members for own in willing.values())),
-            num_examples=sum(own.num_examples for own in willing.values()),
+            members=min(max(1, sum(own.num_members for own in willing.values())), MAX_MEMBERS),
+            num_examples=min(sum(own.num_examples for own in willing.values()), MAX_COUNT),
             unwilling=None if enough else self._commonest(),
             path=(self.own_id, *max(paths, key=len, default=())),
             abilities=Counter(self._ability(device, own) for device, own in willing.items()),

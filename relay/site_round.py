@@ -44,8 +44,9 @@ from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import to_bytes
+from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import Evaluation, Manifest, UpdateReport, members_field
+from fedpatch.shared.wire.messages import MAX_MEMBERS, Evaluation, Manifest, UpdateReport, members_field
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.round_messages import ActiveRound
@@ -329,8 +330,8 @@ class SiteAggregator(Aggregator):
         """Make the mean as Aggregator does, and note the devices and steps behind it."""
         current = self._opened()
         reports = {} if current is None else current.reports
-        self._members = sum((members or {}).get(device, 1) for device in devices)
-        self._steps = sum(report.steps for report in reports.values() if report is not None)
+        self._members = min(sum((members or {}).get(device, 1) for device in devices), MAX_MEMBERS)
+        self._steps = min(sum(report.steps for report in reports.values() if report is not None), MAX_COUNT)
         return super().aggregate(
             devices, num_examples, read, target, carried, round_number=round_number, members=members
         )

@@ -13,6 +13,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_records import figures as comparison
 from fedpatch.shared.masking.group_sum import SummedReport
 from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.messages import UpdateReport
 
 MAX_BY_DEVICE = 32
@@ -106,7 +107,7 @@ def _with_reports(record: RoundRecord, reports: Mapping[str, UpdateReport], metr
         user_accuracy_p10=metric.worst_tenth(before.values()) if single else None,
         user_accuracies=_by_device(before),
         user_accuracy_after=mean_accuracy((one.user_accuracy_after, one.members) for one in reports.values()),
-        num_examples=sum(report.num_examples for report in reports.values()),
+        num_examples=min(sum(report.num_examples for report in reports.values()), MAX_COUNT),
         measured=sum(members[device] for device in before),
         train_loss=mean_accuracy((report.train_loss, report.members) for report in reports.values()),
         independent=comparison((reports[device] for device in sorted(reports)), metric),
@@ -121,7 +122,7 @@ def _with_sums(record: RoundRecord, figures: SummedReport, metric: MetricTerms) 
         user_accuracy=means["user_accuracy_before"],
         user_accuracy_after=means["user_accuracy_after"],
         user_accuracy_p10=figures.worst_tenth(metric),
-        num_examples=figures.num_examples,
+        num_examples=min(figures.num_examples, MAX_COUNT),
         measured=figures.measured["user_accuracy_before"],
         train_loss=means["train_loss"],
         user_accuracy_histogram=figures.histogram if any(figures.histogram) else (),

@@ -12,8 +12,10 @@ Word = Annotated[
     str, Meta(max_length=64, pattern=r"^[ -~]*\Z")
 ]  # printable ASCII, because it is shown on terminals and in logs
 Text = Annotated[str, Meta(max_length=500)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Positive = Annotated[int, Meta(ge=1, le=2**53)]
+MAX_COUNT = 2**53
+"""Sums of counts of several devices end here too, since the devices choose the numbers."""
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Measure = Annotated[float, Meta(ge=-MAX_MEASURE, le=MAX_MEASURE)]

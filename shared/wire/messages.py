@@ -83,7 +83,8 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Features = Annotated[tuple[Word, ...], Meta(max_length=MAX_FEATURES)]
 Path = Annotated[tuple[Word, ...], Meta(max_length=MAX_PATH)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
-Members = Annotated[int, Meta(ge=1, le=1_000_000)]
+MAX_MEMBERS = 1_000_000
+Members = Annotated[int, Meta(ge=1, le=MAX_MEMBERS)]
 """The devices that a relay speaks for. Other devices leave the field out, which keeps the bytes of earlier versions."""
 
 

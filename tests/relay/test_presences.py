@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from fedpatch.relay.presences import Needs, Presences
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
+    MAX_MEMBERS,
     SUMS_FEATURE,
     DeviceState,
+    Envelope,
     TaskCapability,
     members_field,
 )
@@ -38,6 +42,15 @@ def test_willing_devices_with_the_task_are_summed():
     site.note("paused", there(80, unwilling=Condition.NOT_CHARGING))
     found = site.summary()
     assert (found.members, found.num_examples, found.unwilling) == (2, 30, None)
+
+
+def test_presence_of_a_relay_can_be_read_whatever_its_devices_claim():
+    site = presences(max_members=MAX_MEMBERS)
+    site.note("ann", there(MAX_COUNT, members=MAX_MEMBERS))
+    site.note("bob", there(MAX_COUNT))
+    found = site.summary()
+    own = there(found.num_examples, found.members)
+    assert decode(encode(Envelope(own))).body == own
 
 
 def test_members_of_a_relay_below_count_up_to_max_members():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,16 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, SUMS_FEATURE, TrainPlan, WorkRequest, is_delta
+from fedpatch.shared.wire.codec import from_plain
+from fedpatch.shared.wire.field_types import MAX_COUNT
+from fedpatch.shared.wire.messages import (
+    DEVICE_FEATURES,
+    SUMS_FEATURE,
+    TrainPlan,
+    UpdateReport,
+    WorkRequest,
+    is_delta,
+)
 from fedpatch.shared.wire.plan_terms import CONTROL, TrainPhase
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from tests.support.masked_group import terms_of
@@ -213,6 +223,21 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     assert SiteUpdate.find(tmp_path, masked) == (answer, blob)
     # A round that the parent starts again, with another cohort, has another grid: the sum does not fit it.
     assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
+
+
+def test_update_of_the_site_can_be_read_whatever_steps_its_devices_report(command, tmp_path):
+    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
+    reports = {device: replace(report(), steps=MAX_COUNT) for device in ("ann", "bob")}
+    opened: Any = SimpleNamespace(reports=reports)
+    aggregator = SiteAggregator(
+        parent, tmp_path, spec, print, tells_members=True, opened=lambda: opened, now=lambda: 0.0
+    )
+    model_of = parent.prepared.initial.tensors
+    aggregator.aggregate(sorted(reports), dict.fromkeys(reports, 10), lambda _: model_of, round_number=7)
+    aggregator.save(RoundRecord(7, "aggregated", 2, 2, 0, 2, num_examples=20))
+    assert aggregator.answer is not None
+    assert from_plain(aggregator.answer[0].report.plain, UpdateReport).steps == MAX_COUNT
 
 
 @pytest.mark.parametrize(("measured", "sent"), [(2, (None, None)), (3, (0.5, 0.75))])

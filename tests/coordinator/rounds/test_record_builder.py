@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedpatch.coordinator.rounds.round_phases import Round
@@ -9,6 +11,7 @@ from fedpatch.coordinator.rounds.round_record_builder import MAX_BY_DEVICE, Roun
 from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
+from fedpatch.shared.wire.field_types import MAX_COUNT
 from tests.coordinator.engines import asking, report_of
 from tests.support.specs import report, run_spec
 
@@ -49,6 +52,14 @@ def test_played_round_records_the_accuracy_of_its_devices():
 def test_user_accuracy_of_a_round_is_the_mean_and_not_the_median():
     """Every device has the same weight (paper, section 4.2)."""
     assert _record({"a": 0.9, "b": 0.8, "c": 0.1}).user_accuracy == pytest.approx(0.6)
+
+
+def test_record_of_devices_that_claim_the_most_examples_can_be_read_again():
+    """A checkpoint whose record cannot be read is a damaged one."""
+    reports = {device: replace(report(), num_examples=MAX_COUNT) for device in ("a", "b")}
+    current = Round(1, run_spec().policy, 0.0)
+    record = build_record(current, "aggregated", reports, RoundTraffic(0, 0), {}, metric=MetricTerms())
+    assert RoundRecord.from_dict(record.to_dict()).num_examples == MAX_COUNT
 
 
 def test_record_has_the_metric_and_the_traffic_of_the_round():
