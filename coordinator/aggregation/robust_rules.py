@@ -223,6 +223,8 @@ def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:
     count = len(devices)
     dropped = min(math.floor(beta * count + _WHOLE), (count - 1) // 2)
     columns = sum(math.prod(shape) for shape in changes.shapes.values())
+    if not columns:
+        return RuleResult({}, dict.fromkeys(devices, 1.0))
     table = np.asarray(scratch((count, columns)))  # rows of np.memmap are slow
     for row, (_, tensors) in zip(table, changes, strict=True):
         for name, values in _split(row, changes.shapes).items():
@@ -237,7 +239,7 @@ def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:
         mean[start : start + width] = left.mean(axis=1, dtype=np.float64)
         least, greatest = left[:, 0].copy(), left[:, -1].copy()
         kept += np.count_nonzero((block >= least) & (block <= greatest), axis=1)
-    shares = {device: float(part) for device, part in zip(devices, kept / max(1, columns), strict=True)}
+    shares = {device: float(part) for device, part in zip(devices, kept / columns, strict=True)}
     return RuleResult(_split(mean, changes.shapes), shares)
 
 

@@ -214,6 +214,17 @@ def test_trim_counts_equal_values_of_all_devices_alike(numbers):
     assert all(share in (0.875, 1.0) for share in shares.values())
 
 
+@pytest.mark.parametrize("rule", ROBUST)
+def test_model_without_public_trained_values_has_the_mean_of_its_statistics(rule):
+    statistics = SCHEMA.subset({"bn.running_var"})
+    updates = {str(value): {"bn.running_var": np.full(2, value, np.float32)} for value in (1.0, 2.0, 6.0)}
+    limits, base = Limits(rule=parse_aggregate_rule(rule)), {"bn.running_var": np.ones(2, np.float32)}
+    found = aggregate(
+        dict.fromkeys(updates, 1), updates.__getitem__, schema=statistics, base=base, limits=limits, plan=PLAN
+    )
+    assert found.mean["bn.running_var"].tolist() == [3.0, 3.0]
+
+
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("rule", RULES)
