@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
+from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
@@ -341,8 +344,15 @@ class Aggregator:
         self.state = self._next
 
     def _make_scratch(self, shape: tuple[int, int]) -> Array:
-        """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash."""
-        with TemporaryFile(dir=self._directory) as file:
+        """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash.
+
+        Its space is allocated first: on a full disk a write to the table would end the process (SIGBUS).
+
+        Raises:
+            StateError: The disk has too little space.
+        """
+        with refusals_of(self._directory), TemporaryFile(dir=self._directory) as file:
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(np.float32).itemsize)
             return np.memmap(file, np.float32, "w+", shape=shape)
 
     def _show_left_out(self, devices: Sequence[str]) -> None:

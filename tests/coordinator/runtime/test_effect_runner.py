@@ -21,6 +21,7 @@ from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.coordinator.effect_runners import Bench
+from tests.support.disks import small_disk
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
     [record] = bench.registry.rounds.records(bench.engine.spec.run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {1.0}
+
+
+def test_full_disk_under_the_trimmed_mean_is_an_error_with_a_remedy(tmp_path, prepared, registry):
+    """Without space for its table the process would be killed (SIGBUS)."""
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        bench = Bench(disk.path, prepared, registry, aggregate="trimmed:0.2").begin()
+        bench.upload("a", 1.0)
+        disk.fill(but_bytes=prepared.public.nbytes)
+        with pytest.raises(StateError, match="free some space on this disk"):
+            bench.upload("b", 1.0)
+        assert registry.rounds.records(bench.engine.spec.run) == []
 
 
 def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared, registry):
