@@ -185,9 +185,12 @@ def _ensure(
     """Create the broker's or coordinator's certificate unless a valid one exists."""
     place = authority.place(part, part)
     certificate, key = place / f"{stem}.crt", place / f"{stem}.key"
-    if not again and _fit(certificate, key):
+    revoked = frozenset(one.serial for one in authority.index.entries if one.revoked_at)
+    # The key of a revoked certificate may be in other hands.
+    spoiled = any(f"{one.serial:x}" in revoked for one in certificates_of(certificate))
+    if not again and not spoiled and _fit(certificate, key):
         return False
-    known = _present_key(key, part) if key.exists() and not new_key else None
+    known = _present_key(key, part) if key.exists() and not new_key and not spoiled else None
     authority.issue(part, part, now=time.time(), days=days, names=names, key=known)
     return True
 

@@ -72,6 +72,24 @@ def test_ca_init_renews_expired_certificates(fedpatch: Program, tmp_path: Path):
     assert (place / "broker.key").read_bytes() == key
 
 
+def test_ca_init_replaces_a_revoked_certificate_of_the_coordinator_and_its_key(fedpatch: Program, tmp_path: Path):
+    place = tmp_path / "fedpatch-state" / "ca" / "coordinator" / "client.crt"
+    [first], key = read_pem(place.read_bytes()), place.with_suffix(".key").read_bytes()
+    well(fedpatch("ca", "coordinator", "--password", "--revoke-old"))
+    well(fedpatch("ca", "init", "--fleet", "kitchen"))
+    [second] = read_pem(place.read_bytes())
+    assert first.serial in revoked(tmp_path)
+    assert second.serial not in revoked(tmp_path)
+    assert place.with_suffix(".key").read_bytes() != key
+    well(fedpatch("ca", "init", "--fleet", "kitchen"))
+    assert read_pem(place.read_bytes()) == [second]
+
+
+def revoked(directory: Path) -> set[int]:
+    """Return the serial numbers in the revocation list of the CA."""
+    return {one.serial_number for one in x509.load_pem_x509_crl((directory / "fedpatch-state/ca/ca.crl").read_bytes())}
+
+
 @pytest.mark.parametrize("part", ["broker", "coordinator"])
 def test_damaged_key_is_refused_with_the_command_that_makes_another_and_records_nothing(
     fedpatch: Program, tmp_path: Path, part: str
