@@ -9,10 +9,12 @@ from __future__ import annotations
 import http.client
 import logging
 import re
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -319,7 +321,7 @@ class ModelFetch:
         for _ in range(MOST_REDIRECTS + 1):
             connection = self._connected(url)
             connection.request("GET", f"{at.path or '/'}{'?' if at.query else ''}{at.query}", headers=headers)
-            response = connection.getresponse()
+            response = self._head(connection)
             if response.status not in _REDIRECTS:
                 return response
             self._disconnect()  # its body is of no use
@@ -327,6 +329,25 @@ class ModelFetch:
             if (at.scheme, at.netloc) != (url.scheme, url.netloc):
                 raise _Refused(f"{shown(url.geturl())}: it leads to another server, {at.scheme}://{at.hostname}")
         raise _Refused(f"{shown(url.geturl())}: more than {MOST_REDIRECTS} redirects")
+
+    def _head(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        """Return the answer once its head is there; a server may send that byte by byte, each within SILENT_S."""
+        give_up_at = self._last_chunk_at + SLOW_S
+        alarm = threading.Timer(max(0.0, give_up_at - time.monotonic()), _shut, [connection])
+        alarm.daemon = True
+        alarm.start()
+        try:
+            response = connection.getresponse()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if time.monotonic() < give_up_at:
+                raise
+            raise _Refused(f"no chunk within {SLOW_S:g} s") from error
+        finally:
+            alarm.cancel()
+        # http.client takes a head that is cut off for a whole one.
+        if time.monotonic() >= give_up_at:
+            raise _Refused(f"no chunk within {SLOW_S:g} s")
+        return response
 
     def _connected(self, url: SplitResult) -> http.client.HTTPConnection:
         """Return the connection to the server of a URL; it is kept from request to request."""
@@ -354,6 +375,13 @@ class ModelFetch:
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
         return str(error) or type(error).__name__
+
+
+def _shut(connection: http.client.HTTPConnection) -> None:
+    """End the wait of another thread for the server."""
+    with suppress(OSError):
+        if connection.sock is not None:
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _check_answer(response: http.client.HTTPResponse, place: str, start: int, stop: int, size_bytes: int) -> None:

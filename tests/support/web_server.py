@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 from tests.support.brokers import HOST
@@ -16,8 +18,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """The URL of a server on loopback that answers with `answer`."""
+def server(
+    answer: Callable[[BaseHTTPRequestHandler], None], identity: tuple[Path, Path] | None = None
+) -> Iterator[str]:
+    """The URL of a server on loopback that answers with `answer`; `identity`, a certificate and its key, adds TLS."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -30,10 +34,14 @@ def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
     with _Server((HOST, 0), Handler) as made:
         made.daemon_threads = True
+        if identity is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*identity)
+            made.socket = context.wrap_socket(made.socket, server_side=True)
         thread = Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://{HOST}:{made.server_port}/demo/blob"
+            yield f"http{'s' if identity else ''}://{HOST}:{made.server_port}/demo/blob"
         finally:
             made.shutdown()
             thread.join()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from time import sleep
 
 import pytest
@@ -21,6 +23,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import Manifest
 from tests.support.brokers import HOST, PATIENCE_S
+from tests.support.identities import Certified
 from tests.support.nginx import Nginx
 from tests.support.s3_server import S3Server
 from tests.support.web_server import sends, server
@@ -161,6 +164,29 @@ def test_slow_server_is_given_up(monkeypatch):
         chunks, end = fetch(url)
     assert not chunks and "no chunk within 0.3 s" in end.problem
     assert 0 < end.wasted_bytes < CHUNK_BYTES
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_server_that_sends_its_head_byte_by_byte_is_given_up(tmp_path, monkeypatch, tls):
+    monkeypatch.setattr(model_fetcher, "SLOW_S", 0.3)
+    ended = Event()
+
+    def trickles(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.flush_headers()
+        handler.wfile.write(b"X-Slow: ")
+        with suppress(OSError):
+            while not ended.wait(0.05):
+                handler.wfile.write(b"x")
+
+    authority = Certified(tmp_path / "ca").make()
+    place = authority.directory / "broker"
+    with server(trickles, (place / "broker.crt", place / "broker.key") if tls else None) as url:
+        try:
+            chunks, end = fetch(url, ca_file=authority.ca_file)
+        finally:
+            ended.set()
+    assert not chunks and "no chunk within 0.3 s" in end.problem
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("no certificate", "not a file of CA")])
