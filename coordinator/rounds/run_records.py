@@ -323,8 +323,8 @@ def loss_warning(records: Sequence[RoundRecord]) -> str:
     if last is None or not fleet_loses(last.independent):
         return ""
     return (
-        f"by round {last.round} devices are worse off than learning alone: {headline(last.independent, last.label)}; try "
-        "--private all, and compare the policies with `fedpatch simulate compare`"
+        f"by round {last.round} devices are worse off than learning alone: {headline(last.independent, last.label)}; "
+        "compare the policies with `fedpatch simulate compare`, and try --private all unless the run has it"
     )
 
 

@@ -60,7 +60,7 @@ def find_to_resume(named: Path | None, run: str) -> Path:
     if named is None and run == LAST and found != default():
         raise UsageError(
             f"no runs in {default()}, and the last one elsewhere may not be the one you mean; "
-            f"say `fedpatch resume last --state-dir {shlex.quote(str(found))}` if it is"
+            f"if it is, name its directory: --state-dir {shlex.quote(str(found))}"
         )
     return found
 

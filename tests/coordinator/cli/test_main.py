@@ -133,10 +133,13 @@ def test_default_state_directory_comes_before_the_demos_and_is_not_printed(fedpa
     assert fedpatch("runs").err == ""
 
 
-def test_resume_last_needs_the_state_directory(fedpatch, elsewhere):
-    ended = fedpatch("resume", "last")
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+def test_command_that_changes_the_last_run_needs_the_state_directory_and_names_no_other_command(
+    fedpatch, elsewhere, command
+):
+    ended = fedpatch(command, "last")
     assert (ended.code, ended.out) == (2, "")
-    assert f"fedpatch resume last --state-dir {elsewhere}" in ended.err
+    assert ended.err.endswith(f"if it is, name its directory: --state-dir {elsewhere}\n")
 
 
 @pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",), ("resume", "last")])

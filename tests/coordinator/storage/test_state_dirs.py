@@ -91,7 +91,7 @@ def test_beginning_of_id_that_means_two_runs_is_refused(usual, demo):
 
 def test_last_run_is_resumed_in_default_directory_only(usual, demo):
     of_demo = begin_run(demo)
-    with pytest.raises(UsageError, match=f"no runs in {usual}.*resume last --state-dir {demo}`"):
+    with pytest.raises(UsageError, match=f"no runs in {usual}.*name its directory: --state-dir {demo}"):
         find_to_resume(None, "last")
     assert find_to_resume(None, of_demo) == find_to_resume(demo, "last") == demo
     begin_run(usual)
