@@ -168,7 +168,7 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
     """Raise UsageError for options before a command of the group, which has options of its own."""
     for name in context.params:
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name != "debug":
+        if source is not None and source.name == "COMMANDLINE" and name not in ("debug", "log_format"):
             raise UsageError(
                 f"--{name.replace('_', '-')} stands before {context.invoked_subcommand!r}, which does not have it; "
                 f"write it after that word, if fedpatch simulate {context.invoked_subcommand} --help has it"

@@ -190,6 +190,8 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
         del version  # its callback has handled it
         set_up_logging(logging.DEBUG if debug else log_level, log_format)
         function(**given)
+        if (context := given.get("context")) is not None:
+            _pass_on(context, debug=debug, log_format=log_format.value)
 
     # typer keeps the line breaks of a docstring, which do not fit the width of the terminal.
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
@@ -197,6 +199,13 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
     options = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))
     add_options(run, function, [option(*one) for one in options])
     return run
+
+
+def _pass_on(context: typer.Context, **given: object) -> None:
+    """Make these options of a group the defaults of the subcommand that is called, if there is one."""
+    if (subcommand := context.invoked_subcommand) is not None:
+        known = context.default_map or {}
+        context.default_map = {**known, subcommand: {**given, **known.get(subcommand, {})}}
 
 
 def option(name: str, annotation: Any, default: object = None) -> inspect.Parameter:

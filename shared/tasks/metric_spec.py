@@ -76,8 +76,6 @@ class MetricTerms:
         """Description of the range, for messages."""
         if self.is_fraction:
             return "a fraction from 0 to 1"
-        if (self.least, self.most) == (-MAX_MEASURE, MAX_MEASURE):
-            return "a finite number"
         return f"a number from {self.least:g} to {self.most:g}"
 
     def allows(self, value: float) -> bool:

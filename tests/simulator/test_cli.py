@@ -241,6 +241,12 @@ def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine,
     assert words in ended.err
 
 
+def test_options_of_logs_before_a_subcommand_apply_to_it(fedpatch):
+    ended = fedpatch("simulate", "--debug", "--log-format", "logfmt", "paper", "table9")
+    assert ended.code == 2
+    assert "level=debug logger=fedpatch.command message=UsageError trace=" in ended.err
+
+
 @pytest.mark.parametrize(
     ("error", "problem"),
     [

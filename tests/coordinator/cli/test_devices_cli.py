@@ -54,6 +54,14 @@ def test_ambiguous_device_or_bad_reason_is_a_usage_error(devices, argv, words):
     assert all(one["quarantined"] is None for one in json.loads(devices("--json").out))
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (1, 1), (0, 2)])
+def test_options_of_logs_before_a_subcommand_apply_to_it(devices, before, after):
+    options = ["--debug", "--log-format=logfmt"]
+    ended = devices(*options[:before], "drain", "pi-9", *options[2 - after :])
+    assert ended.code == 2
+    assert "level=debug logger=fedpatch.command message=UsageError trace=" in ended.err
+
+
 def test_fleet_selects_one_of_two_devices_with_the_same_id(devices):
     assert devices("drain", "pi-1", "--fleet", "garden").code == 0
     held = [(one["fleet"], one["id"]) for one in json.loads(devices("--json").out) if one["drained"]]

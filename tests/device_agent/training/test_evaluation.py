@@ -95,7 +95,7 @@ MAE = {"metric_name": "MAE", "metric_goal": "min"}
     ("value", "terms", "words"),
     [
         *((value, {}, "a fraction from 0 to 1") for value in (float("nan"), float("inf"), 97.0, -0.5)),
-        (float("nan"), MAE, "a finite number"),
+        *((value, MAE, r"a number from -1e\+12 to 1e\+12") for value in (float("nan"), 1e13)),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ def test_an_accuracy_is_a_fraction_and_anything_else_is_not():
     assert (MAE.least, MAE.most) == (-MAX_MEASURE, MAX_MEASURE)
     assert [one.range_words for one in (MetricTerms(), MAE, MetricTerms("R2", "max", -5, 1))] == [
         "a fraction from 0 to 1",
-        "a finite number",
+        "a number from -1e+12 to 1e+12",
         "a number from -5 to 1",
     ]
     assert (MetricTerms().label, MAE.label) == ("UA", "MAE")
