@@ -79,6 +79,14 @@ def policy_of(
     return PrivacyPolicy(noise_multiplier, dp_clip, delta, max_epsilon, steps)
 
 
+def delta_problem(delta: float, devices: int) -> str:
+    """Return why a delta means nothing in a fleet of so many devices, with the remedy; "" if it is small enough."""
+    if delta * devices < 1:
+        return ""
+    small = f"less than 1 / devices, e.g. {0.1 / devices:.0e}"
+    return f"{delta:g} lets one of {devices} devices be published whole; make it {small}"
+
+
 def settings_problems(  # noqa: PLR0913  (the settings that depend on each other)
     *,
     dp: str,
@@ -135,8 +143,7 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
     if aggregate != "mean":
         text = f"{aggregate} depends on single updates in a way that the clip does not bound; use mean with dp = {dp}"
         problems.append(("aggregate", text, "dp"))
-    if delta * devices >= 1:
-        text = f"{delta:g} lets one of {devices} devices be published whole; make it less than 1 / devices, e.g. 1e-5"
+    if text := delta_problem(delta, devices):
         problems.append(("delta", text, "devices"))
     if dp == DISTRIBUTED and not secure:
         text = "distributed adds noise on the devices, which hides an update only in the sum of a group; set secure = groups"

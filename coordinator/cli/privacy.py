@@ -40,12 +40,16 @@ def plan(
     The ratio is the L2 norm of the noise on the mean over the clip. Exit code 1: the noise on the mean is more than half of
     the clip, so little or nothing is learnt. The verdict in the JSON is learns, doubtful or learns_nothing.
     """
+    from fedpatch.coordinator.aggregation.privacy_policy import delta_problem
+    from fedpatch.shared.errors import UsageError
     from fedpatch.shared.privacy.plan import Verdict, make_plan
 
     groups = _groups(dp, devices, group_size, threshold)
     found = make_plan(
         devices=devices, parameters=parameters, rounds=rounds, epsilon=epsilon, delta=delta, groups=groups
     )
+    if why := delta_problem(delta, devices):
+        raise UsageError(f"--delta: {why}")
     if as_json:
         print_json(found.to_dict())
     else:

@@ -56,6 +56,14 @@ def test_plan_without_devices_ends_with_2(plan):
     assert (ended.code, "--devices" in ended.err) == (2, True)
 
 
+@pytest.mark.parametrize(("devices", "delta", "fitting"), [(200, "0.005", "5e-04"), (1_000_000, "1e-05", "1e-07")])
+def test_plan_with_a_delta_that_a_run_refuses_ends_with_2_and_names_a_fitting_one(plan, devices, delta, fitting):
+    ended = plan(devices, 1000, "--delta", delta)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.endswith(f"published whole; make it less than 1 / devices, e.g. {fitting}\n")
+    assert plan(devices, 1000, "--delta", fitting).code == 0
+
+
 def test_plan_with_noise_of_the_devices_has_more_noise_than_central(plan):
     central, masked = (json.loads(plan(400, 1000, "--json", *more).out) for more in ((), ("--dp", "distributed")))
     assert (central["dp"], masked["dp"]) == ("central", "distributed")
