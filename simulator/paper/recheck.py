@@ -7,6 +7,7 @@ curves then differ about as much as the curves of two seeds. The new results are
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,9 +84,10 @@ def require_recorded(cells: Sequence[Cell], seeds: Sequence[int], recorded: Resu
     for cell in cells:
         for seed in seeds:
             if recorded.read(cell, seed) is None:
+                terms = f"--cells {cell.short_name} --seeds {seed + 1} --results {shlex.quote(str(recorded.folder))}"
                 raise UsageError(
                     f"{cell.name}, seed {seed} has no result in {recorded.folder} to compare with; choose other cells "
-                    f"with --cells, or compute it: fedpatch simulate paper {cell.where} --cells {cell.short_name}"
+                    f"with --cells, or compute it: fedpatch simulate paper {cell.where} {terms}"
                 )
 
 

@@ -51,8 +51,12 @@ def test_verdict_of_other_bits_with_equal_rounds_is_within():
 
 
 def test_require_recorded_names_the_command_that_computes_a_missing_cell(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"paper table2 --cells mnist/fedavg/affine/W200/C1\.0"):
-        require_recorded([CELL], [0], Results(tmp_path))
+    results = Results(tmp_path / "my results")
+    results.write(CELL, 0, result(CELL, 0, 21))
+    with pytest.raises(UsageError) as caught:
+        require_recorded([CELL], [0, 1], results)
+    command = f"paper table2 --cells mnist/fedavg/affine/W200/C1.0 --seeds 2 --results '{results.folder}'"
+    assert str(caught.value).endswith(command)
 
 
 @pytest.mark.parametrize(("made_by", "now", "kept"), [("a", "a", True), ("a", "b", False), (None, None, False)])
