@@ -50,14 +50,18 @@ class CellFile(Generic[Cell]):
         command: str,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        self._path, self._origin = path, dict(origin or {})
+        self._path, self._kind, self._command = path, kind, command
+        self._origin = dict(origin or {})
         self._terms: dict[str, Any] = json.loads(json.dumps(dict(terms)))
         self.cells: dict[tuple[Any, ...], Cell] = {}
-        if path is not None and path.exists():
-            self._read(path, kind, command)
+        self._read()
 
     def add(self, cell: Cell) -> None:
-        """Add a cell, and write the file."""
+        """Add a cell, and write the file, with the cells that another process has added meanwhile.
+
+        Raises UsageError if the file got other terms meanwhile.
+        """
+        self._read()
         self.cells[cell.key] = cell
         if self._path is not None:
             plain = self.to_dict()
@@ -72,14 +76,17 @@ class CellFile(Generic[Cell]):
         cells = [asdict(cell) for cell in self.cells.values()]  # type: ignore[call-overload]  # cells are dataclasses
         return {"terms": self._terms, **self._origin, "cells": cells}
 
-    def _read(self, path: Path, kind: type[Cell], command: str) -> None:
+    def _read(self) -> None:
+        path, kind = self._path, self._kind
+        if path is None or not path.exists():
+            return
         try:
             found = json.loads(path.read_text("utf-8"))
             terms: dict[str, Any] = msgspec.convert(found["terms"], dict)
             cells = [from_plain(kind, one, f"cell {number}") for number, one in enumerate(found["cells"], 1)]
         except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError, UsageError) as error:
-            raise UsageError(f"{path} is no table of {command} ({error}); choose another --out") from error
+            raise UsageError(f"{path} is no table of {self._command} ({error}); choose another --out") from error
         if terms != self._terms:
             other = sorted(name for name in {*terms, *self._terms} if terms.get(name) != self._terms.get(name))
             raise UsageError(f"{path} has a table of other terms ({', '.join(other)}); choose another --out")
-        self.cells = {cell.key: cell for cell in cells}
+        self.cells |= {cell.key: cell for cell in cells}

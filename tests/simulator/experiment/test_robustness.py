@@ -111,6 +111,26 @@ def test_file_goes_on_with_its_cells(tmp_path):
     assert len(json.loads(path.read_text())["cells"]) == 2
 
 
+def test_two_processes_with_one_file_keep_the_cells_of_both(tmp_path):
+    path, study = tmp_path / "table.json", study_of()
+    first, second = RobustnessFile(path, study), RobustnessFile(path, study)
+    first.add(cell(seed=0))
+    second.add(cell(seed=1))
+    first.add(cell(seed=2))
+    keys = [cell(seed=seed).key for seed in range(3)]
+    assert list(first.cells) == list(RobustnessFile(path, study).cells) == keys
+
+
+def test_cell_is_not_added_to_a_file_that_got_other_terms_meanwhile(tmp_path):
+    path = tmp_path / "table.json"
+    late = RobustnessFile(path, study_of())
+    RobustnessFile(path, replace(study_of(), rounds=99)).add(cell())
+    before = path.read_text()
+    with pytest.raises(UsageError, match="rounds"):
+        late.add(cell())
+    assert path.read_text() == before
+
+
 CELL_OF_WORDS = json.dumps({**asdict(cell()), "user_accuracy": "high"})
 
 
