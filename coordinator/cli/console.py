@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpatch.coordinator.cli.options import StateDir, broker_options
+from fedpatch.coordinator.cli.options import StateDir, broker_options, state_dir_to_read
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.errors import UsageError
@@ -73,7 +73,6 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.observability.status_follower import StatusFollower
         from fedpatch.coordinator.storage.database.opening import exists
         from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
-        from fedpatch.coordinator.storage.state_dirs import find
         from fedpatch.shared.config.listen_address import parse_address
         from fedpatch.shared.config.secrets import drop_secrets
 
@@ -88,7 +87,7 @@ def add_console(app: typer.Typer) -> None:
             begin=tuple(begin or ()),
         )
         terms.check()
-        place = find(state_dir)
+        place = state_dir_to_read(state_dir)
         settings = None
         if not status_on_stdin and given["broker"] != _NO_BROKER:
             settings = _broker_of(given, place, begin)

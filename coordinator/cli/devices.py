@@ -6,14 +6,13 @@ A running coordinator reads the same state directory and applies a change within
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpatch.coordinator.cli.options import InnerStateDir, StateDir
+from fedpatch.coordinator.cli.options import InnerStateDir, StateDir, state_dir_to_read
 from fedpatch.shared.app.command import AsJson, Group, command, with_debug
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ _Device = Annotated[str, typer.Argument(metavar="ID", help="Name of the device."
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")]
 
 
-def add_devices(app: typer.Typer, reading: Callable[[Path | None], Client]) -> None:
-    """Add the commands to `app`; `reading` returns the client of a state directory."""
+def add_devices(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
     devices_app = typer.Typer(cls=Group, invoke_without_command=True)
     app.add_typer(devices_app, name="devices", epilog="Example: fedpatch devices --fleet kitchen")
 
@@ -45,7 +44,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], Client]) -> N
             return
         from fedpatch.coordinator.cli.tables import print_devices
 
-        print_devices(reading(state_dir).devices(fleet), time.time(), as_json=as_json)
+        print_devices(_client(state_dir).devices(fleet), time.time(), as_json=as_json)
 
     devices_app.callback()(with_debug(devices))
     _add_hold(devices_app)
@@ -90,9 +89,7 @@ def _add_lift(app: typer.Typer) -> None:
 
 
 def _hold(device: str, kind: str, reason: str, state_dir: Path | None, fleet: str | None, as_json: bool) -> None:
-    from fedpatch.coordinator.api.client import Client
-
-    client = Client(state_dir)
+    client = _client(state_dir)
     change = (client.quarantine if kind == "quarantined" else client.drain)(device, reason, fleet)
     if not change.changed:
         typer.echo(f"{change.device.id} is {kind} already; reason and time stay as they were", err=True)
@@ -100,13 +97,17 @@ def _hold(device: str, kind: str, reason: str, state_dir: Path | None, fleet: st
 
 
 def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_json: bool) -> None:
-    from fedpatch.coordinator.api.client import Client
-
-    client = Client(state_dir)
+    client = _client(state_dir)
     change = (client.release if kind == "quarantined" else client.resume_device)(device, fleet)
     if not change.changed:
         typer.echo(f"{change.device.id} was not {kind}", err=True)
     _print(change.device, as_json)
+
+
+def _client(state_dir: Path | None) -> Client:
+    from fedpatch.coordinator.api.client import Client
+
+    return Client(state_dir_to_read(state_dir))
 
 
 def _print(device: DeviceInfo, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedpatch.coordinator.cli.options import StateDir
+from fedpatch.coordinator.cli.options import StateDir, state_dir_to_read
 from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.errors import EXIT_LESS
 
@@ -45,7 +45,7 @@ def add_export(app: typer.Typer) -> None:
 
         from fedpatch.coordinator.api.client import Client
 
-        exported = Client(state_dir).export(run, out, round)
+        exported = Client(state_dir_to_read(state_dir, run)).export(run, out, round)
         if as_json:
             known = msgspec.to_builtins(exported.metadata)
             paths = {"model": str(exported.path), "metadata": str(exported.metadata_path)}

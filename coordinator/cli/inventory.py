@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedpatch.coordinator.cli.options import StateDir
+from fedpatch.coordinator.cli.options import StateDir, state_dir_to_read
 from fedpatch.shared.app.command import command
 from fedpatch.shared.errors import UsageError
 
@@ -41,9 +41,8 @@ def add_inventory(app: typer.Typer) -> None:
         from fedpatch.coordinator.pki.issued_certificates import read_index
         from fedpatch.coordinator.settings import CA_DIRECTORY
         from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-        from fedpatch.coordinator.storage.state_dirs import find
 
-        found = find(state_dir, None)
+        found = state_dir_to_read(state_dir)
         with Registry(found / REGISTRY_FILE, readonly=True) as registry:
             devices = [one for one in registry.devices() if fleet in (None, one.fleet)]
         index = read_index(found / CA_DIRECTORY)

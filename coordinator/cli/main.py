@@ -25,7 +25,7 @@ from fedpatch.coordinator.cli.doctor import add_doctor
 from fedpatch.coordinator.cli.enrol import add_identities
 from fedpatch.coordinator.cli.export import add_export
 from fedpatch.coordinator.cli.inventory import add_inventory
-from fedpatch.coordinator.cli.options import PasswordFile, StateDir
+from fedpatch.coordinator.cli.options import PasswordFile, StateDir, state_dir_to_read
 from fedpatch.coordinator.cli.privacy import add_privacy
 from fedpatch.coordinator.cli.report import add_report
 from fedpatch.coordinator.cli.watch import add_watch
@@ -350,7 +350,7 @@ add_unit(
     such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends in .env.
     """,
 )
-add_devices(app, lambda state_dir: _client(state_dir))
+add_devices(app)
 for add in (
     *(add_console, add_identities, add_doctor, add_export, add_inventory),
     *(add_privacy, add_report, add_watch),
@@ -396,15 +396,9 @@ def _stay() -> None:
 
 
 def _client(state_dir: Path | None, run: str | None = None) -> Client:
-    """Return the client of a state directory; print the path where it was found by default."""
     from fedpatch.coordinator.api.client import Client
-    from fedpatch.coordinator.storage.run_registry import LAST
-    from fedpatch.coordinator.storage.state_dirs import default, find
 
-    found = find(state_dir, run)
-    if state_dir is None and run in (None, LAST) and found != default():
-        say(f"in {found}")
-    return Client(found)
+    return Client(state_dir_to_read(state_dir, run))
 
 
 def _say_leaders(state_dir: Path, fleets: Iterable[str]) -> None:

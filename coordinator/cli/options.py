@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpatch.shared.app.command import option, with_options
+from fedpatch.shared.app.command import option, say, with_options
 
 _STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else the one of a demo here."
 
@@ -52,3 +52,14 @@ _CONNECTION = (
 def broker_options(broker_help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command the options of a connection to the broker, as its argument `given`."""
     return with_options((_from_environment("broker", _TEXT, "URL", broker_help), *_CONNECTION), "given")
+
+
+def state_dir_to_read(named: Path | None, run: str | None = None) -> Path:
+    """Return the state directory of --state-dir or of a run; print the path of a demo's directory that is read by default."""
+    from fedpatch.coordinator.storage.run_registry import LAST
+    from fedpatch.coordinator.storage.state_dirs import default, find
+
+    found = find(named, run)
+    if named is None and run in (None, LAST) and found != default():
+        say(f"in {found}")
+    return found

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedpatch.coordinator.cli.options import StateDir
+from fedpatch.coordinator.cli.options import StateDir, state_dir_to_read
 from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.errors import UsageError
 
@@ -44,8 +44,12 @@ def add_report(app: typer.Typer) -> None:
                 f"a report needs the package {error.name}, which is not installed; pip install 'fedpatch[coordinator]'"
             ) from error
 
+        from fedpatch.coordinator.storage.run_registry import LAST
+
         wanted = Wanted(out, csv, png)
         wanted.check()
+        if LAST in runs:
+            state_dir_to_read(state_dir, LAST)
         found = read_runs(state_dir, runs)
         written = write_report(found, wanted)
         if as_json:

@@ -128,6 +128,15 @@ def test_state_directory_of_demo_is_read_and_printed_on_stderr(fedpatch, elsewhe
     assert fedpatch("show", _first_run(elsewhere)).err == ""
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [("devices", "drain", "pi-1"), ("inventory", "--list"), ("report", "last"), ("export", "last"), ("stop", "last")],
+    ids=lambda argv: argv[0],
+)
+def test_command_that_finds_the_state_directory_of_a_demo_prints_it_on_stderr(fedpatch, elsewhere, argv):
+    assert fedpatch(*argv).err.startswith(f"in {elsewhere}\n")
+
+
 def test_default_state_directory_comes_before_the_demos_and_is_not_printed(fedpatch, elsewhere):
     shutil.copytree(elsewhere, elsewhere.parents[1] / "fedpatch-state")
     assert fedpatch("runs").err == ""
