@@ -70,7 +70,9 @@ class RunStarter:
         command = [sys.executable, "-m", "fedpatch", "run", "--config", str(self._files[name])]
         command += ["--state-dir", str(self._state_dir)]
         log = self._state_dir / f"console-{name}.log"
-        with refusals_of(log), log.open("wb") as lines:
+        # Appended, because a run that an earlier console began may still write its messages there.
+        with refusals_of(log), log.open("ab") as lines:
+            earlier = lines.tell()
             process = self._processes[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -79,7 +81,8 @@ class RunStarter:
         except subprocess.TimeoutExpired:
             threading.Thread(target=process.wait, name=f"run {name}", daemon=True).start()  # leaves no zombie
             return f"{name} has begun; its messages are in {log}"
-        last = (log.read_text("utf-8", "replace").splitlines() or [f"exit code {code}"])[-1]
+        messages = log.read_bytes()[earlier:].decode("utf-8", "replace")
+        last = (messages.splitlines() or [f"exit code {code}"])[-1]
         if code:
             raise UsageError(f"{name} has not begun: {last}")
         return f"{name} has ended: {last}"

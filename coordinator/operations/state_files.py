@@ -48,6 +48,6 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile("runs/RUN/stop-after-round", "request of `fedpatch stop`", "the run goes on"),
     StateFile("console-token", "token of the web console", "a new one"),
-    StateFile("console-NAME.log", "log of a run of the web console", "this log"),
+    StateFile("console-NAME.log", "messages of the runs of a file of the web console", "this log"),
     StateFile("runs/RUN/model.npz", "global model for other programs", "written after the next round"),
 )

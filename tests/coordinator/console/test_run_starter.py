@@ -78,6 +78,16 @@ def test_run_that_ends_at_once_is_an_error_with_its_last_message(file, tmp_path,
         starter.begin("nightly")
 
 
+def test_messages_of_an_earlier_run_stay_in_the_log_and_are_not_those_of_the_new_one(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_starter, "START_S", 120.0)
+    monkeypatch.setattr(run_starter.sys, "executable", "false")
+    log = tmp_path / "console-nightly.log"
+    log.write_text("round 1/30 aggregated\n")
+    with pytest.raises(UsageError, match=r"nightly has not begun: exit code 1$"):
+        RunStarter(tmp_path, [file]).begin("nightly")
+    assert log.read_text() == "round 1/30 aggregated\n"
+
+
 def test_run_at_work_is_not_begun_twice_and_lacks_the_lower_priority_of_the_console(file, tmp_path, monkeypatch):
     monkeypatch.setattr(run_starter, "START_S", 0.0)
     starter = RunStarter(tmp_path, [file])
