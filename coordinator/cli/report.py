@@ -49,7 +49,7 @@ def add_report(app: typer.Typer) -> None:
         wanted = Wanted(out, csv, png)
         wanted.check()
         if LAST in runs:
-            state_dir_to_read(state_dir, LAST)
+            state_dir_to_read(state_dir, LAST)  # prints the path of a demo's directory
         found = read_runs(state_dir, runs)
         written = write_report(found, wanted)
         if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import yaml
 
@@ -43,7 +44,7 @@ def test_prometheus_reads_no_coordinator_where_a_relay_takes_its_place(tmp_path)
     """A relay has no metrics; its coordinator would always be reported as down."""
     files = [str(ROLES / name / "main.yml") for name in ("fleet/defaults", "fleet/vars", "monitoring/defaults")]
     shown = {"ansible.builtin.debug": {"msg": "{{ monitoring_coordinators | join(' ') }}"}}
-    groups = {group: {"hosts": {"gate": {}}} for group in ("monitoring", "broker", "coordinator")}
+    groups: dict[str, Any] = {group: {"hosts": {"gate": {}}} for group in ("monitoring", "broker", "coordinator")}
     found = []
     for bundle in ("", "/site-7.bundle"):
         play = {"hosts": "gate", "vars_files": files, "tasks": [shown]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def test_run_that_ends_at_once_is_an_error_with_its_last_message(file, tmp_path,
 
 def test_messages_of_an_earlier_run_stay_in_the_log_and_are_not_those_of_the_new_one(file, tmp_path, monkeypatch):
     monkeypatch.setattr(run_starter, "START_S", 120.0)
-    monkeypatch.setattr(run_starter.sys, "executable", "false")
+    monkeypatch.setattr(sys, "executable", "false")
     log = tmp_path / "console-nightly.log"
     log.write_text("round 1/30 aggregated\n")
     with pytest.raises(UsageError, match=r"nightly has not begun: exit code 1$"):
