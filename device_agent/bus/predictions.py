@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedpatch.device_agent.models.inputs import cast_inputs
 from fedpatch.shared.errors import DataError, FedpatchError
 from fedpatch.shared.tasks.model_metadata import ModelMetadata
 from fedpatch.shared.tensors.arrays import Array
@@ -72,7 +73,7 @@ def example_of(payload: bytes, metadata: ModelMetadata, features: Features | Non
         example = np.asarray(made)
         if example.dtype.kind not in "fiub":
             raise ValueError("it holds something that is no number")
-        example = example.astype(np.float64 if metadata.prepare is not None else metadata.input_dtype)
+        example = cast_inputs(example, "float64" if metadata.prepare is not None else metadata.input_dtype)
     except Exception as error:  # `features` is the user's code, and the payload is arbitrary
         what = "the task's features of the payload" if features is not None else "the payload"
         raise DataError(f"{what}: {type(error).__name__}: {error}") from error

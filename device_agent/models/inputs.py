@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
 
     `.npy` holds one example or n of them. `.csv` has one example in each row, as numbers of the flattened example; a first
     row without any number is skipped, an empty cell is NaN. An image is one example with values in [0, 1], of shape (3,
-    height, width) or (1, height, width), or flat if its pixels make a square.
+    height, width) or (1, height, width), or flat if its pixels make a square; a model of integers takes no image.
 
     Args:
         path: The file.
@@ -32,12 +33,14 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         Array of shape (n, *shape).
 
     Raises:
-        UsageError: The kind of file is unknown.
+        UsageError: The kind of file is unknown, or does not fit the dtype.
         DataError: The file does not fit the model.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:
         raise UsageError(f"{path}: is of no kind that can be read; use one of {', '.join(KINDS)}")
+    if kind in IMAGES and np.dtype(dtype).kind != "f":
+        raise UsageError(f"{path}: pixels are read as fractions from 0 to 1, and the model takes {dtype}; give .npy")
     try:
         examples = _array(path) if kind == ".npy" else _table(path) if kind == ".csv" else _image(path, shape)
     except OSError as error:
@@ -52,15 +55,32 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         raise DataError(f"{path}: has shape {examples.shape}; the model takes {wanted}, at least one example")
     if examples.dtype.kind not in "fiub":
         raise DataError(f"{path}: holds {examples.dtype}, no numbers")
-    if np.dtype(dtype).kind != "f" and examples.dtype.kind == "f" and not np.isfinite(examples).all():
-        raise DataError(f"{path}: holds a missing value (NaN) or an infinity; the model takes {dtype}, fill it first")
-    return examples.astype(dtype)
+    try:
+        return cast_inputs(examples, dtype)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def cast_inputs(examples: Array, dtype: str) -> Array:
+    """Return numbers in the dtype that the model takes; ValueError where a dtype of integers cannot hold one of them."""
+    with np.errstate(all="ignore"):
+        found = examples.astype(dtype)
+    if found.dtype.kind == "f":
+        return found
+    if examples.dtype.kind == "f" and not np.isfinite(examples).all():
+        raise ValueError(f"holds a missing value (NaN) or an infinity; the model takes {dtype}, fill it first")
+    lost = found != examples
+    if lost.any():
+        value = examples[lost].flat[0]
+        raise ValueError(f"holds {value:g}, which {dtype} cannot hold; give inputs as the task's load_data does")
+    return found
 
 
 def _array(path: Path) -> Array:
     try:
-        loaded: Array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        with path.open("rb") as stream:
+            loaded: Array = np.load(stream, allow_pickle=False)
+    except (ValueError, EOFError, MemoryError, BadZipFile) as error:
         raise DataError(f"{path}: is no array of numbers as numpy.save writes it ({error})") from error
     if not isinstance(loaded, np.ndarray):
         raise DataError(f"{path}: is an archive of arrays; give one array, as numpy.save writes it")

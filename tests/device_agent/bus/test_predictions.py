@@ -62,6 +62,12 @@ def test_payload_that_does_not_fit_is_an_error_that_names_the_problem(payload, p
     assert problem in answer(model(), payload)["error"]
 
 
+@pytest.mark.parametrize("payload", [b"[1, 2, 3, 2.7]", b"[1, 2, 3, 300]", b"[1, 2, 3, -1]", b"[1, 2, 3, NaN]"])
+def test_number_that_a_model_of_integers_cannot_hold_is_an_error(payload):
+    """A cast would change it, and the answer would be that for another example."""
+    assert "ValueError: holds " in answer(model(input_dtype="uint8"), payload)["error"]
+
+
 def test_model_that_fails_is_an_error_and_not_the_end():
     broken = model()
     broken.predict = lambda inputs, prepared=False: 1 / 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.lib.format import write_array_header_1_0
 
 from fedpatch.device_agent.models.inputs import read_inputs
 from fedpatch.shared.errors import DataError, UsageError
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Return the header of an array of float32, without its values."""
+    stream = io.BytesIO()
+    write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
 
 SHAPES = st.sampled_from([(4,), (2, 3), (3, 2, 2), (1,)])
 
@@ -68,6 +77,8 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
         ("x.txt", b"1,2", r"of no kind that can be read; use one of \.npy, \.csv"),
         ("x.npy", b"", "no array of numbers"),
         ("x.npy", b"not numpy", "no array of numbers"),
+        ("x.npy", _header((10**14, 2)), "no array of numbers"),
+        ("x.npy", b"PK\x03\x04 cut", "no array of numbers"),
         ("x.csv", b"", "there are none"),
         ("x.csv", b"a,b\n", "there are none"),
         ("x.csv", b"1,2\n3\n", "differ in length"),
@@ -84,6 +95,28 @@ def test_unreadable_input_file_is_named(tmp_path, name, content, problem):
     with pytest.raises((DataError, UsageError), match=problem) as caught:
         read_inputs(tmp_path / name, (2,), "float32")
     assert str(caught.value).startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.npy"])
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(2.7, "int64"), (300, "uint8"), (-1, "uint8"), (2, "bool"), (1e30, "int64")], ids=str
+)
+def test_numbers_that_a_model_of_integers_cannot_hold_are_refused(tmp_path, name, value, dtype):
+    """A cast would change them, and the model would answer for other inputs."""
+    path = tmp_path / name
+    np.savetxt(path, [[1, 0]], delimiter=",") if name == "x.csv" else np.save(path, [[1, 0]])
+    np.testing.assert_array_equal(read_inputs(path, (2,), dtype), np.array([[1, 0]], dtype))
+    np.savetxt(path, [[1, value]], delimiter=",") if name == "x.csv" else np.save(path, [[1, value]])
+    with pytest.raises(DataError, match=f"holds {value:g}, which {dtype} cannot hold".replace("+", r"\+")):
+        read_inputs(path, (2,), dtype)
+
+
+def test_image_for_a_model_of_integers_is_refused(tmp_path):
+    """Its pixels are fractions, of which the cast would make zeros."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image.fromarray(np.full((2, 2), 200, np.uint8)).save(tmp_path / "x.png")
+    with pytest.raises(UsageError, match=r"pixels are read as fractions from 0 to 1, and the model takes uint8"):
+        read_inputs(tmp_path / "x.png", (2, 2), "uint8")
 
 
 @pytest.mark.parametrize(
