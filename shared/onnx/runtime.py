@@ -96,7 +96,8 @@ def require_parity(model: OnnxModel, inputs: Array, expected: Array) -> float:
         The largest difference of an output, relative to the largest of `expected` (or to 1 if all are smaller).
 
     Raises:
-        ExportRefused: The difference exceeds TOLERANCE, or outputs have another shape or are not finite.
+        ExportRefused: The difference exceeds TOLERANCE, outputs have another shape or are not finite, or the model does not
+            take one example alone.
     """
     outputs = model.run(inputs)
     if outputs.shape != expected.shape:
@@ -110,4 +111,19 @@ def require_parity(model: OnnxModel, inputs: Array, expected: Array) -> float:
             f"the ONNX model's outputs differ from torch's by {difference:.2g} of the largest, allowed is {TOLERANCE:g}; "
             "does the model decide by a value, or by the number of examples, what it computes?"
         )
+    _require_alone(model, inputs[:1], outputs.shape[1:])
     return difference
+
+
+def _require_alone(model: OnnxModel, example: Array, shape: tuple[int, ...]) -> None:
+    """Raise ExportRefused unless a model gives one row of this shape for one example, as an application may ask for."""
+    try:
+        found = model.run(example).shape
+        why = f"outputs have shape {found} instead of {(1, *shape)}"
+    except Exception as error:  # onnxruntime's error classes are not public
+        found, why = (), f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if found != (1, *shape):
+        raise ExportRefused(
+            f"the ONNX model does not take one example alone ({why}); does it use squeeze() without an axis, or a fixed number "
+            "of examples?"
+        )

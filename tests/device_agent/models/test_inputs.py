@@ -15,6 +15,7 @@ from numpy.lib.format import write_array_header_1_0
 from fedpatch.device_agent.models.inputs import read_inputs
 from fedpatch.shared.errors import DataError, UsageError
 
+
 def _header(shape: tuple[int, ...]) -> bytes:
     """Return the header of an array of float32, without its values."""
     stream = io.BytesIO()

@@ -58,6 +58,20 @@ class Dropping(nn.Module):
         return dropped
 
 
+class Squeezing(nn.Module):
+    """Leaves out each axis of length 1, also that of the examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(dim=1, keepdim=True).squeeze()
+
+
+class Counting(nn.Module):
+    """Has the number of examples of the trace as a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(int(x.shape[0]), 3)
+
+
 class Special(nn.Module):
     """Uses an operator that ONNX does not have."""
 
@@ -143,6 +157,15 @@ def test_a_model_that_decides_by_a_value_is_refused():
     model = OnnxModel(export_onnx(module, np.ones((1, 3), np.float32)).model, "model")
     inputs = -np.ones((4, 3), np.float32)
     with pytest.raises(ExportRefused, match=r"differ from torch's .* does the model decide by a value"):
+        require_parity(model, inputs, torch_outputs(module, inputs))
+
+
+@pytest.mark.parametrize("module", [Squeezing(), Counting()], ids=["squeeze", "constant"])
+def test_a_model_that_does_not_take_one_example_alone_is_refused(module):
+    """The outputs of several examples are those of torch, and an application that asks for one got an error."""
+    inputs = np.random.default_rng(1).random((2, 3), dtype=np.float32)
+    model = OnnxModel(export_onnx(module, inputs[:1]).model, "model")
+    with pytest.raises(ExportRefused, match=r"does not take one example alone \(.*; does it use squeeze\(\)"):
         require_parity(model, inputs, torch_outputs(module, inputs))
 
 
