@@ -133,8 +133,8 @@ def read_csv(
         Examples with x of shape (n, len(inputs)).
 
     Raises:
-        DataError: No file is there, a column is absent, a value is no finite number or no known class. The message names
-            file, line and column.
+        DataError: No file is there, a column is absent, a line has more or fewer columns, a value is no finite number or no
+            known class. The message names file, line and column.
 
     Example:
         >>> import tempfile
@@ -158,10 +158,7 @@ def read_csv(
                 reader = csv.DictReader(lines, delimiter=delimiter)
                 builder.require(reader.fieldnames or ())
                 for record in reader:
-                    if None in record.values():
-                        raise DataError(
-                            f"{file.name}, line {reader.line_num}: too few columns; correct it, or leave it out"
-                        )
+                    _require_all_columns(record, f"{file.name}, line {reader.line_num}")
                     builder.add(record, reader.line_num)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file}: cannot be read: {error}") from error
@@ -334,6 +331,16 @@ class _Builder:
         y = np.array(self._y, np.float32 if self._classes is None else np.int64)
         x = np.array(self._x, np.float32)
         return Examples(x, y, tuple(self._sources), place[:, 0], place[:, 1], self._row_word)
+
+
+def _require_all_columns(record: Mapping[Any, Any], where: str) -> None:
+    """Raise DataError for a line with fewer or more columns than the header; csv keeps the values of others under None."""
+    if None in record.values():
+        raise DataError(f"{where}: too few columns; correct it, or leave it out")
+    if any(value.strip() for value in record.get(None, ())):
+        raise DataError(
+            f"{where}: too many columns; correct it, or leave it out (two lines in one, or a comma in a number?)"
+        )
 
 
 def _number(value: Any, where: str) -> float:

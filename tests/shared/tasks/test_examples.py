@@ -47,6 +47,7 @@ def test_folder_is_read_in_the_order_of_names_with_file_and_line_of_each_example
         ("x,state\n1,rest\n1e99,walk\n", r"a\.csv, line 3, column x: '1e99' is not a finite number"),
         ("x,state\n1,rest\n,walk\n", r"a\.csv, line 3, column x: '' is no number"),
         ("x,state\n1\n", r"a\.csv, line 2: too few columns"),
+        ("x,state\n1,rest\n1,walk,5,rest\n", r"a\.csv, line 3: too many columns; .* a comma in a number"),
         ("x,state\n1,run\n", r"a\.csv, line 2, column state: 'run' is none of the classes rest, walk"),
         ("z,state\n1,run\n", r"a\.csv: no column x; there is z, state"),
         ("", r"a\.csv: no column x, state; there is no header line"),
@@ -73,6 +74,12 @@ def test_frame_gives_the_same_examples_as_the_file(tmp_path):
     assert two.place(1) == "frame, row 1"
     with pytest.raises(DataError, match="frame, row 0, column x"):
         from_frame(pd.DataFrame({"x": [None], "state": ["rest"]}), ["x"], "state", CLASSES)
+
+
+def test_empty_cells_after_the_last_column_are_left_out(tmp_path):
+    """Spreadsheets write them."""
+    found = read_csv(written(tmp_path, a="x,state\n1,rest,, \n2,walk,\n"), ["x"], "state", CLASSES)
+    assert found.x.tolist() == [[1.0], [2.0]]
 
 
 def test_targets_without_classes_are_numbers(tmp_path):
