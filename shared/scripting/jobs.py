@@ -157,6 +157,8 @@ class BackgroundJob(Generic[E, R]):
 
     def _change(self, *events: E, done: bool = False) -> None:
         with self._changed:
+            if self._done:
+                return  # an event of another thread, such as a tracker's, that outlived the work
             self._events.extend(events)
             self._done = done
             wakers = list(self._wakers)

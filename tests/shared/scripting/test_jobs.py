@@ -6,12 +6,13 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.scripting.frames import Rows, frame_of
-from fedpatch.shared.scripting.jobs import BackgroundJob
+from fedpatch.shared.scripting.jobs import BackgroundJob, Cancellation
 
 
 def counting(emit, cancellation) -> str:
@@ -38,6 +39,21 @@ def test_each_iteration_of_a_job_gets_all_events():
     assert job.result() == "counted"
     assert [list(job), list(job)] == [[0, 1, 2], [0, 1, 2]]
     assert job.done
+
+
+def test_job_that_has_ended_stays_ended_after_an_event_of_another_thread():
+    """A tracker that was abandoned at the end of a run may fail later, with a line to the user."""
+    emits: list[Callable[[str], None]] = []
+
+    def work(emit: Callable[[str], None], cancellation: Cancellation) -> str:
+        emits.append(emit)
+        return "ended"
+
+    job = BackgroundJob("working", work)
+    job.result()
+    emits[0]("late")
+    assert job.done and job.result(0.0) == "ended"
+    assert list(job) == []
 
 
 def test_iteration_gets_an_event_before_the_job_ends():
