@@ -215,7 +215,8 @@ class LiveView:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        self._live.stop()
+        with suppress(OSError):  # the terminal may be gone, and the result must still be printed
+            self._live.stop()
 
     def show(self, message: StatusMessage) -> None:
         """Keep the status for the next frame."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NoReturn, TextIO
 
@@ -268,6 +270,7 @@ def no_options(version: _Version = False) -> None:
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
     """Run the command line `app` with the process's arguments, and exit. Errors become messages and exit codes."""
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - None after `2>&-`
     try:
         app(prog_name=name)
     except FedpatchError as error:
@@ -279,6 +282,8 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(name, f"{where}{error.strerror or error}")
         sys.exit(FedpatchError.exit_code)
+    finally:
+        _leave_closed_stderr()
     sys.exit(0)
 
 
@@ -301,13 +306,21 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def say(*lines: str) -> None:
-    """Print messages for the user on stderr; stdout is for results."""
-    for line in lines:
-        typer.echo(line, err=True)
+    """Print messages for the user on stderr; stdout is for results. A closed stderr stops nothing."""
+    with suppress(OSError):
+        for line in lines:
+            typer.echo(line, err=True)
 
 
 def _print_error(name: str, text: str) -> None:
     """Print one line per problem, each with the program's name, so that a log can be searched for them."""
     priority = journal_priority(logging.ERROR) if stderr_is_journal() else ""
-    for line in text.splitlines():
-        typer.echo(f"{priority}{name}: {line}", err=True)
+    say(*(f"{priority}{name}: {line}" for line in text.splitlines()))
+
+
+def _leave_closed_stderr() -> None:
+    """Discard what a closed stderr did not take; otherwise the interpreter would end with exit code 120."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

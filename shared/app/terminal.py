@@ -45,10 +45,11 @@ class PlainLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.flush()
+        with suppress(OSError):  # a closed stream must not stop the work that is displayed
+            self._stream.flush()
 
     def say(self, line: str) -> None:
         """Print a line."""
-        with suppress(OSError):  # a closed stream must not stop the work that is displayed
+        with suppress(OSError):
             self._stream.write(f"{line}\n")
             self._stream.flush()

@@ -89,7 +89,8 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        with suppress(OSError):  # a closed stderr does not stop the simulation
+            self._progress.stop()
 
     def show(self, point: Point) -> None:
         """Store the point; the next drawing shows it."""
@@ -97,7 +98,7 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
-        with suppress(OSError):  # a closed stderr does not stop the simulation
+        with suppress(OSError):
             self._progress.console.print(line, markup=False, soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pty
@@ -264,4 +265,23 @@ def test_closed_stderr_does_not_stop_the_run():
             raise BrokenPipeError
 
     with make_view(Closed()) as view:
+        view.say("a line")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the thread that draws
+def test_terminal_that_is_gone_does_not_stop_the_run():
+    """The case of `fedpatch run --json > result.json` that goes on after its terminal window was closed."""
+
+    class Terminal(io.StringIO):
+        gone = False
+
+        def write(self, text: str) -> int:
+            if self.gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    stream = Terminal()
+    with LiveView(Console(file=stream, force_terminal=True)) as view:
+        view.show(collecting(*fleet(3)))
+        stream.gone = True
         view.say("a line")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -165,3 +168,39 @@ def test_path_that_cannot_be_read_is_left_to_the_command(monkeypatch, capsys, tm
     monkeypatch.setattr("os.access", lambda *_, **__: False)
     done = Program(lambda: run_app(app, "lamp"), monkeypatch, capsys)("on", tmp_path, "--where", tmp_path)
     assert (done.code, given) == (0, [tmp_path, tmp_path])
+
+
+_WITH_A_CLOSED_STDERR = """
+import sys
+from fedpatch.shared.app.command import command, make_app, run_app, say
+from fedpatch.shared.app.terminal import PlainLines
+from fedpatch.shared.errors import BrokerError
+app = make_app("train", "Trains.")
+@command(app, "run", example="train run")
+def run(fails: bool = False) -> None:
+    with PlainLines(sys.stderr) as lines:
+        lines.say("round 1")
+    say("to go on: train resume")
+    print("result")
+    if fails:
+        raise BrokerError("no broker answers")
+run_app(app, "train")
+"""
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--fails"], BrokerError.exit_code)])
+def test_closed_stderr_changes_neither_result_nor_exit_code(options, code):
+    """The case of `fedpatch run 2> >(head -1) > result.txt`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command_line = [sys.executable, "-c", _WITH_A_CLOSED_STDERR, "run", *options]
+    with open(writing, "wb") as stderr:
+        ended = subprocess.run(command_line, stdout=subprocess.PIPE, stderr=stderr, env=environment)
+    assert (ended.returncode, ended.stdout) == (code, b"result\n")
+
+
+def test_program_without_stderr_prints_its_result():
+    command_line = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", _WITH_A_CLOSED_STDERR, "run"]
+    ended = subprocess.run(command_line, stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout) == (0, b"result\n")
