@@ -72,6 +72,7 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
     row: dict[str, Any] = {
         "n": record.round,
         "ok": record.succeeded,
+        "evaluation": record.is_evaluation or None,
         "failure": reason_words(record.failure) if record.failure else None,
         "cohort": record.cohort,
         "reported": record.reported,

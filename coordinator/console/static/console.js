@@ -91,11 +91,15 @@
     if (name === "live") mark("fleet");
   }
 
+  // Evaluate rounds measure other devices than training rounds, so their figures are apart.
+  const trained = row => row.ok && !row.evaluation;
+  const outcome = row => row.evaluation ? (row.ok ? "evaluated" : "evaluation failed") : row.ok ? "aggregated" : "failed";
+
   function speak(row) {
     const now = performance.now();
     if (now - state.spoken < 5000) return;
     state.spoken = now;
-    put("spoken", `Round ${row.n} ${row.ok ? "aggregated" : "failed"}${row.ua === undefined ? "" : `, ${state.metric.name} ${ua(row.ua)}`}`);
+    put("spoken", `Round ${row.n} ${outcome(row)}${row.ua === undefined ? "" : `, ${state.metric.name} ${ua(row.ua)}`}`);
   }
 
   // --- Drawing: at most once per frame, only what is dirty.
@@ -129,7 +133,7 @@
     const all = (now && now.rounds_in_all) || (run && run.rounds_in_all);
     put("t-rounds", all ? `of ${all}` : "");
     put("t-measure", state.metric.name || "User accuracy");
-    const current = open && now.user_accuracy !== null && now.reported >= now.needed ? now.user_accuracy : last && last.ok ? last.ua : [...state.rounds].reverse().find(one => one.ok)?.ua;
+    const current = open && now.user_accuracy !== null && now.reported >= now.needed ? now.user_accuracy : last && trained(last) ? last.ua : [...state.rounds].reverse().find(trained)?.ua;
     put("t-ua", ua(current));
     const target = now ? now.target_ua : run && run.target;
     put("t-target", target !== null && target !== undefined ? `of ${ua(target)}` : "");
@@ -283,7 +287,7 @@
   }
 
   // --- Rounds.
-  const field = name => state.rounds.filter(one => one.ok && one[name] !== undefined).map(one => [one.n, one[name]]);
+  const field = name => state.rounds.filter(one => trained(one) && one[name] !== undefined).map(one => [one.n, one[name]]);
 
   function extent(values, target, fraction) {
     if (fraction) return [0, 1];
@@ -296,17 +300,19 @@
   function drawRounds() {
     const all = state.rounds, xs = all.map(one => one.n), now = status();
     const target = now && now.run === state.run ? now.target_ua : state.runs.find(one => one.id === state.run)?.target;
-    const measured = all.filter(one => one.ok && one.ua !== undefined);
+    const measured = all.filter(one => trained(one) && one.ua !== undefined);
+    const evaluated = all.filter(one => one.ok && one.evaluation && one.ua !== undefined).map(one => [one.n, one.ua]);
     const band = measured.filter(one => one.worst !== undefined).map(one => [one.n, Math.min(one.worst, one.ua), Math.max(one.best ?? one.ua, one.ua)]);
-    const [low, high] = extent(measured.flatMap(one => [one.ua, one.worst ?? one.ua, one.best ?? one.ua, one.after ?? one.ua]), target, state.metric.fraction);
+    const [low, high] = extent([...measured.flatMap(one => [one.ua, one.worst ?? one.ua, one.best ?? one.ua, one.after ?? one.ua]), ...evaluated.map(([, value]) => value)], target, state.metric.fraction);
     const best = measured.some(one => one.best !== undefined), fails = all.filter(one => !one.ok).map(one => one.n);
     const legend = [{kind: "line", class: "k1", name: "mean of the devices, before training"}];
     if (field("after").length) legend.push({kind: "line", class: "k2 thin", name: "mean after training"});
+    if (evaluated.length) legend.push({kind: "line", class: "k3", name: "mean in evaluate rounds"});
     if (band.length) legend.push({kind: "area", class: "band", name: best ? "worst to best device" : "worst device to mean"});
     if (target !== null && target !== undefined) legend.push({kind: "target", name: `target ${ua(target)}`});
     if (fails.length) legend.push({kind: "fail", name: "failed round"});
     charts.ua.set({xs, low, high, band, target, fails, legend, height: 260, empty: "no round has ended yet", format: v => +v.toFixed(3),
-      lines: [{points: field("after"), class: "k2 thin"}, {points: field("ua"), class: "k1"}],
+      lines: [{points: field("after"), class: "k2 thin"}, {points: evaluated, class: "k3"}, {points: field("ua"), class: "k1"}],
       tell: i => tellRound(all[i])});
     put("c-ua-title", `${(state.metric.name || "user accuracy").replace(/^./, c => c.toUpperCase())} by round`);
     charts.ua.svg.setAttribute("aria-label", measured.length ? `${state.metric.name} by round: ${ua(measured[0].ua)} in round ${measured[0].n}, ${ua(measured.at(-1).ua)} in round ${measured.at(-1).n}` : "No round has ended yet");
@@ -314,7 +320,7 @@
     drawRoundTable();
   }
 
-  const tellRound = row => [`Round ${row.n}: ${row.ok ? "" : "failed, "}mean ${ua(row.ua)}`, row.worst === undefined ? "" : `worst ${ua(row.worst)}`, row.best === undefined ? "" : `best ${ua(row.best)}`,
+  const tellRound = row => [`Round ${row.n}: ${trained(row) ? "" : `${outcome(row)}, `}mean ${ua(row.ua)}`, row.worst === undefined ? "" : `worst ${ua(row.worst)}`, row.best === undefined ? "" : `best ${ua(row.best)}`,
     row.after === undefined ? "" : `after training ${ua(row.after)}`, `${row.reported} of ${row.cohort} reported`].filter(Boolean).join(", ");
 
   function drawTimeAndBytes(all, xs) {
@@ -351,7 +357,7 @@
     if (!one.ok) row.className = "failed";
     const head = element("th", String(one.n), row, "n");
     head.scope = "row";
-    element("td", one.ok ? "aggregated" : `failed: ${one.failure || ""}`, row);
+    element("td", one.ok ? outcome(one) : `${outcome(one)}: ${one.failure || ""}`, row);
     for (const text of [`${one.reported}/${one.cohort}`, ua(one.ua), ua(one.worst), ua(one.after), duration(one.s), bytes(one.down), bytes(one.up)]) element("td", text, row, "n");
     element("td", one.notes || "", row, "why");
     return row;
@@ -547,7 +553,7 @@
     if (turn !== comparing) return;  // a later call draws
     $("comparison").hidden = found.length < 1;
     if (!found.length) return;
-    const lines = found.map((one, i) => ({class: `k${i % 6 + 1}`, points: one.rounds.filter(r => r.ok && r.ua !== undefined).map(r => [r.n, r.ua])}));
+    const lines = found.map((one, i) => ({class: `k${i % 6 + 1}`, points: one.rounds.filter(r => trained(r) && r.ua !== undefined).map(r => [r.n, r.ua])}));
     const most = Math.max(1, ...found.flatMap(one => one.rounds.map(r => r.n)));
     const [low, high] = extent(lines.flatMap(line => line.points.map(([, y]) => y)), null, found.every(one => one.metric.fraction));
     const xs = Array.from({length: most}, (_, i) => i + 1);

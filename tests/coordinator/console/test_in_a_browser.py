@@ -83,6 +83,16 @@ def test_record_of_a_round_appears_without_reload(chromium, tmp_path):
         assert chromium.ask("document.getElementById('gain-tile').hidden")
 
 
+def test_evaluate_round_is_shown_as_such_and_apart_from_the_training_rounds(chromium, tmp_path):
+    with filled(tmp_path, rounds=3) as registry, served(tmp_path) as console:
+        registry.rounds.finish(registry.run("last").id, record(4, user_accuracy=0.77))
+        registry.rounds.finish(registry.run("last").id, record(5, outcome="evaluated", user_accuracy=0.55))
+        _open(chromium, console, 5)
+        assert chromium.ask("document.querySelector('#rounds-table tbody td').textContent") == "evaluated"
+        assert _text(chromium, "t-ua").startswith("0.770")
+        assert "0.770 in round 4" in chromium.ask("document.querySelector('#c-ua svg').getAttribute('aria-label')")
+
+
 def test_share_of_devices_that_gain_is_a_tile_once_a_round_has_measured_it(chromium, tmp_path):
     gains = {"measured": 4, "user_accuracy": 0.9, "gaining": 0.75, "losing": 0.25, "gain": 0.021}
     with filled(tmp_path, rounds=3) as registry, served(tmp_path) as console:

@@ -112,6 +112,11 @@ def test_notes_of_a_round_have_reasons_in_words_once_and_the_privacy_once():
     assert notes.startswith("declined: 2 × it is too hot; ") and notes.count("1.5") == 1
 
 
+def test_evaluate_round_is_marked_and_a_training_round_is_not():
+    assert round_row(record(4, outcome="evaluated"))["evaluation"]
+    assert "evaluation" not in round_row(record(4))
+
+
 def test_spread_of_a_round_is_from_the_worst_to_the_best_device():
     row = round_row(record(4))
     assert (row["worst"], row["ua"], row["best"]) == (0.3875, 0.775, 0.775)
