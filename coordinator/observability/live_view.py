@@ -156,8 +156,9 @@ def _progress(device: DeviceStatus) -> RenderableType:
 
 def _user_accuracy(message: StatusMessage) -> Text:
     status = message.status
-    values = [one.user_accuracy for one in status.rounds if one.user_accuracy is not None]
-    latest = status.user_accuracy if status.user_accuracy is not None else (values[-1] if values else None)
+    counting = [one.user_accuracy for one in status.rounds if one.outcome == "aggregated"]
+    curve = [*status.earlier, *(value for value in counting if value is not None)]
+    latest = status.user_accuracy if status.user_accuracy is not None else (curve[-1] if curve else None)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{measure_words(message.records)} ")
     text.append(accuracy(latest), style="bold")
@@ -165,7 +166,6 @@ def _user_accuracy(message: StatusMessage) -> Text:
         text.append(f" of {accuracy(status.target_ua)}")
     if status.user_accuracy is not None:
         text.append(" so far in this round")
-    curve = [*status.earlier, *values]
     text.append(f"  {sparkline(curve[-_SPARK_COLUMNS:])}", style="green")
     return text
 

@@ -225,8 +225,9 @@ def _others(devices: Sequence[DeviceStatus], named: Sequence[DeviceStatus]) -> t
 
 
 def _earlier(records: Sequence[RoundRecord], end: int) -> tuple[float, ...]:
-    """The last user accuracies of the rounds before index `end`."""
-    measured = (_measure(record.user_accuracy) for record in records[max(0, end - MAX_EARLIER) : end])
+    """The last user accuracies of the rounds before index `end` that count: a failed round measured only some devices."""
+    counting = [one for one in records[max(0, end - MAX_EARLIER) : end] if one.outcome == "aggregated"]
+    measured = (_measure(record.user_accuracy) for record in counting)
     return tuple(value for value in measured if value is not None)
 
 

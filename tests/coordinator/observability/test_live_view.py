@@ -36,6 +36,12 @@ from tests.support.paths import ROOT
 
 
 class TestDraw:
+    def test_user_accuracy_is_that_of_the_last_aggregated_round(self):
+        failed = record(2, 0.1, outcome="failed", failure="quorum_missed", reported=2)
+        evaluated = record(3, 0.2, outcome="evaluated")
+        lines = text_of(waiting(records=(record(1, 0.8), failed, evaluated)))
+        assert any(line.startswith("user accuracy 0.800 of 0.970  ") for line in lines)
+
     def test_frame_of_an_open_round_has_phase_quorum_states_accuracy_and_bytes(self):
         lines = text_of(
             collecting(
