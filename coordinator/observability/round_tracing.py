@@ -71,13 +71,16 @@ class RoundTracer(NullObserver):
                 if device not in noted and len(noted) < self._max_devices:
                     noted[device] = _DeviceTimes(began_at)
             case CountEvent(device=device, what=what) if what in _ENDS:
-                for noted in self._devices.values():
-                    if device in noted and noted[device].ended_at is None:
-                        noted[device].ended_at, noted[device].outcome = ended_at, what
-                        noted[device].reason = str(effect.reason)
-                        break
+                self._end(device, what, str(effect.reason), ended_at)
             case SaveRecord():
                 self._trace(effect.record, ended_at)
+
+    def _end(self, device: str, outcome: str, reason: str, ended_at: float) -> None:
+        """Note the last outcome: a lost device may come back and report, and a late answer may be of an earlier round."""
+        parts = [noted[device] for noted in self._devices.values() if device in noted]
+        part = next((one for one in parts if one.ended_at is None), parts[-1] if parts else None)
+        if part is not None:
+            part.ended_at, part.outcome, part.reason = ended_at, outcome, reason
 
     def _trace(self, record: RoundRecord, ended_at: float) -> None:
         from opentelemetry.context import Context

@@ -103,6 +103,17 @@ def test_devices_of_a_trace_are_bounded_and_have_outcome_and_times(memory):
     ]
 
 
+def test_lost_device_that_comes_back_and_reports_has_reported(memory):
+    tracer = tracer_of(memory)
+    tracer.performed(ask("pi-1", 1), 101.0, 101.0)
+    tracer.performed(CountEvent("pi-1", "lost"), 103.0, 103.0)
+    tracer.performed(CountEvent("pi-1", "reported"), 106.0, 106.0)
+    tracer.performed(SaveRecord(record(1)), 107.0, 108.0)
+    [device] = [one for one in memory.spans() if one.name == "device pi-1"]
+    assert device.attributes["fedpatch.outcome"] == "reported"
+    assert device.end_time - device.start_time == 5 * SECOND_NS
+
+
 def test_failed_round_is_an_error_with_its_reason(memory):
     tracer_of(memory).performed(SaveRecord(record(1, "quorum_missed")), 107.0, 108.0)
     whole = memory.spans()[-1]
