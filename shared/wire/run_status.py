@@ -93,7 +93,7 @@ class RunStatus:
         elapsed_s: Age of the open round.
         pause_s: Least time to the next round.
         rounds: The last completed rounds.
-        earlier: User accuracies of the rounds before `rounds`.
+        earlier: User accuracies of the aggregated rounds before `rounds`.
         bytes_down: Bytes to devices, in all completed rounds.
         bytes_up: Bytes from devices, in all completed rounds.
         round_bytes_down: Bytes to devices in the open round; 0 from an older coordinator.
