@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.simulator.kernels.model_layers import layers_of
 from fedpatch.simulator.learners.encoded_learner import EncodedLearner
 from fedpatch.simulator.learners.fused_learner import FusedLearner
@@ -29,11 +30,13 @@ CHUNKS = 16
 def make_learner(task: Task, context: LearnerContext) -> Learner:
     """Return the fastest learner that can train the task's model on a CPU.
 
-    Plans with terms, control variates or frozen values use the device's own code.
+    Plans with terms, control variates, Adam without all of its moments, or frozen values use the device's own code.
     """
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
-    own_code = context.plan.terms or context.plan.has_controls or task.frozen
+    plan = context.plan
+    lacking = plan.client_optimizer == "adam" and not set(plan.moments).issuperset(MOMENTS)
+    own_code = plan.terms or plan.has_controls or lacking or task.frozen
     layers = None if own_code else layers_of(model)
     learner: Learner = OneByOneLearner(task, context) if layers is None else FusedLearner(task, model, layers, context)
     return spooled(encoded(learner, context), context)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
+from fedpatch.coordinator.aggregation.strategies import Strategy
 from fedpatch.shared.errors import DataError, UpdateRefused
 from fedpatch.simulator.learners.cohort_training import CHUNKS, chunks_of, make_learner
 from fedpatch.simulator.learners.fused_learner import FusedLearner
@@ -59,6 +60,30 @@ def test_model_without_a_fast_way_is_trained_one_by_one(strategy):
     task = replace(UNEVEN, build_model=lambda: Model(*build_model().children()))
     simulation = assert_like_deployed(study_of(strategy, "affine"), task, tolerance=1e-12)
     assert isinstance(simulation._cohort.learner, OneByOneLearner)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class LocalAdam(Strategy):
+    """Clients run Adam from moments of zero in each round."""
+
+    name = "local-adam"
+    description = "clients Adam without shared moments, server mean"
+    client_optimizer = "adam"
+
+
+@dataclass(frozen=True)
+class SharedScale(LocalAdam):
+    """Clients share only the second moments."""
+
+    name = "shared-scale"
+    moments = ("exp_avg_sq",)
+
+
+@pytest.mark.parametrize("private", ["none", "affine"])
+@pytest.mark.parametrize("strategy", [LocalAdam, SharedScale])
+def test_adam_of_an_own_strategy_that_shares_no_or_some_moments_trains_as_on_devices(strategy, private):
+    study = replace(study_of("fedavg-adam", private), strategy=f"{__name__}:{strategy.__name__}")
+    assert_like_deployed(study, rounds=2)
 
 
 def test_leaving_out_unused_features_changes_nothing():
