@@ -149,11 +149,11 @@ class Study:
         return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; a group of _OPTIONAL_TERMS only if its first term is not the default."""
+        """Return plain values for JSON; a group of _OPTIONAL_TERMS only if one of its terms is not the default."""
         plain = asdict(self)
-        for first, *others in _OPTIONAL_TERMS:
-            if plain[first] == getattr(Study, first):
-                for name in (first, *others):
+        for group in _OPTIONAL_TERMS:
+            if all(plain[name] == getattr(Study, name) for name in group):
+                for name in group:
                     del plain[name]
         return plain
 

@@ -232,6 +232,12 @@ def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, pri
     assert Study.from_dict(study.to_dict()) == study
 
 
+@pytest.mark.parametrize("terms", [{"keep": 4}, {"group_size": 9}, {"clip": 1.0}, {"delta": 1e-6}])
+def test_a_term_without_effect_comes_back_from_the_files_of_a_study(terms):
+    study = _study(**terms)
+    assert Study.from_dict(study.to_dict()) == study
+
+
 POINT = Point(0, 0.5, 0.25, 0.0, 4, None, 0.1)
 
 
