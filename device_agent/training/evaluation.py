@@ -48,7 +48,7 @@ def user_accuracy(
         for batch in torch.split(x, batch_size):
             if cancelled():
                 raise Cancelled
-            outputs.append(model(batch))
+            outputs.append(model(batch.clone()))  # a model may change its inputs in place
         accuracy = float(task.metric(torch.cat(outputs), y))
     if not task.metric_terms.allows(accuracy):
         raise DataError(

@@ -69,7 +69,7 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
 
 
 def torch_outputs(module: nn.Module, inputs: Array) -> Array:
-    """Return the outputs of `module` for `inputs` in evaluation mode. The module is unchanged afterwards."""
+    """Return the outputs of `module` for `inputs` in evaluation mode. Module and inputs are unchanged afterwards."""
     with evaluating(module), torch.inference_mode():
-        outputs: Array = module(torch.from_numpy(np.require(inputs, requirements=["C", "W"]))).numpy()
+        outputs: Array = module(torch.from_numpy(np.array(inputs, order="C"))).numpy()
     return outputs

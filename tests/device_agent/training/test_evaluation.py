@@ -88,6 +88,21 @@ def test_the_mode_comes_back_after_an_error_too(model, test_set):
     assert model.training
 
 
+class ScalesInPlace(torch.nn.Module):
+    """A model that scales its inputs in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Three outputs for each example."""
+        return x.mul_(0.5)[:, :3]
+
+
+def test_a_model_that_changes_its_inputs_does_not_change_the_test_data(test_set):
+    x, y = test_set
+    before = x.clone()
+    user_accuracy(ScalesInPlace(), TOY, x, y)
+    assert torch.equal(x, before)
+
+
 MAE = {"metric_name": "MAE", "metric_goal": "min"}
 
 

@@ -221,3 +221,17 @@ def test_the_metric_of_arrays_is_that_of_tensors_to_the_last_bit(task):
     for count in (1, 3, 7, 30, 999):
         outputs, targets = rng.normal(size=(count, 10)).astype(np.float32), rng.integers(0, 10, count)
         assert task.metric(outputs, targets) == task.metric(torch.from_numpy(outputs), torch.from_numpy(targets))
+
+
+class ScalesInPlace(nn.Module):
+    """A model that scales its inputs in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The scaled inputs."""
+        return x.mul_(0.5)
+
+
+def test_outputs_of_a_model_that_changes_its_inputs_leave_the_array_as_it_is():
+    inputs = np.ones((3, 4), np.float32)
+    assert torch_outputs(ScalesInPlace(), inputs).tolist() == [[0.5] * 4] * 3
+    assert inputs.tolist() == [[1.0] * 4] * 3
