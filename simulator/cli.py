@@ -38,7 +38,7 @@ from fedpatch.simulator.spec.compute import (
     rank_count,
     rank_number,
 )
-from fedpatch.simulator.spec.study import DEFAULTS, EVERYTHING, AttackOutcome, Outcome, Point, Study
+from fedpatch.simulator.spec.study import DEFAULTS, AttackOutcome, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,10 +143,6 @@ def simulate(
     given = {**terms, "clients": clients, "participation": participation, "epochs": epochs, "data": data}
     if _is_default(context, "strategy"):
         given["strategy"] = None  # it depends on --secure
-    if given["private"] == EVERYTHING:
-        raise UsageError(
-            f"--private {EVERYTHING} leaves nothing to federate; use --strategy independent for learning alone"
-        )
     study, _ = study_of(task, given)
     root = None if data_root is None else data_root.expanduser()
     _end(_carry_out(study, workers, device, out, root, tracker or ()), out, as_json)

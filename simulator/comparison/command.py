@@ -117,6 +117,8 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
             raise UsageError(
                 f"--target-ua: {target_ua:g} is not {one.task.metric_terms.range_words} (task {one.ref!r})"
             )
+    if out is not None:
+        _require_tables(tasks, out)
     root = None if data_root is None else data_root.expanduser()
     hooks: dict[str, Any] = {"workers": worker_count(workers), "root": root}
     try:
@@ -129,6 +131,18 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _show(tasks, arms, target_ua, out, as_json)
+
+
+def _require_tables(tasks: Sequence[TaskComparison], out: Path) -> None:
+    """Raise UsageError if two tasks have one file in `out`, or a file there has other terms."""
+    names = [one.task.name for one in tasks]
+    for one in tasks:
+        if names.count(one.task.name) > 1:
+            raise UsageError(
+                f"--task {one.ref}: another task has the name {one.task.name!r} too, and so the same file in {out}; "
+                "compare them one by one, each with its own --out"
+            )
+        one.file(out, "")
 
 
 def _rates(text: str) -> list[float]:

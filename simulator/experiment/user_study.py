@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpatch.shared.app.signals import stoppable
 from fedpatch.shared.app.terminal import can_draw, plain_console
-from fedpatch.shared.errors import FedpatchError, unknown_name
+from fedpatch.shared.errors import FedpatchError, UsageError, unknown_name
 from fedpatch.shared.scripting.jobs import BackgroundJob, Cancellation
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.trackers.tracking import make_trackers
@@ -19,7 +19,7 @@ from fedpatch.simulator.experiment.options import make_study, terms
 from fedpatch.simulator.experiment.point_tracking import tracked
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.spec.compute import STOPPING, device_name, worker_count
-from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
+from fedpatch.simulator.spec.study import BASELINES, EVERYTHING, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from fedpatch.simulator.experiment.output_folder import StudyFolder
@@ -49,9 +49,13 @@ def study_of(task: str | Task, given: Mapping[str, Any]) -> tuple[Study, Task | 
     strategy = known.setdefault("strategy", "fedavg" if masked else "fedavg-adam")
     known.setdefault("private", "none" if strategy in BASELINES else "affine")
     known.setdefault("clients", 10)
-    if isinstance(task, Task):
-        return make_study(task=task, task_ref=task.name, **known), task
-    return make_study(task=find_task(task), task_ref=task, **known), None
+    found, ref, own = (task, task.name, task) if isinstance(task, Task) else (find_task(task), task, None)
+    study = make_study(task=found, task_ref=ref, **known)
+    if study.private == EVERYTHING:
+        raise UsageError(
+            f"--private {EVERYTHING} leaves nothing to federate; use --strategy independent for learning alone"
+        )
+    return study, own
 
 
 def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
@@ -242,7 +246,7 @@ class _Work:
         self._out = None if out is None else Path(out).expanduser()
         worker_count(self._compute.get("workers"))
         device_name(self._compute.get("device", "cpu"))
-        make_trackers(self._compute.get("trackers", ()))
+        make_trackers(_sequence(self._compute.get("trackers", ())))
 
     def do(self, on_point: Callable[[Point], None], stopped: Stopped) -> Outcome:
         root = self._compute.get("data_root")
@@ -258,6 +262,13 @@ class _Work:
             task=self._task,
             trackers=self._compute.get("trackers", ()),
         )
+
+
+def _sequence(trackers: Sequence[str]) -> Sequence[str]:
+    """Return the trackers; UsageError for a single text, whose letters would be taken for names."""
+    if isinstance(trackers, str):
+        raise UsageError(f"trackers: {trackers!r} is not a sequence; write [{trackers!r}]")
+    return trackers
 
 
 def _shown(study: Study, progress: bool | None) -> AbstractContextManager[StudyProgress | None]:

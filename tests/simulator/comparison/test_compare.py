@@ -130,3 +130,14 @@ def test_compare_refuses_a_target_out_of_the_range_of_the_metric_before_it_compu
     done = CliRunner().invoke(app, ["compare", "--target-ua", target_ua])
     assert "not a fraction from 0 to 1" in str(done.exception)
     assert "rounds of" not in done.stderr
+
+
+def test_compare_refuses_two_tasks_of_one_name_in_one_folder_before_it_computes(tmp_path):
+    pytest.importorskip("matplotlib")
+    own = "tests.simulator.comparison.test_compare:NO_RATES"
+    done = CliRunner().invoke(
+        app, ["compare", "--task", "digits", "--task", own, "--learning-rate", "0.1", "--out", str(tmp_path)]
+    )
+    assert "another task has the name 'digits' too" in str(done.exception)
+    assert "rounds of" not in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -85,6 +85,18 @@ def test_unknown_term_is_named_with_the_nearest():
         fedpatch.simulate("digits", client=3)
 
 
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"trackers": "tensorboard"}, r"trackers: 'tensorboard' is not a sequence; write \['tensorboard'\]"),
+        ({"private": " names:*"}, "leaves nothing to federate; use --strategy independent"),
+    ],
+)
+def test_terms_that_name_nothing_to_do_are_refused_with_the_remedy(terms, words):
+    with pytest.raises(fedpatch.UsageError, match=words):
+        fedpatch.simulate("digits", clients=3, rounds=1, progress=False, **terms)
+
+
 class Kept:
     """A tracker that keeps all runs, rounds and outcomes."""
 
