@@ -278,8 +278,7 @@ class Simulation:
         counting = [one for one in self._selected() if counts[one]] or [
             one for one in range(len(counts)) if counts[one]
         ]
-        accuracies = np.array(self._cohort.measure(counting))
-        _check_allowed(self.study.task, self.metric, counting, accuracies)
+        accuracies = self._measure(counting)
         less_is_worse = self.metric.goal == "max"
         point = Point(
             round=self.server.round,
@@ -298,7 +297,7 @@ class Simulation:
     def user_accuracies(self) -> dict[int, float]:
         """Return the user accuracy of every client that counts, with the present global model and its own patch."""
         clients = [client for client, counts in enumerate(self.population.counts_in_ua) if counts]
-        return dict(zip(clients, map(float, self._cohort.measure(clients)), strict=True))
+        return dict(zip(clients, map(float, self._measure(clients)), strict=True))
 
     def measure_on(self, population: Population, clients: list[int]) -> list[float]:
         """Return the metric of clients with the present global model and their own patches, on other test data.
@@ -349,6 +348,20 @@ class Simulation:
         self._cohort.close()
         if self._spool is not None:
             self._spool.cleanup()
+
+    def _measure(self, clients: list[int]) -> Array:
+        """Return the user accuracies of clients. A metric that leaves its range only after training has diverged."""
+        try:
+            accuracies = np.array(self._cohort.measure(clients))
+            _check_allowed(self.study.task, self.metric, clients, accuracies)
+        except DataError as error:
+            if not self.points:
+                raise
+            raise UpdateRefused(
+                "out_of_range",
+                f"round {self.server.round}: {error}; before training it did: try a smaller learning rate",
+            ) from error
+        return accuracies
 
     def _selected(self) -> list[int]:
         """Return the clients of the next round, as the coordinator would select them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.shared.errors import ConfigError, DataError
+from fedpatch.shared.errors import ConfigError, DataError, UpdateRefused
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.cli import _table
 from fedpatch.simulator.experiment.options import make_study
@@ -71,6 +71,12 @@ def test_a_metric_beyond_its_own_range_is_refused(monkeypatch):
     monkeypatch.setattr(regression_task, "TASK", replace(TASK, metric_range=(0.0, 0.5)))
     with pytest.raises(DataError, match=r"client \d; `metric` must return a number from 0 to 0\.5"):
         simulate(_study())
+
+
+def test_a_metric_that_leaves_its_range_by_training_is_divergence(monkeypatch):
+    monkeypatch.setattr(regression_task, "TASK", replace(TASK, metric_range=(0.0, 20.0)))
+    with pytest.raises(UpdateRefused, match=r"from 0 to 20; before training it did: try a smaller learning rate"):
+        simulate(_study(learning_rate=3.0, steps=1))
 
 
 def test_people_read_the_metrics_name(outcome):
