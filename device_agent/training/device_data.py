@@ -36,7 +36,8 @@ class ReloadingDataset:
     def load(self, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
         """Load all present data. FedpatchErrors of the task pass; any other exception becomes a DataError.
 
-        `try_out` gets the data before the validation part is split off, with the task's numbers of rows.
+        `try_out` gets the data before the validation part is split off, with the task's numbers of rows, and once more those
+        after the split if only one training example is left.
         """
         with self.failing_in_words():
             return self._load(self._asked_version(), try_out)
@@ -60,7 +61,10 @@ class ReloadingDataset:
         self._version, self.raw_shape = version, fitted.raw_shape
         try_out(fitted.data)
         # After the checks: their messages name rows of the data as the task loaded them.
-        return split_for(self._task, fitted.data)
+        split = split_for(self._task, fitted.data)
+        if len(split.train_x) == 1 < len(fitted.data.train_x):
+            try_out(split)  # batch norm learns from two examples, not from the one that is left
+        return split
 
     def _model_dtype(self) -> str:
         from fedpatch.shared.tasks.torch_model import floating_dtype

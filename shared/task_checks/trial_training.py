@@ -234,7 +234,8 @@ def _outputs(task: Task, module: nn.Module, x: Tensor, what: str) -> Tensor:
     except Exception as error:
         if len(x) == 1 and "more than 1 value per channel" in str(error):
             raise DataError(
-                f"task {task.name!r}: batch norm cannot learn from one example; give the device training data of at least 2"
+                f"task {task.name!r}: batch norm cannot learn from one example; give the device training data of at least 2 "
+                "examples after those that are held out for validation"
             ) from error
         raise DataError(
             f"the model of task {task.name!r} does not take {what}, {_kind(x)}: {_words(error)}; "

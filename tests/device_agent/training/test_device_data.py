@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedpatch.device_agent.job.training_messages import Ready, Trained, TrainFailed, TrainProgress, WorkerSetup
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
@@ -20,6 +22,7 @@ from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import DataError
+from fedpatch.shared.task_checks.trial_training import require_trainable
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import SGD, Scene
 from tests.device_agent.growing_task import REFERENCE, TASK
@@ -58,6 +61,19 @@ def test_data_without_a_version_hook_are_read_once(growing, tmp_path, hook):
     still.load()
     _write(tmp_path, "40")
     assert still.load_changed() is None
+
+
+def test_data_of_which_validation_leaves_one_example_are_refused_at_the_start_by_a_model_with_batch_norm(tmp_path):
+    normed = replace(
+        TASK, build_model=lambda: nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 3)), validation_share=0.5
+    )
+    try_out = partial(require_trainable, normed, holder="device pi")
+    split = replace(normed, ordered=True)
+    _write(tmp_path, "2")
+    with pytest.raises(DataError, match=r"batch norm .* at least 2 examples after .* for validation"):
+        ReloadingDataset(split, "count", tmp_path).load(try_out)
+    _write(tmp_path, "3")
+    assert len(ReloadingDataset(split, "count", tmp_path).load(try_out).train_x) == 2
 
 
 def test_change_during_a_read_is_seen_at_the_next_read(tmp_path):
