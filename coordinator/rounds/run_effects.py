@@ -142,10 +142,12 @@ class SaveRecord:
     Attributes:
         record: The record.
         carried: Work that the next round may take, by device.
+        rest_s: Seconds until the next round may begin by `round_interval_s`.
     """
 
     record: RoundRecord
     carried: Mapping[str, CarriedWork] = field(default_factory=dict)
+    rest_s: float = 0.0
 
 
 @dataclass(frozen=True)

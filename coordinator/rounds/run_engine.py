@@ -123,6 +123,7 @@ class Engine:
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
         carried: Work for rounds that are over, by device (coordinator.buffered).
         waiting: Committed updates of a failed round that wait for the next version, by device.
+        rest_s: Seconds until the first round may begin, unless a round is unfinished.
 
     Attributes:
         carried: The devices with carried work that have not offered their updates.
@@ -146,6 +147,7 @@ class Engine:
         seen: Collection[str] = (),
         carried: Mapping[str, CarriedWork] | None = None,
         waiting: Mapping[str, CommittedUpdate] | None = None,
+        rest_s: float = 0.0,
     ) -> None:
         self.spec = spec
         self.carried = CarriedDevices(carried)
@@ -180,6 +182,7 @@ class Engine:
         self._waits_since: float | None = None
         self._wait_until: float | None = None
         self._pause_until: float | None = None
+        self._rest_s = rest_s
         self._next_round_at = 0.0
         self._connected = True
         self._quorum_seconds: list[float] = []
@@ -260,6 +263,8 @@ class Engine:
 
     def _start(self, now: float) -> list[Effect]:
         self._started_at = now
+        if self._rest_s:
+            self._next_round_at = self._pause_until = now + self._rest_s
         if reason := self._stop_reason(now):
             return self._stop(reason[0], "the run is complete; give more --rounds or another --target-ua")
         return self._advance(now)
@@ -796,7 +801,8 @@ class Engine:
             record = replace(record, buffered=replace(record.buffered, waiting=0, unused=len(self._waiting)))
             self.records[-1], self._waiting = record, {}
             return [*effects, RetractModel(), SaveRecord(record)]
-        return [*effects, RetractModel(), SaveRecord(record, self._all_carried())]
+        rest_s = max(0.0, self._next_round_at - now)
+        return [*effects, RetractModel(), SaveRecord(record, self._all_carried(), rest_s)]
 
     def _close_evaluation(self, record: RoundRecord) -> list[Effect]:
         """End an evaluate round, which changes nothing for the training rounds after it."""

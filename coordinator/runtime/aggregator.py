@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 
@@ -334,10 +335,11 @@ class Aggregator:
             strict=policy.strict,
         )
 
-    def save(self, record: RoundRecord) -> None:
-        """Save the aggregated model and the record of its round, both in one checkpoint."""
+    def save(self, record: RoundRecord, pause: Mapping[str, Any] = {}) -> None:
+        """Save the aggregated model, the record of its round and the pause after it (`pause_of`), all in one checkpoint."""
         kept = KEPT if self._spec.carry is None else KEPT + self._spec.carry.max_staleness
-        save_checkpoint(self._blobs, self._next, self._prepared.public, {"record": record.to_dict()}, kept=kept)
+        meta = {"record": record.to_dict(), **pause}
+        save_checkpoint(self._blobs, self._next, self._prepared.public, meta, kept=kept)
         if self._private is not None:
             self._private.saved(self._next.round)
         self._deltas.commit()

@@ -28,6 +28,7 @@ from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.update_store import UpdateStore
+from fedpatch.coordinator.storage.checkpoint import pause_of
 from fedpatch.shared.wire.messages import Body, WorkRequest
 
 
@@ -149,7 +150,8 @@ class EffectRunner:
         """Save the model and the record together, in a checkpoint; the registry may be a round behind after a crash."""
         record = effect.record
         if record.outcome == "aggregated":
-            self._aggregator.save(record)
+            pause = pause_of(effect.rest_s, self._connection.ports.boot_time()) if effect.rest_s else {}
+            self._aggregator.save(record, pause)
         self.counters.flush()
         self.updates.finish_round(effect)
         if warning := loss_warning([record]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
@@ -155,6 +156,24 @@ def resume_round(
         if number not in needed:
             drop_round(blobs, number)
     return opening
+
+
+def rest_of_pause(meta: Mapping[str, Any], spec: RunSpec, now: BootTime) -> float:
+    """Return the seconds until the next round may begin by `round_interval_s`; 0 if a round may begin at once.
+
+    Args:
+        meta: Meta of the newest checkpoint (coordinator.storage.checkpoint.pause_of).
+        spec: The terms of the run.
+        now: The present time.
+    """
+    if spec.evaluates_only or "pause" not in meta:
+        return 0.0
+    try:
+        rest_s, boot, uptime_s, unix_s = meta["pause"]
+        rest_s = float(rest_s) - now.since(BootTime(str(boot), float(uptime_s), float(unix_s)))
+    except (TypeError, ValueError):
+        return 0.0
+    return max(0.0, min(rest_s, spec.round_interval_s))
 
 
 def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:

@@ -36,7 +36,7 @@ from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
-from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
+from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round, seen_devices, waiting_updates
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
@@ -48,7 +48,7 @@ from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
-from fedpatch.shared.app.formatting import printable
+from fedpatch.shared.app.formatting import duration, printable
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
 from fedpatch.shared.errors import (
@@ -466,12 +466,16 @@ def _play_rounds(
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
     blobs = _places(settings, spec.run, connection).own()
-    state = load_checkpoint(blobs)[0]
-    unfinished = resume_round(registry, blobs, spec, prepared, state, view.say, connection.ports.boot_time())
+    state, _, meta = load_checkpoint(blobs)
+    present = connection.ports.boot_time()
+    unfinished = resume_round(registry, blobs, spec, prepared, state, view.say, present)
+    rest_s = rest_of_pause(meta, spec, present) if unfinished is None else 0.0
+    if rest_s:
+        view.say(f"the next round begins in {duration(rest_s)}, by round_interval_s")
     waiting = waiting_updates(registry, blobs, spec, prepared, view.say) if unfinished is None else {}
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
-    engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
+    engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting, rest_s)
     served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s + MARGIN_S)
     publisher = make_publisher(settings.fleet, state_dir, connection, blobs=blobs, served=served)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
@@ -538,6 +542,7 @@ def _engine(
     unfinished: RoundStart | None,
     holds: Mapping[str, str],
     waiting: Mapping[str, CommittedUpdate],
+    rest_s: float,
 ) -> Engine:
     """Return the engine of the run. Updates for open rounds of the fleet's other runs wait for a resume of these runs."""
     fleet = connection.fleet
@@ -555,6 +560,7 @@ def _engine(
         seen=seen,
         carried={device: work for device, work in carried.items() if device not in waiting},
         waiting=waiting,
+        rest_s=rest_s,
     )
 
 

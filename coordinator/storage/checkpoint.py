@@ -28,6 +28,7 @@ from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.shared.app.files import file_head, unseal
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
@@ -90,6 +91,11 @@ def save_checkpoint(
     older = [found for found in _checkpoints(blobs) if found != name and not found.endswith("/")]
     blobs.delete(*older[kept - 1 :])
     return name
+
+
+def pause_of(rest_s: float, now: BootTime) -> dict[str, Any]:
+    """Return the meta of a checkpoint after which the next round may begin in `rest_s` seconds."""
+    return {"pause": [rest_s, now.boot, now.uptime_s, now.unix_s]}
 
 
 def load_checkpoint(place: Place) -> tuple[ServerState, Schema, dict[str, Any]]:

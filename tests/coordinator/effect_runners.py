@@ -25,7 +25,7 @@ from fedpatch.coordinator.runtime.connection import REAL, EventQueue
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import reconcile, resume_round
+from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, UpdateStore
 from fedpatch.coordinator.settings import RunSettings
@@ -66,12 +66,19 @@ class Bench:
         blobs = self.blobs = FileBlobs(directory) if blobs is None else blobs
         reconcile(registry, run, blobs, prepared, self.lines.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
-        state = load_checkpoint(blobs)[0]
-        unfinished = resume_round(registry, blobs, spec, prepared, state, self.lines.append, BootTime.now())
+        state, _, meta = load_checkpoint(blobs)
+        now = BootTime.now()
+        unfinished = resume_round(registry, blobs, spec, prepared, state, self.lines.append, now)
+        rest_s = rest_of_pause(meta, spec, now) if unfinished is None else 0.0
         records = registry.rounds.records(run)
         self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.lines.append)
         self.engine = Engine(
-            spec, records=records, unfinished=unfinished, jitter=random.Random(1), holds=self.quarantine.held
+            spec,
+            records=records,
+            unfinished=unfinished,
+            jitter=random.Random(1),
+            holds=self.quarantine.held,
+            rest_s=rest_s,
         )
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []

@@ -10,22 +10,24 @@ import pytest
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
-from fedpatch.coordinator.rounds.run_events import Interrupted
+from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.resume import seen_devices
+from fedpatch.coordinator.runtime.resume import rest_of_pause, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
     kept_devices,
     kept_rounds,
     load_checkpoint,
+    pause_of,
     save_checkpoint,
     store_update,
 )
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import StateError
 from tests.coordinator.effect_runners import Bench
+from tests.support.specs import run_spec
 
 
 @pytest.fixture
@@ -58,6 +60,30 @@ def states(bench: Bench) -> dict[str, State]:
     """Return the states of the devices in the open round."""
     assert bench.engine.open is not None
     return {device: one.state for device, one in bench.engine.open.round.participants.items()}
+
+
+class TestInterval:
+    def test_interval_between_two_rounds_counts_over_a_restart(self, bench, monkeypatch):
+        first = bench.again(rounds=2, round_interval_s=1000.0)
+        assert "round 1 goes on" in first.lines[-1]
+        first.begin().upload("ab", 1.0)
+        first.finish_updates(wait=True)
+        now, saved_at = time.monotonic(), load_checkpoint(bench.blobs)[2]["pause"][-1]
+        assert [record.outcome for record in bench.registry.rounds.records(first.engine.spec.run)] == ["aggregated"]
+        assert (first.engine.open, first.engine.pause_s(now)) == (None, 1000.0)
+        monkeypatch.setattr(BootTime, "now", lambda: BootTime("another boot", 5.0, saved_at + 300.0))
+        later = first.again().begin()
+        assert (later.engine.open, later.engine.pause_s(now)) == (None, 700.0)
+        later.perform(later.engine.handle(TimePassed(), now + 700.0))
+        assert later.engine.last_round == 2
+
+    def test_clock_that_was_set_back_makes_no_pause_longer_than_the_interval(self):
+        late = BootTime("a", 0.0, 5000.0)
+        terms = run_spec(round_interval_s=100.0)
+        assert rest_of_pause(pause_of(60.0, late), terms, BootTime("b", 0.0, 20.0)) == 60.0
+        assert rest_of_pause(pause_of(900.0, late), terms, BootTime("b", 0.0, 20.0)) == 100.0
+        assert rest_of_pause(pause_of(60.0, late), terms, BootTime("b", 0.0, 6000.0)) == 0.0
+        assert rest_of_pause({"pause": ["soon"]}, terms, late) == rest_of_pause({}, terms, late) == 0.0
 
 
 class TestOpenRound:
