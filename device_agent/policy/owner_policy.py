@@ -291,6 +291,8 @@ LOOK_AT_WORK_S = 1.0
 LOOK_IDLE_S = 30.0
 FRESH_S = 1.0
 """Older facts are looked up again before a request is answered."""
+NOTE_BYTES = 4 * 2**20
+"""Traffic after which the usage of the current work is noted: a device that loses its power forgets less than that."""
 
 _OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.METERED, Condition.TRAFFIC_SPENT})
 
@@ -406,10 +408,11 @@ class OwnerPolicy:
         return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
-        """Let time pass: ask for facts when they are due, and note the usage of a job as soon as it is over."""
+        """Let time pass: ask for facts when they are due, and note the usage of a job when it is over or moved NOTE_BYTES."""
         trains = job.state is JobState.TRAINING and not job.paused
         self._own_load.see(trains, now)
-        if self.meter.trains(trains, now) or job.key is None:
+        moved_much = self.meter.spent(now).traffic_bytes >= NOTE_BYTES
+        if self.meter.trains(trains, now) or job.key is None or moved_much:
             self._usage.note(self.meter.take(now))
         if job.awaits_clearance and job.key != self._awaited:
             self._awaited = job.key

@@ -20,6 +20,7 @@ from fedpatch.device_agent.policy.owner_policy import (
     LOOK_AT_WORK_S,
     LOOK_IDLE_S,
     NEVER_S,
+    NOTE_BYTES,
     AdmissionMode,
     decide,
     parse_admission_mode,
@@ -139,6 +140,17 @@ class TestWorkInHand:
         assert bench.book.today == Usage(1, 500, 40.0)
         bench.owner.tick(idle(), 200.0)
         assert bench.book.today == Usage(1, 500, 40.0)
+
+    def test_traffic_of_a_long_download_is_noted_before_its_end(self):
+        """A device that loses its power during each download has not the allowance of the day each time."""
+        bench, job = Bench(), downloading()
+        bench.owner.meter.moved(NOTE_BYTES - 1)
+        bench.owner.tick(job, 10.0)
+        assert bench.book.today == Usage()
+        bench.owner.meter.moved(1)
+        bench.owner.tick(job, 11.0)
+        bench.owner.tick(job, 12.0)
+        assert bench.book.today == bench.owner.spent_today(12.0) == Usage(0, NOTE_BYTES)
 
     def test_is_noted_when_the_agent_ends(self):
         bench = Bench()
