@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import pytest
@@ -112,8 +111,9 @@ def audited_epsilon(share: float, seed: int) -> float:
         step = {"w": np.where(np.arange(CANARIES) == one, 3.0, 0.0)}
         total += signed_sum(make_private_vector(SIDE, step, seed))
     variance = (share * AUDITED.noise_multiplier * AUDITED.steps) ** 2 / THRESHOLD
+    seeds = np.random.default_rng([seed, CANARIES])
     for _ in range(THRESHOLD if share else 0):
-        total += skellam_values(SkellamNoise(os.urandom(32), variance), CANARIES)
+        total += skellam_values(SkellamNoise(seeds.bytes(32), variance), CANARIES)
     return found_epsilon(total > AUDITED.steps / 2, present, DELTA)
 
 
