@@ -358,7 +358,7 @@ class SiteAggregator(Aggregator):
         return Aggregated(figures=read_report(layout, total), left_out=sums.left_out)
 
     def save(self, record: RoundRecord, pause: Mapping[str, Any] = {}) -> None:
-        """Save the mean, or the sum, and the figures of the round as the relay's update; the pauses are those of the hub.
+        """Save the mean, or the sum, and the figures of the round as the relay's update; the hub decides about pauses.
 
         User accuracies are left out if fewer than `min_cohort` devices have measured one.
         """

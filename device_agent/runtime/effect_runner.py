@@ -179,7 +179,7 @@ class EffectRunner:
             if committed is not None and self._make_model_again(committed, is_in_memory=True):
                 return
         except (StateError, OSError) as error:  # without the model, later rounds would wait for it
-            _log.warning("personal model: that of the last committed round is not made: %s", error)
+            _log.warning("personal model: the model of the last committed round is not made: %s", error)
         self.model_made()
 
     @property

@@ -307,7 +307,7 @@ class ModelFetch:
                         raise ConnectionError("the connection was lost")
                     data += piece
                     if time.monotonic() > self._last_chunk_at + SLOW_S:
-                        raise _Refused(f"no chunk within {SLOW_S:g} s")
+                        raise _too_slow()
             except BaseException:
                 self._wasted += len(data)
                 raise
@@ -341,12 +341,12 @@ class ModelFetch:
         except (OSError, ValueError, http.client.HTTPException) as error:
             if time.monotonic() < give_up_at:
                 raise
-            raise _Refused(f"no chunk within {SLOW_S:g} s") from error
+            raise _too_slow() from error
         finally:
             alarm.cancel()
         # http.client takes a head that is cut off for a whole one.
         if time.monotonic() >= give_up_at:
-            raise _Refused(f"no chunk within {SLOW_S:g} s")
+            raise _too_slow()
         return response
 
     def _connected(self, url: SplitResult) -> http.client.HTTPConnection:
@@ -375,6 +375,10 @@ class ModelFetch:
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
         return str(error) or type(error).__name__
+
+
+def _too_slow() -> _Refused:
+    return _Refused(f"no chunk within {SLOW_S:g} s")
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:

@@ -175,7 +175,7 @@ def has_possible_measures(layout: VectorLayout, total: GroupSum, metric: MetricT
     ranges |= {"train_loss": (-MAX_MEASURE, MAX_MEASURE), "gain": (-width, width), "gain_after": (-width, width)}
     for name, bits in layout.figures:
         if name in ranges:
-            # As a device writes its own value, so that the bounds are those of each device to the last bit.
+            # Encoded as a device encodes its value, so that the bounds hold to the last bit.
             least, most = (
                 from_limbs(to_limbs(round((one + MEASURE_OFFSET) * MEASURE_STEPS), bits)) for one in ranges[name]
             )

@@ -99,7 +99,7 @@ def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_pat
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_rebuilt_version_whose_installation_was_interrupted_is_installed(tmp_path):
-    """The wheel is there already; the checksum is still that of the earlier build."""
+    """The wheel is there already; the checksum is still the checksum of the earlier build."""
     house, opt = tmp_path / "house", tmp_path / "opt"
     version, libraries = opt / "versions" / "0.1.0", opt / "libraries" / "abc"
     manifest: dict[str, Any] = {"version": "0.1.0", "wheel": "one.whl", "sha256": "b" * 64}

@@ -1,4 +1,4 @@
-"""The sums of masked groups that count: those that honest devices can have."""
+"""The sums of masked groups that count, which are the sums that honest devices can have."""
 
 from __future__ import annotations
 

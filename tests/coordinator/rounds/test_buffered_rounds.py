@@ -305,13 +305,19 @@ def test_device_whose_upload_goes_on_is_not_invited_to_another_round(moment):
     assert stored.base_round == 1
 
 
-def test_upload_of_a_device_that_restarted_without_its_work_is_forgotten_between_rounds():
+def uploading_after_a_round() -> Engine:
+    """Return an engine in the pause after round 2, while `c` uploads its work for round 1."""
     made = carrying(round_interval_s=20.0)
     made.handle(TimePassed(), 20.0)
     next_version(made, 20.0)
     send(made, "c", Offer(update(BLOB)), 20.5, 1)
     report_all(made, "ab", 21.0)
     made.handle(Aggregated(), 22.0)
+    return made
+
+
+def test_upload_of_a_device_that_restarted_without_its_work_is_forgotten_between_rounds():
+    made = uploading_after_a_round()
     made.handle(DevicePresence("c", there("b2")), 22.5)
     made.handle(TimePassed(), 40.0)
     assert "c" in [device for device, body in sent(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
@@ -360,12 +366,7 @@ def test_round_does_not_wait_for_the_carried_work_of_an_excluded_device(exclusio
 
 @excluded
 def test_upload_of_a_device_that_is_excluded_between_two_rounds_does_not_go_on_in_the_next(exclusion: Event):
-    made = carrying(round_interval_s=20.0)
-    made.handle(TimePassed(), 20.0)
-    next_version(made, 20.0)
-    send(made, "c", Offer(update(BLOB)), 20.5, 1)
-    report_all(made, "ab", 21.0)
-    made.handle(Aggregated(), 22.0)
+    made = uploading_after_a_round()
     made.handle(exclusion, 23.0)
     made.handle(TimePassed(), 40.0)
     next_version(made, 40.0, 2)

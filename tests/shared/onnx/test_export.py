@@ -59,7 +59,7 @@ class Dropping(nn.Module):
 
 
 class Squeezing(nn.Module):
-    """Leaves out each axis of length 1, also that of the examples."""
+    """Leaves out each axis of length 1, also the axis of the examples."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.sum(dim=1, keepdim=True).squeeze()
@@ -162,7 +162,7 @@ def test_a_model_that_decides_by_a_value_is_refused():
 
 @pytest.mark.parametrize("module", [Squeezing(), Counting()], ids=["squeeze", "constant"])
 def test_a_model_that_does_not_take_one_example_alone_is_refused(module):
-    """The outputs of several examples are those of torch, and an application that asks for one got an error."""
+    """The outputs of several examples equal torch's, and an application that asks for one got an error."""
     inputs = np.random.default_rng(1).random((2, 3), dtype=np.float32)
     model = OnnxModel(export_onnx(module, inputs[:1]).model, "model")
     with pytest.raises(ExportRefused, match=r"does not take one example alone \(.*; does it use squeeze\(\)"):

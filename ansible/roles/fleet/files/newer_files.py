@@ -1,7 +1,7 @@
 """Prints the files of a running service that are newer than its start: `newer_files.py UNIT FILE...`.
 
 The start is taken from the monotonic clock, because the clock of a Raspberry Pi may have been wrong at boot. A link counts by
-its own time, not by that of its target. Missing files and times in the future do not count.
+its own time, not by the time of its target. Missing files and times in the future do not count.
 """
 
 from __future__ import annotations
