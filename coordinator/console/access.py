@@ -129,4 +129,4 @@ def own_origin(origin: str | None, host: str, *, secure: bool) -> bool:
 
 def _digest(text: str) -> bytes:
     """The SHA-256: comparisons take the same time for any length, and no session id is in memory."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

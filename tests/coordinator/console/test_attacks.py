@@ -94,7 +94,7 @@ def test_cookie_is_kept_from_scripts_and_other_sites(console):
     assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie
 
 
-@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", "ä" * 500])
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", "ä" * 500, TOKEN + "\ud800"])
 def test_wrong_token_begins_no_session(console, token):
     assert console.login(token).status == 403
     assert not console.ask("/api/session").json["logged_in"]
@@ -192,6 +192,7 @@ def test_body_that_is_too_long_or_no_object_is_refused(shared):
     assert shared.ask(HOLD, b"[" * 4000).status == 400
     assert shared.ask(HOLD, [1]).status == 400
     assert shared.ask(HOLD, {"reason": "a\nb"}).status == 400
+    assert shared.ask(HOLD, {"reason": "a\ud800b"}).status == 400
     assert not _held(shared)
 
 
