@@ -349,7 +349,7 @@ class MaskedRound:
             closing: Whether the aggregation had begun.
 
         Raises:
-            WireError: An entry is damaged.
+            WireError, IllegalTransition, LookupError, ValueError: An entry is damaged.
         """
         updates = frozenset(updates)
         by_kind: dict[str, list[MaskingEntry]] = {}

@@ -56,7 +56,7 @@ from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
-from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.codec import to_bytes
@@ -231,6 +231,7 @@ class ActiveRound:
         self._unresponsive = UnresponsiveDevices(now)
         # An evaluate round waits for all devices, with any quorum.
         self._probed_at_quorum = ledger.evaluates
+        self._groups_damaged = False
 
     def begin(self, published: ModelPublished, now: float) -> list[Effect]:
         """Invite the devices that have not reported, once the model is published.
@@ -255,6 +256,8 @@ class ActiveRound:
             self.round.resume(known, updates.keys() - waiting.keys(), now)
         else:
             self.round.begin(known.invited, now, known.absent)
+        if self._groups_damaged and not self.round.over:
+            self.round.abandon(now, "groups_lost")
         for device, update in updates.items():
             self.reports[device] = update.report
             self._envelopes.committed[device] = update.digest
@@ -722,12 +725,17 @@ class ActiveRound:
     def _resume_groups(
         self, known: RoundJournal, terms: SecureTerms, sums: Collection[str], now: float
     ) -> RoundJournal:
-        """Begin or continue masking; return the journal with the phase of masking."""
+        """Begin or continue masking; return the journal with the phase of masking. With damaged steps the round will fail."""
         spec, entries = self._spec, self._opening.masking
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
         self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send, sums)
-        self.masked.resume(entries, self._opening.updates, now, closing=known.closing)
+        try:
+            self.masked.resume(entries, self._opening.updates, now, closing=known.closing)
+        except (WireError, IllegalTransition, LookupError, ValueError):
+            # The devices would refuse other groups in this round, but not in the next one.
+            self._groups_damaged = True
+            return known
         return replace(
             known,
             accepted=known.accepted | self.masked.keys.keys(),

@@ -33,7 +33,7 @@ from fedpatch.coordinator.storage.checkpoint import (
     save_checkpoint,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
-from fedpatch.shared.errors import StateError, UpdateRefused
+from fedpatch.shared.errors import StateError, UpdateRefused, WireError
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 
 Say = Callable[[str], None]
@@ -128,7 +128,7 @@ def resume_round(
 
     Returns:
         The round with its committed updates; None if no round was open, or it was open with another model, or masked
-        without saved terms.
+        without undamaged terms.
     """
     ledger = registry.rounds.unfinished(spec.run, now)
     opening = None
@@ -136,7 +136,7 @@ def resume_round(
         _, model = pack_model(state, prepared, spec)
         masking = registry.rounds.masking(spec.run, ledger.round)
         # The terms follow from presences, which a restarted coordinator does not have yet. Without them no device was asked.
-        has_terms = spec.secure is None or any(entry.step == "terms" for entry in masking)
+        has_terms = spec.secure is None or _has_terms(RoundStart(ledger, masking=masking))
         if model.digest == ledger.base and has_terms:
             stored = registry.rounds.committed(spec.run, ledger.round, ledger.carried)
             kept = _kept_updates(registry, blobs, spec, prepared, state, ledger, ledger.carried, say)
@@ -221,6 +221,13 @@ def _kept_updates(
             say(f"the update of {update.device} in round {update.round} cannot be read: {error}")
             registry.rounds.drop_update(spec.run, update.round, update.device)
     return kept
+
+
+def _has_terms(opening: RoundStart) -> bool:
+    try:
+        return opening.terms is not None
+    except WireError:
+        return False
 
 
 def _report_lost(registry: Registry, blobs: BlobStore, run: str, number: int, say: Say) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.database.tables import masking
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Shares, Unmask
 from fedpatch.shared.wire.messages import Accept, Decline, Offer
@@ -121,3 +123,47 @@ def test_resumed_masked_round_needs_no_update_of_a_device_that_left_the_count(tm
     [record] = registry.rounds.records(again.bench.engine.spec.run)
     assert (record.outcome, record.reported, record.needed) == ("aggregated", 8, 8), again.bench.lines
     assert record.decline_reasons == {"plan_limit": 1}
+
+
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        ("roster", {"content": b"\xc1"}),
+        ("shares", {"content": b"\xc1"}),
+        ("shares", {"team": 7}),
+        ("shares", {"device": "pi-99"}),
+        ("masking", {"team": 7}),
+    ],
+)
+def test_masked_round_whose_saved_steps_are_damaged_fails_and_the_run_goes_on(
+    tmp_path, prepared, registry, clock, step, changes
+):
+    again = resumed_with_damage(tmp_path, prepared, registry, clock, step, changes)
+    first, second, *_ = registry.rounds.records(again.bench.engine.spec.run)
+    assert (first.round, first.outcome, first.failure) == (1, "failed", "groups_lost")
+    assert (second.round, second.outcome) == (2, "aggregated"), again.bench.lines
+
+
+def test_masked_round_whose_saved_terms_are_damaged_starts_again(tmp_path, prepared, registry, clock):
+    again = resumed_with_damage(tmp_path, prepared, registry, clock, "terms", {"content": b"\xc1"})
+    assert "round 1 was open without its masked terms; it starts again" in again.bench.lines
+    first, *_ = registry.rounds.records(again.bench.engine.spec.run)
+    assert (first.round, first.outcome) == (1, "aggregated"), again.bench.lines
+
+
+def resumed_with_damage(
+    directory: Path, prepared: Any, registry: Registry, clock: Clock, step: str, changes: dict[str, Any]
+) -> MaskedFleet:
+    """Kill a coordinator before the first upload, change the first saved row of a step, and run the next coordinator."""
+    terms = {**TERMS, "devices": 9, "rounds": 3, "group_size": 9}
+    fleet = MaskedFleet(Bench(directory, prepared, registry, **terms), clock, 9)
+    fleet.change = lambda device, answer: None if isinstance(answer, Offer) else answer
+    fleet.come()
+
+    def damage(db: Any) -> None:
+        number = db.scalar(select(masking.c.number).where(masking.c.step == step).order_by(masking.c.number))
+        assert number is not None
+        db.execute(update(masking).where(masking.c.number == number).values(**changes))
+
+    registry.rounds._change(damage)
+    return MaskedFleet(fleet.bench.again(), clock, devices=fleet.devices).come().wait(900.0)
