@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys
+
+_log = logging.getLogger("fedpatch.masking")
 
 
 class CertificateFiles:
@@ -48,7 +51,12 @@ class CertificateFiles:
         """Return the keys with the certificate and the signature of this device."""
         assert self._files.cert_file is not None
         key_file = self._files.key_file or self._files.cert_file
-        certificate, private_key = _read(self._files.cert_file), _read(key_file, private=True)
+        try:
+            certificate, private_key = _read(self._files.cert_file), _read(key_file, private=True)
+        except WireError as error:
+            # The decline goes to the coordinator, which learns no path of this device.
+            _log.error("%s", error)
+            raise WireError("this device cannot use its certificate or key; its log names the file") from None
         return sign_keys(self._device, keys, request, certificate=certificate, private_key=private_key)
 
     def check(self, member: GroupMember, request: bytes) -> None:
