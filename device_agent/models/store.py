@@ -224,16 +224,18 @@ class ModelStore:
             if staged is not None and (staged.run, staged.round) == (run, round):
                 last = max((_serial(path.name) for path in _versions(root)), default=0)
                 target = root / _version_name(last + 1, staged)
+                _prepare_link(root, target)
+                sync_directory(root)
                 os.rename(root / _STAGED, target)
                 sync_directory(root)
             else:
                 newest = next(iter(self.versions(task)), None)  # a process may have been killed right after the rename
-                if newest is None or newest.metadata is None or newest.current:
-                    return None
+                if newest is None or newest.metadata is None or not _is_prepared(root, newest.path):
+                    return None  # it was published, and may have been rolled back since
                 if (newest.metadata.run, newest.metadata.round) != (run, round):
                     return None
                 target = newest.path
-            _point(root, target)
+            _replace_link(root)
             (root / _KEPT).unlink(missing_ok=True)
             for stale in self.versions(task)[self._keep :]:
                 if not stale.current:
@@ -407,10 +409,23 @@ def _make_directory(path: Path) -> None:
 
 def _point(root: Path, target: Path) -> None:
     """Replace the link in one rename, durably."""
+    _prepare_link(root, target)
+    _replace_link(root)
+
+
+def _prepare_link(root: Path, target: Path) -> None:
     link = root / _LINK
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
-    os.replace(link, root / CURRENT)
+
+
+def _is_prepared(root: Path, target: Path) -> bool:
+    link = root / _LINK
+    return link.is_symlink() and os.readlink(link) == target.name
+
+
+def _replace_link(root: Path) -> None:
+    os.replace(root / _LINK, root / CURRENT)
     sync_directory(root)
 
 

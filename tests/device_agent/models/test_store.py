@@ -73,6 +73,19 @@ def test_a_rollback_goes_one_back_or_to_a_round(store, tmp_path):
     assert (present(tmp_path / "models"), rounds(store)) == (4, [4, 3, 2])
 
 
+def test_a_rollback_stays_where_the_round_is_committed_again(store, tmp_path):
+    """An agent that was killed before it cleared its spool publishes the model a second time."""
+    publish(store, 1)
+    publish(store, 2)
+    store.roll_back("toy")
+    assert store.publish("toy", RUN, 2) is None
+    assert present(tmp_path / "models") == 1
+    store.roll_back("toy", 2)
+    assert present(tmp_path / "models") == 2
+    publish(store, 3)
+    assert present(tmp_path / "models") == 3
+
+
 def test_a_rollback_to_nowhere_changes_nothing(store, tmp_path):
     with pytest.raises(UsageError, match="holds no model of task 'toy'"):
         store.roll_back("toy")
