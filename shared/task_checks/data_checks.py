@@ -132,7 +132,7 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
         what = f"{name} of {holder}"
         numbers = _numbers(name, array, what, data)
         if name in INPUTS:
-            ready = prepared(task, numbers, what)
+            ready = prepared(task, numbers, what) if len(numbers) else numbers
             wanted = _input_dtype(task, ready)
         else:
             ready = numbers
@@ -234,7 +234,7 @@ def _shapes(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
     for names in (INPUTS, TARGETS):
         first, *others = arrays_of(data, names).items()
         for name, array in others:
-            if array.shape[1:] != first[1].shape[1:]:
+            if len(array) and array.shape[1:] != first[1].shape[1:]:
                 yield DataProblem(
                     "shapes",
                     f"{name} of {holder} has examples of shape {array.shape[1:]}, {first[0]} of shape {first[1].shape[1:]}",

@@ -179,7 +179,9 @@ def test_data_problems_are_reported_together():
     assert "declares input_shape (3,)" in text and "holds NaN in row 0" in text and "Problems beside these: 1" in text
 
 
-def test_empty_validation_part_is_no_fault():
-    data = _data(val_x=np.empty((0, 3), np.float32), val_y=np.empty(0, np.int64))
-    found = checked(PLAIN, data, HOLDER).data.val_x
+@pytest.mark.parametrize("task", [PLAIN, TASK], ids=["plain", "with prepare"])
+@pytest.mark.parametrize("val_x", [np.empty((0, 3), np.float32), np.array([])], ids=["shaped", "bare"])
+def test_empty_validation_part_is_no_fault(val_x, task):
+    """`numpy.array([])` has no shape of an example."""
+    found = checked(task, _data(val_x=val_x, val_y=np.array([])), HOLDER).data.val_x
     assert found is not None and len(found) == 0
