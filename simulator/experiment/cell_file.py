@@ -86,7 +86,7 @@ class CellFile(Generic[Cell]):
             cells = [from_plain(kind, one, f"cell {number}") for number, one in enumerate(found["cells"], 1)]
         except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError, UsageError) as error:
             raise UsageError(f"{path} is no table of {self._command} ({error}); choose another --out") from error
-        if terms != self._terms:
-            other = sorted(name for name in {*terms, *self._terms} if terms.get(name) != self._terms.get(name))
+        other = sorted(name for name in {*terms, *self._terms} if terms.get(name) != self._terms.get(name))
+        if other:
             raise UsageError(f"{path} has a table of other terms ({', '.join(other)}); choose another --out")
         self.cells |= {cell.key: cell for cell in cells}

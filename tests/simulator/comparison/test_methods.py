@@ -129,6 +129,16 @@ def test_file_of_other_terms_is_refused_with_their_names(tmp_path):
     assert "epochs" in str(done.exception)
 
 
+def test_another_strategy_is_added_to_the_file_of_the_first(tmp_path):
+    """`fedadam` brings a rate of the server, which `compare` has no option for."""
+    for strategy in ("fedavg", "fedadam"):
+        terms = [*COMPARE, "--methods", "fedavg", "--strategy", strategy, "--out", str(tmp_path)]
+        done = CliRunner().invoke(app, terms)
+        assert done.exit_code == 0, done.exception or done.output
+    kept = json.loads((tmp_path / "digits.json").read_text())["cells"]
+    assert {one["strategy"] for one in kept} >= {"fedavg", "fedadam"}
+
+
 def test_interrupted_comparison_keeps_its_cells_and_ends_with_the_code_of_interrupts(tmp_path, monkeypatch):
     played: list[Method] = []
 
