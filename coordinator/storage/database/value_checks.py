@@ -10,6 +10,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
@@ -121,11 +122,11 @@ def _check_open_row(row: Row) -> None:
         _require_text(row[name], name)
     for name in ("round", "target"):
         _require_count(row[name], name)
-    _require(all(isinstance(one, str) for one in _loaded(row["invited"], list)), "invited", row["invited"])
-    _loaded(row["negotiated"], dict)
-    _require(all(isinstance(one, str) for one in _loaded(row.get("absent", "[]"), list)), "absent", row.get("absent"))
-    _loaded(row.get("offenders", "{}"), dict)
+    lists = (_loaded(row["invited"], list), _loaded(row.get("absent", "[]"), list))
     departed = _loaded(row.get("departed", "{}"), dict)
+    maps = (_loaded(row["negotiated"], dict), _loaded(row.get("offenders", "{}"), dict), departed)
+    for device in chain(*lists, *maps):
+        _require_name(device, "device")
     _require(all(map(_is_departure, departed.values())), "departed", row.get("departed"))
     for name in ("spent_s", "uptime_s", "unix_s"):
         _require_number(row[name], name)

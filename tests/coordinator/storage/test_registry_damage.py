@@ -314,6 +314,20 @@ def test_departed_device_without_state_and_reason_is_damage(tmp_path: Path, valu
         Registry(path, readonly=True)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    ["invited = '[\"pi 1\"]'", "absent = '[7]'", 'negotiated = \'{"": "fp32"}\'', 'offenders = \'{"PI": "late"}\''],
+)
+def test_impossible_device_name_in_an_open_round_is_damage(tmp_path: Path, changed: str):
+    """A resume would ask this device, and end with an error each time."""
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path) as registry:
+        registry.rounds.open(new_run(registry).id, RoundJournal(1, 1, ("pi-1",), "ab" * 32), BootTime("boot", 1.0, 1.0))
+        driver_of(registry).execute(f"UPDATE open_rounds SET {changed}")
+    with pytest.raises(StateError, match=r"a row of open_rounds does not hold what was written .*device is"):
+        Registry(path, readonly=True)
+
+
 def test_copy_is_not_replaced_by_one_of_a_damaged_registry(path: Path, caplog: pytest.LogCaptureFixture):
     with Registry(path) as registry:
         change(path, "UPDATE rounds SET record = 'x' WHERE round = 2")
