@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,17 @@ EVALUATION_BATCH = 512
 
 class Cancelled(Exception):
     """The evaluation was cancelled."""
+
+
+def evaluation_batches(count: int, batch_size: int = EVALUATION_BATCH) -> list[slice]:
+    """Return the batches of `count` examples. None has a single example, which a model that ends with `squeeze()` cannot take.
+
+    The last batch may have fewer examples than `batch_size`, or one more.
+    """
+    starts = list(range(0, count, batch_size))
+    if len(starts) > 1 and batch_size > 1 and count - starts[-1] == 1:
+        del starts[-1]
+    return [slice(*ends) for ends in pairwise([*starts, count])]
 
 
 def user_accuracy(
@@ -45,10 +57,10 @@ def user_accuracy(
     """
     with evaluating(model), torch.inference_mode():
         outputs = []
-        for batch in torch.split(x, batch_size):
+        for batch in evaluation_batches(len(x), batch_size):
             if cancelled():
                 raise Cancelled
-            outputs.append(model(batch.clone()))  # a model may change its inputs in place
+            outputs.append(model(x[batch].clone()))  # a model may change its inputs in place
         accuracy = float(task.metric(torch.cat(outputs), y))
     if not task.metric_terms.allows(accuracy):
         raise DataError(

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedpatch.device_agent.training.evaluation import EVALUATION_BATCH
+from fedpatch.device_agent.training.evaluation import evaluation_batches
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.arrays import moment_name
@@ -101,7 +101,7 @@ class FusedLearner:
             _, x, test_x = self._load(client)
             y = self._population.of(client).train_y
             self._steps.personalise(client, partial(self._some_batches, client, x, y), self._loss)
-            outputs = torch.cat([self._model.infer(part) for part in torch.split(test_x, EVALUATION_BATCH)])
+            outputs = torch.cat([self._model.infer(test_x[batch]) for batch in evaluation_batches(len(test_x))])
         return float(self._task.metric(outputs, self._population.of(client).test_y))
 
     def expect(self, turns: Sequence[Turn]) -> None:

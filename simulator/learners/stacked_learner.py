@@ -25,7 +25,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
-from fedpatch.device_agent.training.evaluation import EVALUATION_BATCH
+from fedpatch.device_agent.training.evaluation import EVALUATION_BATCH, evaluation_batches
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError
 from fedpatch.shared.tasks.frozen_values import frozen_in, new_model
 from fedpatch.shared.tasks.task import Task
@@ -295,12 +295,12 @@ class StackedCohort:
         self._load(group, moments=False)
         test, counts = self._test, [self._test.counts[client] for client in group]
         outputs: list[list[Tensor]] = [[] for _ in group]
-        for start in range(0, counts[0], EVALUATION_BATCH):
-            columns = np.arange(start, min(start + EVALUATION_BATCH, counts[0]))
+        for batch in evaluation_batches(counts[0]):
+            columns = np.arange(batch.start, batch.stop)
             rows = [
                 test.starts[one] + np.minimum(columns, test.counts[one] - 1)
                 for one in group
-                if start < test.counts[one]
+                if batch.start < test.counts[one]
             ]
             x, _ = test.take(torch.from_numpy(np.stack(rows)))
             for parts, part in zip(outputs, self._model.outputs(x).cpu(), strict=False):

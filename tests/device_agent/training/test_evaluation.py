@@ -103,6 +103,21 @@ def test_a_model_that_changes_its_inputs_does_not_change_the_test_data(test_set)
     assert torch.equal(x, before)
 
 
+class Squeezes(torch.nn.Module):
+    """A model with one output for each example, whose axis is removed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A number for each example."""
+        return x[:, :1].squeeze()
+
+
+@pytest.mark.parametrize("batch_size", [13, 39])
+def test_a_model_that_ends_with_squeeze_is_measured_also_where_one_example_is_left_over(test_set, batch_size):
+    x, y = test_set
+    task = replace(TOY, metric=lambda outputs, targets: float(torch.equal(outputs, x[:, 0]) and len(targets) == 40))
+    assert user_accuracy(Squeezes(), task, x, y, batch_size) == 1.0
+
+
 MAE = {"metric_name": "MAE", "metric_goal": "min"}
 
 
