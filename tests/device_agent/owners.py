@@ -13,7 +13,7 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageBook, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.policy.usage import NOTHING, OwnLoadAverage, Usage
@@ -89,6 +89,7 @@ def owner_of(
     *,
     local: datetime = NOON,
     look_anyway: bool = False,
+    usage: UsageBook | None = None,
     **settings: Any,
 ) -> OwnerPolicy:
     """An owner whose clock always shows `local`; the device may work unless `admission` or a preference forbids it."""
@@ -96,7 +97,7 @@ def owner_of(
     return OwnerPolicy(
         parse_admission_mode(admission),
         wants(**settings),
-        usage=pocketbook,
+        usage=usage or pocketbook,
         watcher=pocketbook,
         local_now=lambda: local,
         own_memory_mib=lambda: 0.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ from fedpatch.device_agent.policy.owner_policy import (
     parse_admission_mode,
 )
 from fedpatch.device_agent.policy.preferences import Objection
-from fedpatch.device_agent.policy.usage import Usage
+from fedpatch.device_agent.policy.usage import Usage, UsageLedger
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
@@ -151,6 +153,24 @@ class TestWorkInHand:
         bench.owner.tick(job, 11.0)
         bench.owner.tick(job, 12.0)
         assert bench.book.today == bench.owner.spent_today(12.0) == Usage(0, NOTE_BYTES)
+
+    def test_minutes_of_a_long_training_are_noted_before_its_end(self):
+        """A device that loses its power during each training has not the minutes of the day each time."""
+        bench, job = Bench(), training()
+        for now in range(10, 3611):
+            bench.owner.tick(job, float(now))
+        assert 3300.0 <= bench.book.today.training_s <= 3600.0
+        assert bench.owner.spent_today(3610.0) == Usage(0, 0, 3600.0)
+
+    def test_minutes_before_midnight_do_not_count_on_the_next_day(self, tmp_path):
+        began = datetime(2026, 5, 4, 23, 0, tzinfo=UTC)
+        clock = [began]
+        ledger = UsageLedger(tmp_path, lambda: clock[0])
+        owner, job = owner_of(usage=ledger), training()
+        for now in range(10, 4811, 10):
+            clock[0] = began + timedelta(seconds=now - 10)
+            owner.tick(job, float(now))
+        assert 1200.0 <= owner.spent_today(4810.0).training_s <= 1500.0
 
     def test_is_noted_when_the_agent_ends(self):
         bench = Bench()
