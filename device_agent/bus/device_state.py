@@ -9,6 +9,7 @@ from typing import Any
 
 from fedpatch.device_agent.bus.home_assistant import OFF, ON
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode
 from fedpatch.device_agent.sensors.collect import PAUSE_FILE
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.app.files import refusals_of
@@ -90,7 +91,22 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
         reasons.append("its owner chose never")
     elif status.get("admission") == "preferences":
         reasons += [str(words) for words in status.get("unwilling", ())]
+    else:
+        reasons += _reasons_of_file(status.get("admission", ""))
     return reasons
+
+
+def _reasons_of_file(admission: str) -> list[str]:
+    """Return the reason to decline in the owner's file; none where it accepts, or `admission` names no file."""
+    if not admission.startswith("file:"):
+        return []
+    order = parse_admission_mode(admission)
+    try:
+        text = Path(order.path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = None
+    verdict = decide(order, text)
+    return [] if verdict.accept else [verdict.why]
 
 
 def _model(state_dir: Path) -> ModelMetadata | None:

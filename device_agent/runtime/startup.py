@@ -142,7 +142,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         "fleet": identity.fleet,
         "broker": settings.broker,
         "version": __version__,
-        "admission": settings.admission,
+        "admission": _admission_for_others(settings.admission),
         "boots": boots,
     }
     owner = _make_owner(settings, directory, queue, trainer, ports.root)
@@ -209,6 +209,12 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         leader=LeaderEpoch(directory, identity.fleet),
         clock=ports.clock,
     )
+
+
+def _admission_for_others(admission: str) -> str:
+    """Return the admission mode for programs in another working directory: a file has its whole path."""
+    order = parse_admission_mode(admission)
+    return f"file:{Path(order.path).absolute()}" if order.path else admission
 
 
 def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSetup:

@@ -132,14 +132,34 @@ def test_pause_file_that_is_a_link_to_nothing_is_shown_as_the_agent_obeys_it(sta
     assert read_state(state_dir)["may_work"] == "OFF"
 
 
-@pytest.mark.parametrize("admission", ["always", "file:/etc/fedpatch/admission"])
+@pytest.mark.parametrize("admission", ["always", "file"])
 def test_agent_whose_admission_ignores_the_pause_file_is_not_shown_as_paused(state_dir, admission):
-    say_admission(state_dir, admission)
+    order = state_dir / "order"
+    order.write_text("accept\n")
+    say_admission(state_dir, f"file:{order}" if admission == "file" else admission)
     with FileLock(state_dir / "agent.lock", "held"):
         set_paused(state_dir, True)
         shown = read_state(state_dir)
         assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "ON", [])
         assert shown["may_work"] == "OFF"  # the switch shows the file
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("decline: I need the machine\n", "I need the machine"),
+        ("perhaps\n", "its owner's file says neither accept nor decline"),
+        (None, "its owner's file cannot be read"),
+    ],
+)
+def test_agent_whose_owners_file_declines_is_shown_as_not_willing(state_dir, text, reason):
+    order = state_dir / "order"
+    if text is not None:
+        order.write_text(text)
+    say_admission(state_dir, f"file:{order}")
+    with FileLock(state_dir / "agent.lock", "held"):
+        shown = read_state(state_dir)
+    assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "OFF", [reason])
 
 
 def test_agent_whose_present_model_cannot_be_read_is_unknown_with_the_reason(state_dir):

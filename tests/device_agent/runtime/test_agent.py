@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,17 @@ def test_an_update_that_waited_is_dropped_where_the_owner_takes_part_no_more(tmp
     agent.turn(READY)
     assert [one for one in wire.up if isinstance(one, Offer)] == answers
     assert (spool.load() is None, "its owner set admission to never" in caplog.text) == (not answers, not answers)
+
+
+def test_status_has_the_whole_path_of_an_admission_file(tmp_path, monkeypatch):
+    """Another program, such as `fedpatch-agent bus`, may read it from another working directory."""
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "none", "fleet": "lab", "state_dir": str(tmp_path), "admission": "file:order"}
+    settings = load(AgentSettings, file=None, environ={}, flags=given)
+    ports = Ports(link=lambda *_, **__: Wire(), trainer=Silent, root=tmp_path)
+    agent = make_agent(settings, Identity.new("lab", "pi"), EventQueue(), ports)
+    agent._report()
+    assert json.loads((tmp_path / "status.json").read_bytes())["admission"] == f"file:{tmp_path / 'order'}"
 
 
 class Silent(Trainer):
