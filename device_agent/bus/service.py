@@ -144,9 +144,13 @@ class Bus:
 
     @property
     def filters(self) -> list[str]:
-        """Filters of the topics to subscribe to."""
+        """Filters of the topics to subscribe to; none that another covers, since brokers deliver a message for each filter."""
         own = [self._topics.may_work] if self._settings.switch else []
-        return [*own, *(service.source for service in self._services)]
+        services = list({service.source: service for service in self._services}.values())
+        for one in tuple(services):
+            if any(other.covers(one) for other in services if other is not one):
+                services.remove(one)
+        return [*own, *(service.source for service in services)]
 
     def take(self, event: LinkEvent) -> None:
         """Handle an event of the connection."""

@@ -72,6 +72,11 @@ class ServedTopic:
                 return False
         return len(levels) == len(wanted)
 
+    def covers(self, other: ServedTopic) -> bool:
+        """Return whether each topic that matches the `source` of the other one matches this `source`."""
+        endless = other.source.endswith("#") and not self.source.endswith("#")
+        return not endless and self.takes(other.source.removesuffix("/#"))
+
 
 def served(line: str) -> ServedTopic:
     """Read IN -> OUT.

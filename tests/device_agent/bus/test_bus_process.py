@@ -94,6 +94,24 @@ def test_device_is_discovered_switched_and_missed(state_dir):
 
 
 @pytest.mark.slow
+def test_message_that_two_mappings_take_has_one_answer_of_each(state_dir):
+    """A broker delivers a message once for each filter that it matches."""
+    mappings = "sensors/# -> out/all, sensors/+ -> out/one, sensors/pump -> out/pump, end -> out/end"
+    answers: list[str] = []
+    with (
+        Mosquitto() as broker,
+        client(broker.url, "home", f"{DEVICE}/availability", "out/#") as home,
+        bus(broker, state_dir, "--serve", mappings),
+    ):
+        available(home, b"online")
+        for topic in ("sensors/pump", "sensors/pump/last", "end"):
+            home.link.publish(topic, b"[1]")
+        while "out/end" not in answers:
+            answers.append(home.wait(Received, lambda one: one.topic.startswith("out/")).topic)
+    assert answers == ["out/all", "out/one", "out/pump", "out/all", "out/end"]
+
+
+@pytest.mark.slow
 def test_device_is_announced_once_its_agent_has_written_its_name(state_dir):
     status = (state_dir / "status.json").read_bytes()
     (state_dir / "status.json").unlink()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.bus.service import topics_of
-from fedpatch.device_agent.bus.settings import BusSettings, served
+from fedpatch.device_agent.bus.service import Bus, topics_of
+from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, served
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError, UsageError
@@ -28,11 +28,38 @@ def test_filter_matches_topics_by_the_rules_of_mqtt(source, topic, takes):
 
 
 @pytest.mark.parametrize(
+    ("wide", "narrow", "covers"),
+    [
+        ("a/#", "a/b", True),
+        ("a/#", "a", True),
+        ("a/#", "a/+/c", True),
+        ("a/#", "a/b/#", True),
+        ("#", "a/#", True),
+        ("a/+", "a/b", True),
+        ("a/+", "a/#", False),
+        ("a/+/#", "a/#", False),
+        ("a/b", "a/+", False),
+        ("a/b/#", "a/#", False),
+        ("a/+/c", "a/b/+", False),
+    ],
+)
+def test_filter_covers_another_if_it_takes_all_its_topics(wide, narrow, covers):
+    assert ServedTopic(wide, "out").covers(ServedTopic(narrow, "out")) is covers
+
+
+@pytest.mark.parametrize(
     "line", ["a", "a ->", "a/#/b -> c", "a+ -> c", "a -> c/#", "a/# -> a/out", "a -> a", "a -> /c"]
 )
 def test_line_that_is_no_mapping_is_refused(line):
     with pytest.raises(UsageError):
         served(line)
+
+
+def test_filter_that_another_covers_is_not_subscribed_to():
+    lines = ("a/b -> out/1", "a/# -> out/2", "a/+ -> out/3", "b -> out/4", "b -> out/5")
+    settings = BusSettings(serve=lines, device_id="pi", switch=False)
+    bus = Bus(settings, topics_of(settings), lambda topic, payload, retain: None)
+    assert bus.filters == ["a/#", "b"]
 
 
 def test_wrong_line_of_the_settings_is_named():
