@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, tasks_of
+from tests.hosts.plays import HERE, ROLES, by_ansible, fleet_of, played, tasks_of
 
 # Both names have hexadecimal digits only, apart from the dot.
 NAMES = ["c1", "cafe.abc"]
@@ -30,3 +30,21 @@ def test_firewall_refuses_a_name_that_is_hexadecimal_digits_alone(tmp_path):
     done = played(tmp_path, fleet_of({"hub": {}}), {"hosts": "broker", "tasks": [task]}, "--check")
     assert re.findall(r"failed: \[hub\] \(item=(\S+)\)", done.stdout) == [NAMES[0]], done.stdout + done.stderr
     assert "neither an address nor a network" in done.stdout
+
+
+@by_ansible
+def test_services_listen_where_hosts_with_ipv6_addresses_are_reached(tmp_path):
+    """The broker for a coordinator on another host, and the metrics of that coordinator."""
+    files = [
+        str(ROLES / name / "main.yml")
+        for name in ("fleet/defaults", "fleet/vars", "broker/defaults", "coordinator/defaults")
+    ]
+    tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_coordinator_listen }} {{ coordinator_metrics }}"}}]
+    listens = []
+    for network in ("192.168.1.", "fd00::"):
+        hosts = {"broker": "mqtt", "coordinator": "hub", "monitoring": "watch"}
+        groups = {group: {"hosts": {host: {"ansible_host": f"{network}{len(host)}"}}} for group, host in hosts.items()}
+        play = {"hosts": "coordinator", "vars_files": files, "tasks": tasks}
+        done = played(tmp_path, {"vars": HERE, "children": groups}, play)
+        listens += re.findall(r'"msg": "(.*)"', done.stdout)
+    assert listens == ["0.0.0.0 0.0.0.0:9464", ":: [::]:9464"], done.stdout + done.stderr
