@@ -1,0 +1,56 @@
+"""A --limit that leaves out a host whose part is needed when the identity of a device changes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.pki.x509 import Period, make_ca, new_key
+from tests.hosts.plays import ANSIBLE, HERE, by_ansible, played, refused, stub, tasks_of
+
+# None listens at port 1.
+AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_become": False}
+
+
+@pytest.mark.slow
+@by_ansible
+def test_device_is_not_revoked_by_a_play_that_leaves_out_its_broker_or_its_coordinator(tmp_path):
+    """The broker would admit the revoked device, and the playbook would report no error."""
+    stub(tmp_path / "fedpatch", f'echo "$*" >>{tmp_path}/calls')
+    groups = {"broker": ["mqtt"], "coordinator": ["hub"], "devices": ["pi-1", "pi-2"]}
+    inventory = {
+        "vars": HERE | AWAY | {"fleet_control_command": str(tmp_path / "fedpatch"), "fleet_ca_dir": str(tmp_path)},
+        "children": {group: {"hosts": {host: {} for host in hosts}} for group, hosts in groups.items()},
+    }
+    for limit, lacking in {"pi-1": ["mqtt", "hub"], "pi-1,mqtt": ["hub"], "mqtt,hub": ["pi-1"]}.items():
+        done = played(tmp_path, inventory, ANSIBLE / "retire.yml", "-e", "retired=pi-1", "--limit", limit)
+        assert done.returncode != 0, done.stdout + done.stderr
+        assert re.findall(r"^failed: .*--limit leaves out (\S+): ", done.stdout, re.MULTILINE) == lacking, done.stdout
+    assert not (tmp_path / "calls").exists()
+    played(tmp_path, inventory, ANSIBLE / "retire.yml", "-e", "retired=pi-1", "--limit", "!pi-2")
+    assert (tmp_path / "calls").read_text().startswith("device revoke pi-1 ")
+
+
+@pytest.mark.slow
+@by_ansible
+def test_device_gets_no_identity_from_a_play_that_leaves_out_its_broker(tmp_path):
+    """The broker would not admit it, or would still admit the former certificate. A device that keeps its identity passes."""
+    hosts: dict[str, Any] = {}
+    for name, recorded in {"new": "", "half": "abc", "same": "abc"}.items():
+        identity = tmp_path / name / "agent" / "identity"
+        identity.mkdir(parents=True)
+        (identity / "client.pem").write_bytes(make_ca("kitchen", new_key(), 0xABC, Period(0, 2**32)))
+        known = {"state": "good", "serial": recorded, "others_good": int(name == "half")}
+        hosts[name] = {"fleet_state_dir": str(tmp_path / name), "device_agent_known": known}
+    rest: dict[str, Any] = {"hosts": {"hub": {}}}
+    groups = {"broker": rest, "coordinator": rest, "devices": {"hosts": hosts}}
+    inventory = {"vars": HERE | {"device_agent_is_known": True}, "children": groups}
+    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "identity.yml")]}
+    done = played(tmp_path, inventory, play, "--check", "--limit", "devices")
+    refusals = refused(done)
+    assert set(refusals) == {"new", "half"}, done.stdout + done.stderr
+    assert refusals["new"].startswith("new needs another identity, and --limit leaves out the broker, ")
+    done = played(tmp_path, inventory, play, "--check", "--limit", "hub,new")
+    assert done.returncode == 0, done.stdout + done.stderr
