@@ -1,0 +1,43 @@
+"""The identity of a device, where its enrolment is interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+
+from tests.hosts.plays import HERE, by_ansible, played, stub, tasks_of
+
+
+@pytest.mark.slow
+@by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+def test_enrolment_of_a_revoked_device_that_is_interrupted_is_repeated_though_the_device_has_its_former_password(
+    tmp_path,
+):
+    """By then, the CA's record has the new password, and the brokers refuse the former one."""
+    stub(tmp_path / "fedpatch", 'while [ "$1" != --out ]; do shift; done; echo bundle >"$2"')
+    stub(tmp_path / "agent", "exit 1")
+    (tmp_path / "state" / "identity").mkdir(parents=True)
+    (tmp_path / "state" / "identity" / "password").write_text("former")
+    given: dict[str, Any] = {
+        "device_agent_is_known": True,
+        "device_agent_program": str(tmp_path / "agent"),
+        "device_agent_state_dir": str(tmp_path / "state"),
+        "fleet_ca_dir": str(tmp_path / "ca"),
+        "fleet_config_dir": str(tmp_path),
+        "fleet_control_command": str(tmp_path / "fedpatch"),
+        "fleet_user": "root",
+    }
+    groups = {"broker_nodes": "node", "broker": "hub", "coordinator": "hub", "devices": "pi"}
+    inventory = {"vars": HERE, "children": {group: {"hosts": {host: {}}} for group, host in groups.items()}}
+    begun = []
+    for state in ("revoked", "good"):
+        given["device_agent_known"] = {"state": state}
+        task = tasks_of("device_agent", "identity.yml", **given)
+        done = played(tmp_path, inventory, {"hosts": "devices", "tasks": [task]})
+        begun += re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
+        assert "Install the bundle" in done.stdout, done.stdout + done.stderr
+    assert begun == ["pi", "pi"]
