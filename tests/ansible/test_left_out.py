@@ -1,4 +1,4 @@
-"""A --limit that leaves out a host whose part is needed when the identity of a device changes."""
+"""The identity of a device changes, and a host whose part is needed is left out by --limit, or is away."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ def test_device_is_not_revoked_by_a_play_that_leaves_out_its_broker_or_its_coord
     assert not (tmp_path / "calls").exists()
     played(tmp_path, inventory, ANSIBLE / "retire.yml", "-e", "retired=pi-1", "--limit", "!pi-2")
     assert (tmp_path / "calls").read_text().startswith("device revoke pi-1 ")
+
+
+@pytest.mark.slow
+@by_ansible
+def test_device_is_blocked_at_each_node_of_a_cluster_whose_first_node_is_away(tmp_path):
+    """Here the second node is away too, but it was tried."""
+    stub(tmp_path / "fedpatch", "true")
+    groups = {"broker_nodes": ["one", "two"], "broker": ["hub"], "coordinator": ["hub"], "devices": ["pi"]}
+    inventory = {
+        "vars": HERE | AWAY | {"fleet_control_command": str(tmp_path / "fedpatch"), "fleet_ca_dir": str(tmp_path)},
+        "children": {group: {"hosts": {host: {} for host in hosts}} for group, hosts in groups.items()},
+    }
+    done = played(tmp_path, inventory, ANSIBLE / "retire.yml", "-e", "retired=pi")
+    tried = re.findall(r"^(\w+) .* unreachable=1", done.stdout, re.MULTILINE)
+    assert tried == ["one", "two"], done.stdout + done.stderr
 
 
 @pytest.mark.slow
