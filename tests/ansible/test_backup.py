@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from typing import Any
 
 import pytest
 
 from tests.hosts.looking import until
-from tests.hosts.plays import HERE, begun, by_ansible, fleet_of, played, stub, tasks_of
+from tests.hosts.plays import ANSIBLE, HERE, begun, by_ansible, fleet_of, played, stub, tasks_of
 
 SYSTEMCTL = """
 case "$*" in
@@ -90,17 +91,33 @@ def test_paths_of_a_backup_may_begin_with_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "ca").mkdir()
     (tmp_path / "ca" / "ca.key").write_text("key")
-    (tmp_path / "copies").mkdir()
     (tmp_path / "word").write_text("word")
     given: dict[str, Any] = {"fleet_ca_dir": "~/ca", "backup_dir": "~/copies"}
-    play = {"hosts": "broker", "tasks": [KNOWN, tasks_of("authority", "backup.yml")]}
+    play = {"hosts": "broker", "tasks": [tasks_of("authority", "backup.yml")]}
     for options in ([], ["-e", "backup_vault_password_file=~/word"]):
         done = played(tmp_path, fleet_of({"hub": {}}, **given), play, *options)
         assert done.returncode == 0, done.stdout + done.stderr
-    copy = tmp_path / "copies" / "ca-kitchen-20260102T030405.tar"
+    plain, encrypted = sorted((tmp_path / "copies").iterdir(), key=lambda path: path.suffix)
+    with tarfile.open(plain) as packed:
+        assert "./ca.key" in packed.getnames()
+    assert plain.stat().st_mode & 0o777 == 0o600
+    assert [path.name.split("T")[1][6:] for path in (plain, encrypted)] == [".tar", ".tar.vault"]
+
+
+@pytest.mark.slow
+@by_ansible
+def test_ca_is_copied_though_the_coordinators_host_is_away(tmp_path):
+    """The CA is on the control host."""
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca" / "ca.key").write_text("key")
+    # None listens at port 1.
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_become": False}
+    given: dict[str, Any] = {"fleet_ca_dir": str(tmp_path / "ca"), "backup_dir": str(tmp_path / "copies")}
+    done = played(tmp_path, fleet_of({"hub": away}, **given), ANSIBLE / "backup.yml")
+    assert re.search(r"^hub .* unreachable=1", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    [copy] = (tmp_path / "copies").iterdir()
     with tarfile.open(copy) as packed:
         assert "./ca.key" in packed.getnames()
-    assert {path.name for path in copy.parent.iterdir()} == {copy.name, f"{copy.name}.vault"}
 
 
 @pytest.mark.slow
