@@ -66,6 +66,8 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         ExportRefused: The model has no ONNX form.
         StateError: A file cannot be read or written.
     """
+    if out is not None and out.expanduser().is_dir():
+        raise UsageError(f"--out: {out} is a directory; name a file in it")
     with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
         run = registry.run(name)
         records = registry.rounds.records(run.id)

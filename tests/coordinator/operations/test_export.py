@@ -120,6 +120,15 @@ def test_export_of_an_unknown_run_or_round_is_a_usage_error(fedpatch, tmp_path, 
     assert problem in ended.err
 
 
+@pytest.mark.parametrize("out", [".", "..", "/", "models"])
+def test_export_into_a_directory_is_a_usage_error(fedpatch, tmp_path, monkeypatch, out):
+    begin(tmp_path, "affine")
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    ended = fedpatch("export", "last", "--out", out, "--state-dir", tmp_path)
+    assert (ended.code, ended.err) == (2, f"fedpatch: --out: {out} is a directory; name a file in it\n")
+
+
 def test_export_of_a_task_without_input_shape_is_a_usage_error(fedpatch, tmp_path, monkeypatch):
     run = begin(tmp_path, "affine")
     found = run.prepared.task
