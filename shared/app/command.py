@@ -25,6 +25,7 @@ from fedpatch.shared import __version__
 from fedpatch.shared.app.logging import LineFormatter, LogFormat, journal_priority, stderr_is_journal
 from fedpatch.shared.errors import ConfigError, FedpatchError
 
+_STDERR = 2  # file descriptor; stdin and stdout have the lower ones
 _PATHS = ("PATH", "FILE", "DIR")  # metavars of paths in help; FILE... where there may be several
 
 
@@ -270,7 +271,7 @@ def no_options(version: _Version = False) -> None:
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
     """Run the command line `app` with the process's arguments, and exit. Errors become messages and exit codes."""
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - None after `2>&-`
+    _replace_closed_streams()
     try:
         app(prog_name=name)
     except FedpatchError as error:
@@ -285,6 +286,18 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
     finally:
         _leave_closed_stderr()
     sys.exit(0)
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null for standard streams that are closed, as after `>&-`.
+
+    Otherwise the next opened file would get the number of such a stream, and with it all that is written to the stream.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - used until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:
@@ -323,4 +336,4 @@ def _leave_closed_stderr() -> None:
     try:
         sys.stderr.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)

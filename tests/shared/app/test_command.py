@@ -204,3 +204,28 @@ def test_program_without_stderr_prints_its_result():
     command_line = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", _WITH_A_CLOSED_STDERR, "run"]
     ended = subprocess.run(command_line, stdout=subprocess.PIPE)
     assert (ended.returncode, ended.stdout) == (0, b"result\n")
+
+
+_WITH_A_TABLE = """
+import os, sys
+from pathlib import Path
+from fedpatch.shared.app.command import command, make_app, run_app
+app = make_app("train", "Trains.")
+@command(app, "run", example="train run")
+def run() -> None:
+    width = 80 if sys.stdout.isatty() else 10_000
+    with open("model", "wb") as file:
+        Path("number").write_text(str(file.fileno()))
+        os.write(2, b"a warning of a library")
+        file.write(b"weights")
+run_app(app, "train")
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "<&- 2>&-"])
+def test_no_file_of_a_program_without_standard_streams_takes_what_is_written_to_them(tmp_path, closed):
+    command_line = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", _WITH_A_TABLE, "run"]
+    ended = subprocess.run(command_line, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 0
+    assert int((tmp_path / "number").read_text()) > 2
+    assert (tmp_path / "model").read_bytes() == b"weights"
