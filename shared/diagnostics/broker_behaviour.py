@@ -75,7 +75,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
         try:
             probe = stack.enter_context(Probe(settings, side.probe_id("a")))
         except BrokerError as error:
-            checkup.fail("broker_login", error_text(error), _login_remedy(settings, side, str(error)))
+            checkup.fail("broker_login", *_login_failure(settings, side, error_text(error)))
             return None
         user = settings.username or broker.username
         anonymous = "with our certificate" if settings.cert_file else "without a user name"
@@ -118,6 +118,14 @@ def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> boo
     with Probe(settings, side.probe_id("t")):
         pass
     return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended
+
+
+def _login_failure(settings: BrokerSettings, side: AclParty, text: str) -> tuple[str, str]:
+    """Return the problem of a refused login and its remedy; the message about a refused certificate has both."""
+    if "asks for a certificate" in text or "refused our certificate" in text:
+        problem, _, remedy = text.partition("; ")
+        return problem, remedy
+    return text, _login_remedy(settings, side, text)
 
 
 def _login_remedy(settings: BrokerSettings, side: AclParty, text: str) -> str:

@@ -15,6 +15,7 @@ from fedpatch.coordinator.pki.certificate_authority import BROKER
 from fedpatch.shared.mqtt.client import Connected, Disconnected
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import HOST, Mosquitto, client
+from tests.support.checkups import ask, settings_for
 from tests.support.identities import DAY_S, Certified, url_of
 
 pytestmark = pytest.mark.broker
@@ -69,6 +70,18 @@ def test_expired_device_certificate_is_reported_with_its_date(kitchen: Certified
     gone = time.strftime("%Y-%m-%d", time.gmtime(now - 4 * DAY_S))
     assert f"our certificate for 'old' ({kitchen.directory}/old.pem): it has expired on {gone}" in reason
     assert "renew it (fedpatch device rotate" in reason
+
+
+def test_doctor_gives_the_remedy_of_a_refused_certificate_at_the_login(
+    kitchen: Certified, garden: Certified, broker: Mosquitto
+):
+    ca_file, own = kitchen.directory / "ca.crt", garden.files("pi-1").cert_file
+    without = ask(settings_for("device", url_of(broker), ca_file=ca_file), "device")["broker_login"]
+    assert without.detail == f"{HOST}:{broker.port} asks for a certificate, and we have none"
+    assert without.remedy == "enrol this device (fedpatch-agent enrol FILE), or give cert_file and key_file"
+    strange = ask(settings_for("device", url_of(broker), ca_file=ca_file, cert_file=own), "device")["broker_login"]
+    assert strange.detail.endswith("is it a certificate for another fleet?")
+    assert strange.remedy == "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
 
 
 def test_certificate_not_yet_valid_is_reported_with_its_date(kitchen: Certified, broker: Mosquitto):
