@@ -15,7 +15,7 @@ from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
-from fedpatch.shared.mqtt.tls_errors import distrusted
+from fedpatch.shared.mqtt.tls_errors import TrustError, distrusted, refused_by_broker
 from fedpatch.shared.mqtt.url import BrokerUrl
 
 STEP_TIMEOUT_S = 4.0
@@ -123,22 +123,65 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
         )
         return False
     assert context is not None
-    sock.settimeout(STEP_TIMEOUT_S)
+    family, peer = sock.family, sock.getpeername()
     try:
-        with context.wrap_socket(sock, server_hostname=broker.host) as secured:
-            certificate, version = secured.getpeercert() or {}, secured.version()
-    except ssl.SSLCertVerificationError as error:
-        distrust = distrusted(broker, files, error)
-        checkup.fail("broker_tls", distrust.problem, distrust.remedy)
-        return False
-    except (ssl.SSLError, OSError) as error:
+        secured = _shake_hands(context, broker, sock)
+    except OSError as error:
+        # With TLS 1.2 a broker that requires certificates refuses a client without one within the handshake.
+        if files.cert_file is None or _refusal(broker, TlsFiles(), error) is None:
+            _report_failure(broker, TlsFiles(files.ca_file), error, checkup)
+            return False
+        secured = _with_own_certificate(broker, files, (family, peer), checkup)
+    if secured is not None:
+        not_after, version = secured
+        _check_expiry(not_after, f"{version} with {broker}", checkup)
+    return secured is not None
+
+
+def _with_own_certificate(
+    broker: BrokerUrl, files: TlsFiles, place: tuple[int, Any], checkup: Checkup
+) -> tuple[str, str] | None:
+    """Return the result of a handshake with the own certificate, at an address of this family; None if it fails."""
+    family, peer = place
+    try:
+        context = tls_context(broker, files)
+        assert context is not None
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(STEP_TIMEOUT_S)
+            sock.connect(peer)
+            return _shake_hands(context, broker, sock)
+    except UsageError as error:
+        text, _, remedy = str(error).rpartition("; ")
+        checkup.fail("broker_tls", f"{broker} asks for a certificate, and ours is unusable: {text}", remedy)
+    except OSError as error:
+        _report_failure(broker, files, error, checkup)
+    return None
+
+
+def _shake_hands(context: ssl.SSLContext, broker: BrokerUrl, sock: socket.socket) -> tuple[str, str]:
+    """Return the end of the broker's certificate, as OpenSSL writes it, and the version of TLS."""
+    sock.settimeout(STEP_TIMEOUT_S)
+    with context.wrap_socket(sock, server_hostname=broker.host) as secured:
+        return str((secured.getpeercert() or {}).get("notAfter", "")), str(secured.version())
+
+
+def _refusal(broker: BrokerUrl, files: TlsFiles, error: OSError) -> TrustError | None:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return None
+    return refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
+
+
+def _report_failure(broker: BrokerUrl, files: TlsFiles, error: OSError, checkup: Checkup) -> None:
+    """Add the finding of a failed handshake."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        fault = distrusted(broker, files, error)
+    elif refusal := _refusal(broker, files, error):
+        fault = refusal
+    else:
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         remedy = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
-        remedy = broker.scheme_hint or remedy
-        checkup.fail("broker_tls", f"no TLS with {broker}: {reason}", remedy)
-        return False
-    _check_expiry(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)
-    return True
+        fault = TrustError(f"no TLS with {broker}: {reason}", broker.scheme_hint or remedy)
+    checkup.fail("broker_tls", fault.problem, fault.remedy)
 
 
 def _check_expiry(not_after: str, connection: str, checkup: Checkup) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import BROKER
+from fedpatch.shared.diagnostics.broker_reachability import reach
 from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from fedpatch.shared.mqtt.url import BrokerUrl
 from tests.support.brokers import HOST, Mosquitto, free_port
-from tests.support.checkups import ask, settings_for, verdicts
+from tests.support.checkups import DEVICE, ask, quiet_checkup, settings_for, verdicts
 from tests.support.identities import DAY_S, Certified, url_of
 
 pytestmark = pytest.mark.broker
@@ -110,3 +116,42 @@ def test_tls_to_a_plain_port_or_with_an_absent_ca_file_fails(mosquitto, tmp_path
     assert found.verdict == "fail" and "8883" in found.remedy
     missing = ask(settings_for("device", url, ca_file=tmp_path / "ca.pem"), "device")["broker_tls"]
     assert missing.verdict == "fail" and "PEM" in missing.remedy
+
+
+@contextlib.contextmanager
+def _server_of_tls_1_2(house: Certified, connections: int) -> Iterator[BrokerUrl]:
+    """A server that requires certificates of this CA. TLS 1.2 refuses a client in the handshake, TLS 1.3 after it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=house.ca_file)
+    context.maximum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, ssl.CERT_REQUIRED
+    context.load_cert_chain(house.directory / "broker" / "broker.crt", house.directory / "broker" / "broker.key")
+
+    def shake_hands() -> None:
+        for _ in range(connections):
+            with contextlib.suppress(OSError), listener.accept()[0] as plain:
+                context.wrap_socket(plain, server_side=True).close()
+
+    with socket.create_server((HOST, 0)) as listener:
+        server = threading.Thread(target=shake_hands, daemon=True)
+        server.start()
+        yield BrokerUrl(HOST, listener.getsockname()[1], tls=True)
+        server.join()
+
+
+def test_broker_that_asks_for_a_certificate_within_the_handshake_is_checked_with_ours(tmp_path):
+    house = Certified(tmp_path / "ca").make(DEVICE)
+    checkup = quiet_checkup()
+    with _server_of_tls_1_2(house, connections=2) as url:
+        assert reach(url, house.files(DEVICE), checkup) is not None
+    assert [(one.name, one.verdict) for one in checkup.findings] == [("broker_port", "ok"), ("broker_tls", "ok")]
+    assert "TLSv1.2" in checkup.findings[1].detail
+
+
+def test_broker_that_asks_for_a_certificate_within_the_handshake_fails_with_the_hint_to_enrol(tmp_path):
+    house = Certified(tmp_path / "ca").make()
+    checkup = quiet_checkup()
+    with _server_of_tls_1_2(house, connections=1) as url:
+        assert reach(url, TlsFiles(house.ca_file), checkup) is None
+    found = checkup.findings[-1]
+    assert (found.name, found.verdict) == ("broker_tls", "fail")
+    assert "asks for a certificate, and we have none" in found.detail
+    assert "enrol this device" in found.remedy
