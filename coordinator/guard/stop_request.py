@@ -6,7 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.errors import UsageError
 
 STOP_FILE = "stop-after-round"
@@ -42,14 +44,26 @@ def request_stop(state_dir: Path, run: str) -> str:
         The result in words.
 
     Raises:
-        UsageError: There is no such run, or it is not running.
+        UsageError: There is no such run, or no coordinator works on it in this directory.
         StateError: The request cannot be written.
     """
     with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
         info = registry.run(run)
     if info.status != "running":
         raise UsageError(f"run {info.id} is not at work ({info.status}), so there is nothing to stop")
+    if not _at_work(fleet_lock_file(state_dir, str(info.settings.get("fleet")))):
+        raise UsageError(
+            f"run {info.id} is not at work: its coordinator was killed, or has another state directory than {state_dir}, "
+            "so there is nothing to stop here"
+        )
     path = state_dir / "runs" / info.id / STOP_FILE
     with refusals_of(path):
         write_atomic(path, b"")
     return f"run {info.id} stops after its open round; `fedpatch resume {info.id}` goes on with it"
+
+
+def _at_work(lock: Path) -> bool:
+    try:
+        return is_held(lock)
+    except FileNotFoundError:
+        return False

@@ -14,11 +14,12 @@ from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.pki.masking_authority import check_masking
 from fedpatch.coordinator.rounds.run_spec import encoding_for
-from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id, fleet_lock_file
+from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.leadership import leader_in_words
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from msgspec import UNSET
@@ -29,11 +28,6 @@ CONNECT_TIMEOUT_S = 10.0
 _ECHO_S = 5.0
 
 _log = logging.getLogger("fedpatch.coordinator")
-
-
-def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
-    """Return the file that a coordinator of `fleet` locks in its state directory while it runs."""
-    return state_dir / f"fleet-{fleet}.lock"
 
 
 def client_id(fleet: str) -> str:

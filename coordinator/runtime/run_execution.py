@@ -34,7 +34,6 @@ from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round, seen_devices, waiting_updates
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
@@ -47,6 +46,7 @@ from fedpatch.coordinator.storage.database.opening import choose_database, exist
 from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.formatting import duration, printable
 from fedpatch.shared.app.locks import FileLock

@@ -1,4 +1,4 @@
-"""Finds the state directory of a run: the named one, or one below the current directory."""
+"""Finds the state directory of a run: the named one, or one below the current directory; and the lock of a fleet in it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from fedpatch.shared.errors import StateError, UsageError
 DEMO_SUBDIRECTORY = "coordinator"
 _DEMO_OUTS = ("demo-out", "fedpatch-demo")
 """Directories of `make demo` and of `fedpatch demo`."""
+
+
+def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
+    """Return the file that a coordinator of `fleet` locks in its state directory while it runs."""
+    return state_dir / f"fleet-{fleet}.lock"
 
 
 def default() -> Path:

@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
 from fedpatch.coordinator.console.words import STATE_WORDS
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
+from fedpatch.shared.app.locks import FileLock
 from tests.coordinator.console.consoles import FLEET, TOKEN, Served, filled, served
 from tests.coordinator.observability.statuses import collecting
 from tests.coordinator.observability.statuses import fleet as participants
@@ -139,7 +141,8 @@ def test_operator_logs_in_holds_a_device_and_releases_it(chromium, tmp_path):
 
 
 def test_operator_asks_a_run_to_stop(chromium, tmp_path):
-    with filled(tmp_path) as registry, served(tmp_path, actions=True) as console:
+    lock = FileLock(fleet_lock_file(tmp_path, FLEET), "held")
+    with filled(tmp_path) as registry, served(tmp_path, actions=True) as console, lock:
         run = registry.run("last").id
         (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
         _open(chromium, console, 3)

@@ -6,6 +6,8 @@ import pytest
 
 from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, request_stop
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
+from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run
 
@@ -26,10 +28,23 @@ def test_request_from_before_the_start_is_deleted(tmp_path):
 
 def test_running_run_is_asked_and_the_answer_names_the_resume(tmp_path):
     with Registry(tmp_path / REGISTRY_FILE) as registry:
-        run = new_run(registry).id
+        run = new_run(registry, settings={"fleet": "lab"}).id
     (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
-    assert f"fedpatch resume {run}" in request_stop(tmp_path, "last")
+    with FileLock(fleet_lock_file(tmp_path, "lab"), "held"):
+        assert f"fedpatch resume {run}" in request_stop(tmp_path, "last")
     assert (tmp_path / "runs" / run / STOP_FILE).exists()
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "elsewhere"])
+def test_run_without_a_coordinator_at_work_here_is_refused(tmp_path, killed):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings={"fleet": "lab"}).id
+    (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
+    if killed:
+        FileLock(fleet_lock_file(tmp_path, "lab"), "held").release()
+    with pytest.raises(UsageError, match="its coordinator was killed, or has another state directory"):
+        request_stop(tmp_path, run)
+    assert not (tmp_path / "runs" / run / STOP_FILE).exists()
 
 
 def test_run_that_has_ended_is_refused(tmp_path):
@@ -42,10 +57,10 @@ def test_run_that_has_ended_is_refused(tmp_path):
 
 def test_request_that_cannot_be_written_is_a_state_error(tmp_path):
     with Registry(tmp_path / REGISTRY_FILE) as registry:
-        run = new_run(registry).id
+        run = new_run(registry, settings={"fleet": "lab"}).id
     place = tmp_path / "runs" / run
     for path in sorted(place.rglob("*")):
         path.unlink()
     place.rmdir()
-    with pytest.raises(StateError):
+    with FileLock(fleet_lock_file(tmp_path, "lab"), "held"), pytest.raises(StateError):
         request_stop(tmp_path, run)

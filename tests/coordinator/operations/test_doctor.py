@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.operations.doctor import examine
-from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.diagnostics.checks import Finding
