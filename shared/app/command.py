@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import logging
 import os
 import sys
@@ -272,6 +273,7 @@ def no_options(version: _Version = False) -> None:
 def run_app(app: typer.Typer, name: str) -> NoReturn:
     """Run the command line `app` with the process's arguments, and exit. Errors become messages and exit codes."""
     _replace_closed_streams()
+    _escape_unknown_letters()
     try:
         app(prog_name=name)
     except FedpatchError as error:
@@ -298,6 +300,12 @@ def _replace_closed_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - used until the end
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _escape_unknown_letters() -> None:
+    """Let stdout print letters that it cannot encode, such as those of a file name that is not UTF-8, with escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:

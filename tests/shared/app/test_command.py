@@ -229,3 +229,28 @@ def test_no_file_of_a_program_without_standard_streams_takes_what_is_written_to_
     assert ended.returncode == 0
     assert int((tmp_path / "number").read_text()) > 2
     assert (tmp_path / "model").read_bytes() == b"weights"
+
+
+_WITH_A_FILE_NAME = """
+import os
+from pathlib import Path
+import typer
+from fedpatch.shared.app.command import command, make_app, run_app
+app = make_app("look", "Looks.")
+@command(app, "at", example="look at FILE")
+def at(file: Path) -> None:
+    typer.echo(f"{file}: \u7dd1")
+run_app(app, "look")
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "printed"),
+    [("utf-8", b"caf\xe9.jpg", "caf\\udce9.jpg: 緑\n".encode()), ("latin-1", b"a.jpg", b"a.jpg: \\u7dd1\n")],
+    ids=["a file name that is not UTF-8", "a letter that the terminal does not have"],
+)
+def test_text_that_stdout_cannot_encode_is_printed_with_escapes(encoding, name, printed):
+    command_line = [sys.executable, "-c", _WITH_A_FILE_NAME, "at", os.fsdecode(name)]
+    environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    ended = subprocess.run(command_line, capture_output=True, env=environment)
+    assert (ended.returncode, ended.stdout) == (0, printed), ended.stderr
