@@ -209,6 +209,7 @@ class Client:
         broker: str | None = None,
         password: str | None = None,
         password_file: str | Path | None = None,
+        insecure: bool = False,
         progress: bool | None = None,
     ) -> RoundRecord:
         """Measure a run's model on its devices without training, as `fedpatch evaluate` does; add the round to the run.
@@ -219,6 +220,7 @@ class Client:
             broker: URL of the broker; None: the run's.
             password: Password for the broker.
             password_file: File with the password.
+            insecure: Allow mqtt:// to another machine, without TLS.
             progress: As of `fedpatch.run`.
 
         Returns:
@@ -243,6 +245,7 @@ class Client:
         found = find_to_resume(self._named, run)
         must_exist(found / REGISTRY_FILE)  # raises before a registry is created
         terms: dict[str, Any] = {"broker": broker, "password": password, "participation": participation}
+        terms["insecure"] = insecure
         file = None if password_file is None else Path(password_file)
         return play_here(
             lambda view, ports: evaluate_run(found, run, view, password_file=file, ports=ports, **terms), progress

@@ -197,6 +197,9 @@ def evaluate(
     participation: Annotated[
         float, typer.Option(min=0.001, max=1.0, metavar="SHARE", help="Share of the fleet that is asked.")
     ] = 1.0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a run's model on all its devices, without training: mean, 10th percentile, minimum, number of devices.
@@ -223,6 +226,7 @@ def evaluate(
             password=password,
             password_file=password_file,
             participation=participation,
+            insecure=insecure,
         )
     print_evaluation(record, as_json=as_json)
     if not record.measured:

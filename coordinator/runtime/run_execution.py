@@ -271,7 +271,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         return _go_on(registry, run, settings, view, ports)
 
 
-def evaluate_run(
+def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir: Path,
     name: str,
     view: View,
@@ -280,6 +280,7 @@ def evaluate_run(
     password: str | None = None,
     password_file: Path | None = None,
     participation: float = 1.0,
+    insecure: bool = False,
     ports: Ports = REAL,
 ) -> RoundRecord:
     """Execute one evaluate round of a run that is not running: devices measure its model with their patches.
@@ -294,6 +295,7 @@ def evaluate_run(
         password: The password for the broker; it replaces a file that the run was started with.
         password_file: File with the password.
         participation: Share of the fleet that is asked, above 0 and at most 1.
+        insecure: Accept a broker without TLS.
         ports: The environment of the coordinator.
 
     Returns:
@@ -311,7 +313,9 @@ def evaluate_run(
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
-        settings = _settings_of(run, state_dir, {"broker": broker}, password, password_file)
+        settings = _settings_of(
+            run, state_dir, {"broker": broker, "insecure": insecure or None}, password, password_file
+        )
         if hidden := next(replace(settings, late="refuse").unevaluable(), None):
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"

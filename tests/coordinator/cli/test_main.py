@@ -143,6 +143,15 @@ def test_default_state_directory_comes_before_the_demos_and_is_not_printed(fedpa
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate"])
+def test_command_with_another_broker_without_tls_takes_the_option_that_its_refusal_names(fedpatch, state_dir, command):
+    argv = (command, "last", "--state-dir", state_dir, "--broker", "mqtt://192.0.2.1")
+    refused = fedpatch(*argv)
+    assert refused.code == 2 and "allow it with --insecure" in refused.err
+    taken = fedpatch(*argv, "--insecure")  # goes on to the next check
+    assert taken.code == 1 and "start a new run" in taken.err
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
 def test_command_that_changes_the_last_run_needs_the_state_directory_and_names_no_other_command(
     fedpatch, elsewhere, command
 ):
