@@ -152,7 +152,7 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
         policy = policy_of(dp, noise_multiplier, 1.0, delta, max_epsilon, group_max)
         assert policy is not None
         problems += _too_noisy(policy) if dp == DISTRIBUTED else []
-        problems += _beyond(policy, rounds) if max_epsilon is not None else []
+        problems += _beyond(policy, rounds, dp) if max_epsilon is not None else []
     return problems
 
 
@@ -165,15 +165,16 @@ def _too_noisy(policy: PrivacyPolicy) -> list[Problem]:
     return [("noise_multiplier", text, "dp")]
 
 
-def _beyond(policy: PrivacyPolicy, rounds: int) -> list[Problem]:
+def _beyond(policy: PrivacyPolicy, rounds: int, dp: str) -> list[Problem]:
     spent = policy.epsilon(rounds)
     assert policy.max_epsilon is not None
     if spent <= policy.max_epsilon:
         return []
     words = f"{spent:.4g}" if math.isfinite(spent) else "no bound at all"
+    terms = f"--dp {dp} --epsilon {policy.max_epsilon:g} --delta {policy.delta} --rounds {rounds}"
     text = (
-        f"{policy.max_epsilon:g} is less than the epsilon of a device in all {rounds} rounds, {words}; `fedpatch privacy plan "
-        f"--epsilon {policy.max_epsilon:g} --rounds {rounds}` computes the noise that keeps it"
+        f"{policy.max_epsilon:g} is less than the epsilon of a device in all {rounds} rounds, {words}; "
+        f"`fedpatch privacy plan {terms}` computes the noise that keeps it"
     )
     return [("max_epsilon", text, "noise_multiplier")]
 

@@ -43,10 +43,17 @@ def plan(
     from fedpatch.coordinator.aggregation.privacy_policy import delta_problem
     from fedpatch.shared.errors import UsageError
     from fedpatch.shared.privacy.plan import Verdict, make_plan
+    from fedpatch.shared.wire.masking_messages import MAX_GROUP
 
-    groups = _groups(dp, devices, group_size, threshold)
     found = make_plan(
-        devices=devices, parameters=parameters, rounds=rounds, epsilon=epsilon, delta=delta, groups=groups
+        devices=devices,
+        parameters=parameters,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        groups=_groups(dp, devices, group_size, threshold),
+        # The grid of a run has room for the largest group that its settings allow, for any number of devices.
+        group_max=MAX_GROUP,
     )
     if why := delta_problem(delta, devices):
         raise UsageError(f"--delta: {why}")

@@ -132,6 +132,7 @@ def make_plan(
     epsilon: float,
     delta: float = 1e-5,
     groups: Sequence[tuple[int, int]] = (),
+    group_max: int = 0,
 ) -> Plan:
     """Compute the noise that keeps `epsilon`, and the outlook of a run with it.
 
@@ -142,6 +143,7 @@ def make_plan(
         epsilon: Above 0.
         delta: Above 0, below 1.
         groups: Size and threshold of each masked group, where the devices add the noise; empty: the coordinator does.
+        group_max: Devices in the largest group that the run may form, which its grid has room for; 0: the largest of `groups`.
 
     Raises:
         UsageError: An argument is out of its range.
@@ -153,8 +155,9 @@ def make_plan(
         raise UsageError(f"--epsilon: {epsilon:g} is not above 0 and at most {MAX_EPSILON:,.0f}")
     if not 0 < delta < 1:
         raise UsageError(f"--delta: {delta:g} is not above 0 and below 1; usual is less than 1 / devices, e.g. 1e-5")
+    largest = group_max or max((size for size, _ in groups), default=0)
     noise_multiplier = (
-        noise_multiplier_for(epsilon, delta, rounds) if not groups else _masked(epsilon, delta, rounds, groups)
+        noise_multiplier_for(epsilon, delta, rounds) if not groups else _masked(epsilon, delta, rounds, largest)
     )
     # Rounded up to five digits, so that the printed number keeps epsilon too.
     step = 10.0 ** (math.floor(math.log10(noise_multiplier)) - 4)
@@ -164,10 +167,10 @@ def make_plan(
     return Plan(devices, parameters, rounds, epsilon, delta, noise_multiplier, ratio, spread)
 
 
-def _masked(epsilon: float, delta: float, rounds: int, groups: Sequence[tuple[int, int]]) -> float:
+def _masked(epsilon: float, delta: float, rounds: int, group_max: int) -> float:
     """Return the multiplier of noise that the devices add. The grid depends on it, so a coarse grid gives a first estimate."""
     try:
         enough = skellam_noise_for(epsilon, delta, rounds, _COARSE_STEPS)
-        return skellam_noise_for(epsilon, delta, rounds, max(1, steps_of(enough, max(size for size, _ in groups))))
+        return skellam_noise_for(epsilon, delta, rounds, max(1, steps_of(enough, group_max)))
     except ValueError as error:
         raise UsageError(f"--epsilon: {error}") from error

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from fedpatch.coordinator.cli.main import NAME, app
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import run_app
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError
 from tests.support.programs import Program
 
 
@@ -88,3 +92,34 @@ def test_plan_with_a_wrong_word_names_its_option(plan, more, name):
 
 def test_plan_of_fewer_devices_than_a_masked_group_names_devices(plan):
     assert "--devices" in plan(7, 1000, "--dp", "distributed").err
+
+
+@pytest.mark.parametrize(("group_size", "min_group"), [(32, 8), (64, 8), (32, 32)])
+@pytest.mark.parametrize("devices", [8, 200])
+@pytest.mark.parametrize(("rounds", "epsilon"), [(1, 20), (5, 20)])
+def test_run_with_the_planned_noise_keeps_the_planned_epsilon(plan, devices, rounds, epsilon, group_size, min_group):
+    """A run has one grid for all its rounds, whose groups may be larger than those of the planned devices."""
+    terms = ("--dp", "distributed", "--rounds", str(rounds), "--epsilon", str(epsilon))
+    noise = json.loads(plan(devices, 1000, *terms, "--group-size", str(group_size), "--json").out)["noise_multiplier"]
+    settings = {
+        "secure": "groups",
+        "dp": "distributed",
+        "dp_clip": 1.0,
+        "group_size": group_size,
+        "min_group": min_group,
+        "rounds": rounds,
+    }
+    flags = {**settings, "noise_multiplier": noise, "max_epsilon": float(epsilon)}
+    assert load(RunSettings, file=None, environ={}, flags=flags).noise_multiplier == noise
+
+
+@pytest.mark.parametrize(
+    "terms", [{"dp": "central"}, {"dp": "distributed", "secure": "groups"}, {"dp": "central", "delta": 1e-7}]
+)
+def test_plan_that_the_refusal_of_a_run_names_computes_noise_that_the_run_accepts(plan, terms):
+    flags = {**terms, "strategy": "fedavg", "dp_clip": 1.0, "rounds": 50, "max_epsilon": 8.0}
+    with pytest.raises(ConfigError) as refused:
+        load(RunSettings, file=None, environ={}, flags={**flags, "noise_multiplier": 1.0})
+    [named] = re.findall(r"`fedpatch privacy plan (.*)`", str(refused.value))
+    noise = json.loads(plan(200, 1000, *named.split(), "--json").out)["noise_multiplier"]
+    assert load(RunSettings, file=None, environ={}, flags={**flags, "noise_multiplier": noise}).dp == terms["dp"]
