@@ -17,6 +17,7 @@ from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_ma
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of
 from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.masking.group_drawing import group_sizes, largest_group
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.masking.device_vector import make_vector
@@ -29,10 +30,10 @@ from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
 from fedpatch.shared.tensors.error_feedback import residual_name
-from fedpatch.shared.wire.masking_messages import MIN_GROUP, SecureTerms, ThresholdRule
+from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
-from fedpatch.simulator.spec.study import MAX_GROUP_OF_U8, Study, client_id
+from fedpatch.simulator.spec.study import LEAST_GROUP, MAX_GROUP_OF_U8, Study, client_id
 
 _BASE = "00" * 32
 
@@ -159,8 +160,8 @@ class MaskedUplink:
         seed = hashlib.sha256(f"{study.seed}/masked/{round_number}".encode()).digest()[:16]
         return SecureTerms(
             threshold=ThresholdRule.HALF,
-            group_min=MIN_GROUP,
-            group_max=max(MIN_GROUP, min(study.group_size, participants)),
+            group_min=LEAST_GROUP,
+            group_max=min(largest_group(study.group_size, LEAST_GROUP), max(LEAST_GROUP, participants)),
             bits=8 if study.group_size <= MAX_GROUP_OF_U8 else 16,
             keep=study.keep,
             seed=seed,
@@ -186,21 +187,18 @@ class MaskedUplink:
 
 def policy_of_study(study: Study) -> PrivacyPolicy | None:
     """Return the terms of differential privacy of a study; None if it has none."""
-    group_max = max(MIN_GROUP, min(study.group_size, study.participants))
+    group_max = largest_group(study.group_size, LEAST_GROUP)
     return policy_of(study.dp, study.noise_multiplier, study.dp_clip, study.delta, None, group_max)
 
 
 def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Return the clients in as few groups as possible of at most `size`, with sizes within one of each other.
+    """Return the clients in groups of the sizes that a run with `group_size` = `size` forms.
 
     Example:
-        >>> [len(group) for group in groups_of(range(10), 4)]
-        [4, 3, 3]
+        >>> [len(group) for group in groups_of(range(70), 32)]
+        [24, 23, 23]
     """
-    count = -(-len(clients) // size)
-    short, longer = divmod(len(clients), count)
     start = 0
-    for number in range(count):
-        end = start + short + (number < longer)
-        yield clients[start:end]
-        start = end
+    for length in group_sizes(len(clients), size=size, least=LEAST_GROUP):
+        yield clients[start : start + length]
+        start += length

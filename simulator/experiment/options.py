@@ -11,6 +11,7 @@ from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.selection import ROUNDING
+from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.masking.group_context import KEEPS
@@ -287,7 +288,7 @@ def _privacy_problems(study: Study) -> Iterator[str]:
         moments=strategy.moments if strategy else (),
         aggregate=study.aggregate,
         secure=study.masked,
-        group_max=study.group_size,
+        group_max=largest_group(study.group_size, LEAST_GROUP),
     ):
         yield f"{_option(name)}: {text}"
     for name in ("norm_bound", "max_num_examples"):

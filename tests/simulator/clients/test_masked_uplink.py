@@ -11,7 +11,9 @@ import pytest
 
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean
 from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.training.masked_update import unmasked_blob
+from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob
 from fedpatch.shared.masking.vector_layout import VectorLayout
@@ -127,10 +129,17 @@ def masked_by_devices(members, blobs, layout):
 
 
 @pytest.mark.parametrize(
-    ("clients", "size", "sizes"), [(10, 32, [10]), (33, 32, [17, 16]), (64, 32, [32, 32]), (9, 8, [5, 4])]
+    ("clients", "size", "sizes"),
+    [(10, 32, [10]), (33, 32, [17, 16]), (64, 32, [32, 32]), (9, 8, [9]), (20, 8, [10, 10])],
 )
-def test_groups_are_as_few_as_possible_and_of_about_the_same_size(clients, size, sizes):
-    assert [len(group) for group in groups_of(range(clients), size)] == sizes
+def test_groups_and_their_grid_are_those_of_a_run(clients, size, sizes):
+    """A run forms no group below min_group, which is 8 by default, but larger ones."""
+    groups = list(groups_of(range(clients), size))
+    assert [len(group) for group in groups] == sizes
+    assert [client for group in groups for client in group] == list(range(clients))
+    settings = load(RunSettings, file=None, environ={}, flags={"secure": "groups", "group_size": size})
+    uplink = MaskedUplink(study_of(secure="groups", group_size=size), SCHEMA, BASE, EXAMPLES, MetricTerms())
+    assert uplink._terms(1, clients).group_max == min(settings.largest_group, clients)
 
 
 def small_study(**changes):

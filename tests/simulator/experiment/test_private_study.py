@@ -53,17 +53,21 @@ def test_study_without_privacy_is_written_as_before_and_with_it_comes_back():
 MASKED: dict[str, Any] = {"dp": "distributed", "secure": "groups", "clients": 16, "group_size": 8}
 
 
-def test_noise_of_the_devices_has_the_size_that_the_groups_add():
-    """The updates change nothing, so their mean is only noise. There are two groups of eight; their threshold is five."""
-    study = study_of(**{**MASKED, "noise_multiplier": 1.7, "dp_clip": 0.5})
+@pytest.mark.parametrize(("count", "spread"), [(16, 2 * 8 / 5), (12, 12 / 7)])
+def test_noise_of_the_devices_has_the_size_that_the_groups_add(count, spread):
+    """The updates change nothing, so their mean is only noise.
+
+    16 clients are two groups of eight, whose threshold is five. 12 are one group, as in a run, whose threshold is seven.
+    """
+    study = study_of(**{**MASKED, "noise_multiplier": 1.7, "dp_clip": 0.5, "clients": count})
     base = {"w": np.zeros(20_000, np.float32)}
     schema = Schema((TensorSpec("w", (20_000,), "float32", "weight"),))
-    uplink = MaskedUplink(study, schema, base, [10] * 16, MetricTerms())
-    clients = range(16)
+    uplink = MaskedUplink(study, schema, base, [10] * count, MetricTerms())
+    clients = range(count)
     mean = uplink.mean(
         1, clients, base=base, update_of=lambda client: base, reports={}, seeds=dict.fromkeys(clients, 0)
     )["w"]
-    assert mean.std() == pytest.approx(1.7 * 0.5 * math.sqrt(2 * 8 / 5) / 16, rel=0.03)
+    assert mean.std() == pytest.approx(1.7 * 0.5 * math.sqrt(spread) / count, rel=0.03)
     assert (
         uplink.mean(1, clients, base=base, update_of=lambda client: base, reports={}, seeds=dict.fromkeys(clients, 0))[
             "w"
