@@ -13,7 +13,7 @@ from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger, RunAccount
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
+from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
@@ -176,6 +176,9 @@ def _impossible(request: WorkRequest, terms: PrivacyTerms) -> str:
         return "noise of the devices needs masked updates and a grid"
     if (secure.bits, secure.keep) != (16, 1) or secure.clip != terms.clip:
         return "noise of the devices needs 16 bits, all values, and the same clip in both terms"
+    if terms.steps > steps_of(terms.noise_multiplier, secure.group_max):
+        # The time and the memory for the noise grow with its deviation.
+        return "the noise does not fit values of 16 bits beside the updates of the group"
     return ""
 
 

@@ -65,8 +65,10 @@ class SkellamNoise:
 
 
 def divergence(release: Release, order: int) -> float:
-    """Return the bound on the Renyi divergence of one release; the order is at least 2."""
+    """Return the bound on the Renyi divergence of one release, infinity for noise near 0; the order is at least 2."""
     variance = release.noise_multiplier**2
+    if not (variance**2):
+        return math.inf
     gaussian = order / (2 * variance)
     if not release.steps:
         return gaussian

@@ -19,10 +19,10 @@ from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedge
 from fedpatch.device_agent.state.update_spool import NOTE
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
-from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
+from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, WorkRequest
-from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerms
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, MAX_STEPS, SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.effect_runners import performer_of
@@ -167,6 +167,29 @@ def test_rounds_with_noise_of_the_devices_are_counted_by_their_own_bound(tmp_pat
 )
 def test_terms_that_do_not_fit_masked_rounds_are_declined_as_unsupported(tmp_path, request_):
     assert reason(budget_of(tmp_path).refusal(request_)) is DeclineReason.UNSUPPORTED
+
+
+def with_noise(noise_multiplier: float, steps: int) -> WorkRequest:
+    request = masked_and_noisy(steps)
+    assert request.privacy is not None
+    return replace(request, privacy=replace(request.privacy, noise_multiplier=noise_multiplier))
+
+
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(1e6, 1), (1e4, MAX_STEPS), (2.0, steps_of(2.0, 32) + 1)])
+def test_noise_that_does_not_fit_the_values_of_a_masked_sum_is_declined_as_unsupported(
+    tmp_path, noise_multiplier, steps
+):
+    """A device would need hours, and all its memory, for noise of such a deviation."""
+    budget = budget_of(tmp_path)
+    assert reason(budget.refusal(with_noise(noise_multiplier, steps))) is DeclineReason.UNSUPPORTED
+    assert budget.refusal(with_noise(2.0, steps_of(2.0, 32))) is None
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-100, 1e-200, 5e-324])
+def test_noise_near_zero_is_declined_where_the_owner_limits_epsilon(tmp_path, noise_multiplier):
+    request = with_noise(noise_multiplier, 300)
+    assert budget_of(tmp_path).refusal(request) is None
+    assert reason(budget_of(tmp_path, max_epsilon=8.0).refusal(request)) is DeclineReason.PRIVACY_SPENT
 
 
 @pytest.mark.parametrize("word", [DeclineReason.PRIVACY_SPENT, DeclineReason.PRIVACY_REQUIRED])

@@ -80,8 +80,10 @@ def test_noise_beyond_every_use_raises_value_error():
         skellam_noise_for(1e-9, 1e-9, 1, 16)
 
 
-def test_loss_beyond_every_use_is_infinite():
-    assert epsilon_of_releases({Release(1e-6, 16): 1}, 1e-5) == math.inf
+@pytest.mark.parametrize("noise_multiplier", [1e-6, 1e-80, 1e-100, 1e-200, 5e-324])
+def test_loss_beyond_every_use_is_infinite(noise_multiplier):
+    """Also where the square or the fourth power of the noise is 0 in float64."""
+    assert epsilon_of_releases({Release(noise_multiplier, 16): 1}, 1e-5) == math.inf
 
 
 @given(st.floats(0.001, 1_000.0), st.integers(8, 64))
