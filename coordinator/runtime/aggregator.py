@@ -227,7 +227,7 @@ class Aggregator:
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
-            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
+            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public), round_number)
             return Aggregated(privacy=privacy)
         controls = self._prepared.strategy.has_controls
         folded = aggregate(
@@ -256,7 +256,7 @@ class Aggregator:
                 clipped=folded.clipped,
             )
         aimed = apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public)
-        self._aim(replace(aimed, references=folded.references, counted=counted))
+        self._aim(replace(aimed, references=folded.references, counted=counted), round_number)
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
 
     def _staleness(self, work: CarriedWork) -> Staleness:
@@ -264,8 +264,8 @@ class Aggregator:
         assert self._spec.carry is not None
         return Staleness(versions, self._spec.carry.factor(versions), self._bases.of(work))
 
-    def _aim(self, aimed: ServerState) -> None:
-        self._next = self._deltas.apply(self.state, aimed, self.base)
+    def _aim(self, aimed: ServerState, round_number: int) -> None:
+        self._next = self._deltas.apply(self.state, aimed, self.base, round_number)
 
     def aggregate_masked(
         self,
@@ -274,6 +274,7 @@ class Aggregator:
         read: Callable[[str], MaskedUpdate],
         *,
         target: int,
+        round_number: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
         """Make the next global model of a masked round; `save` makes it the state.
@@ -283,11 +284,12 @@ class Aggregator:
             terms: The terms of the round.
             read: Returns the masked update of a device.
             target: Devices that the round is meant for, which differential privacy divides by.
+            round_number: Number of the round.
             sites: Sums of sites by the name of their relay; none with differential privacy.
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate_masked(self.state, groups, read, max(1, target))
-            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
+            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public), round_number)
             return Aggregated(privacy=privacy)
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
@@ -307,7 +309,7 @@ class Aggregator:
             return Aggregated(left_out=folded.left_out)
         aimed = apply_strategy(self._prepared.strategy, self.state, folded.mean, self._prepared.public)
         scale = MaskedScale(layout.ranges, terms.clip).after(folded.report)
-        self._next = self._deltas.apply(self.state, replace(aimed, scale=scale), self.base)
+        self._aim(replace(aimed, scale=scale), round_number)
         pulled = AggregateResult(folded.mean, pulls=folded.pulls, num_updates=folded.report.devices)
         return Aggregated(
             figures=folded.report,

@@ -52,13 +52,14 @@ class DeltaHistory:
         self._made: ServerDelta | None = None
         self._digest: tuple[ServerState, str] | None = None
 
-    def apply(self, before: ServerState, aimed: ServerState, base: str) -> ServerState:
+    def apply(self, before: ServerState, aimed: ServerState, base: str, round_number: int) -> ServerState:
         """Quantise the step of a round.
 
         Args:
             before: The state before the round.
             aimed: The state that the strategy made.
             base: The version of the model before the round.
+            round_number: Number of the round, failed and evaluate rounds included, by which its devices draw the public subset.
 
         Returns:
             The state after the quantised step; `aimed` itself in a run without a delta encoding.
@@ -66,7 +67,7 @@ class DeltaHistory:
         if not self._active:
             return without_residuals(aimed)
         seed = step_seed(self._spec.seed, aimed.round)
-        drawn = round_seed(self._spec.seed, aimed.round)
+        drawn = round_seed(self._spec.seed, round_number)
         state, packed = quantised_step(before, aimed, self._schema, self._spec.encoding, seed, drawn)
         self._made = ServerDelta(aimed.round, base, self._content(before), self._content(state), packed)
         return state

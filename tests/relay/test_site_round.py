@@ -209,7 +209,7 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     )
     layout = VectorLayout(public, terms)
     groups, updates = played_groups(devices, layout)
-    made = aggregator.aggregate_masked(groups, terms, updates.__getitem__, target=devices)
+    made = aggregator.aggregate_masked(groups, terms, updates.__getitem__, target=devices, round_number=1)
     assert (made.figures is not None, len(made.left_out)) == (sent, 0 if sent else devices)
     if not sent:
         assert "so nothing is sent" in lines[0]

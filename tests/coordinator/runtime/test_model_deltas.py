@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
@@ -16,6 +17,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.tensors.arrays import Tensors, values_digest
 from fedpatch.shared.tensors.packing import unpack
+from fedpatch.shared.tensors.subset import round_seed, subset_of
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import Bitmap, decode_chunk
 from fedpatch.shared.wire.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
@@ -189,6 +191,34 @@ def test_failed_round_keeps_model_and_base(bench):
     bench.perform(bench.engine.handle(TimePassed(), time.monotonic() + 60.0))
     assert (bench.engine.last_round, bench.aggregator.base) == (3, name)
     assert (request_to(bench, "a").deltas, len(request_to(bench, "b").deltas)) == ((), 1)
+
+
+def fail_round(bench: Bench) -> None:
+    """Fail the open round, and begin the next one."""
+    bench.begin()
+    for device in "ab":
+        bench.receive(device, Failed(FailReason.TRAINING))
+    assert bench.engine.records[-1].outcome == "failed"
+    bench.perform(bench.engine.handle(TimePassed(), time.monotonic() + 60.0))
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+@pytest.mark.parametrize(("encoding", "keep"), [("delta-int8-half", 2), ("delta-int8-quarter", 4)])
+def test_step_has_the_values_that_the_devices_of_its_round_draw_also_after_failed_rounds(
+    tmp_path, prepared, registry, encoding, keep, failed
+):
+    """In another subset, most of what the devices send would wait for a later step."""
+    bench = noisy(Bench(tmp_path, prepared, registry, rounds=99, encoding=encoding))
+    for _ in range(failed):
+        fail_round(bench)
+    before = bench.aggregator.state.tensors["fc1.weight"]
+    play(bench, 1)
+    [number] = [record.round for record in bench.engine.records if record.outcome == "aggregated"]
+    assert number == failed + 1
+    moved = np.flatnonzero(bench.aggregator.state.tensors["fc1.weight"] != before)
+    drawn = subset_of(round_seed(bench.engine.spec.plan.seed, number), "fc1.weight", before.size, keep)
+    assert set(moved) <= set(drawn)
+    assert len(moved) > 100
 
 
 class TestDeviceThatLacksTheEncoding:
