@@ -89,7 +89,7 @@ def masked_encoding(bits: int) -> str:
 
 
 def measures_independent(every: int, round: int) -> bool:
-    """Return whether devices measure in this round the user accuracy of learning alone; never in the first round."""
+    """Return whether devices measure in this training round the user accuracy of learning alone; never in the first one."""
     return every > 0 and round > 1 and round % every == 0
 
 

@@ -28,6 +28,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed
+from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
     CANNOT_SIGN,
@@ -714,7 +715,9 @@ class Engine:
             policy = evaluation_policy(policy)
         else:
             self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
-        spec = replace(self.spec, policy=policy)
+        # Evaluate rounds have numbers too: only training rounds count for the measurements of learning alone.
+        measures = measures_independent(self.spec.independent_every, opening.ledger.round - self._evaluations)
+        spec = replace(self.spec, policy=policy, independent_every=int(measures))
         self._aggregates = False
         uploads = self._uploads if spec.carry is not None else None
         self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now, uploads)

@@ -18,12 +18,21 @@ from fedpatch.coordinator.rounds.run_events import (
 )
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
-from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed, Offer, Progress, WorkRequest
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    INDEPENDENT_FEATURE,
+    Accept,
+    Evaluation,
+    Failed,
+    Offer,
+    Progress,
+    WorkRequest,
+)
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, current, end_of, engine, kinds, report_all, send
 from tests.support.specs import model, sent, there, update
 
-KNOWS = (EVALUATE_FEATURE,)
+KNOWS = (EVALUATE_FEATURE, INDEPENDENT_FEATURE)
 
 
 def fleet(devices: str, old: str = "", every: int = 2, **changes: Any) -> Engine:
@@ -120,6 +129,29 @@ def test_run_without_a_successful_round_names_its_last_training_round_and_not_th
     assert [record.outcome for record in made.records] == ["failed", "evaluated"]
     why = "the last one: too_few_accepted, with 0 of the 1 updates needed"
     assert end.detail == f"no round succeeded, so the model is unchanged; {why}"
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "independent_every", "measuring"), [(1, 2, [2, 4]), (2, 3, [3]), (0, 2, [2, 4])]
+)
+def test_learning_alone_is_measured_every_n_training_rounds_also_with_evaluate_rounds_between_them(
+    evaluate_every, independent_every, measuring
+):
+    """Evaluate rounds have numbers too. With every second number, all multiples of two are evaluate rounds."""
+    made = fleet("ab", every=evaluate_every, independent_every=independent_every, rounds=5)
+    found, trained = [], 0
+    while trained < 5:
+        effects = made.handle(ModelPublished(model()), float(made.last_round))
+        if made.evaluates_next:
+            for device in "ab":
+                send(made, device, measured(), float(made.last_round), number=made.last_round)
+            continue
+        trained += 1
+        requests = [body for _, body in sent(effects) if isinstance(body, WorkRequest)]
+        found += [trained] if all(request.measure_independent for request in requests) else []
+        report_all(made, "ab", float(made.last_round))
+        made.handle(Aggregated(), float(made.last_round))
+    assert found == measuring
 
 
 def test_devices_without_the_feature_train_and_are_not_asked_to_measure():
