@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fedpatch.device_agent.cli.new_task.new_task import KINDS, module_name, render, write_skeleton
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.shared.tasks.validation_split import split_for
 from tests.support.paths import ROOT
@@ -139,6 +140,43 @@ def test_new_task_with_two_files_that_grow_holds_out_nothing_that_was_trained_on
         assert data.val_x is not None and len(data.val_x) == pytest.approx(len(data.train_x) / 9, rel=0.05)
         assert not trained & set(map(tuple, data.val_x.tolist()))
         trained |= set(map(tuple, data.train_x.tolist()))
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_module: None) -> ModuleType:
+    """The module of a new task `room`, with 250 readings in the folder `device`."""
+    monkeypatch.syspath_prepend(str(write_skeleton("room", "classification", tmp_path)[0].parent))
+    module = importlib.import_module("room_task")
+    module.write_sample(tmp_path / "device", 1, 250)
+    return module
+
+
+def test_a_csv_file_with_a_byte_order_mark_is_read(room, tmp_path):
+    path = tmp_path / "device/readings.csv"
+    count = len(room.load_data("device", tmp_path).train_x)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(room.load_data("device", tmp_path).train_x) == count
+
+
+def test_columns_that_no_comma_separates_are_shown(room, tmp_path):
+    path = tmp_path / "device/readings.csv"
+    path.write_text(path.read_text().replace(",", ";"))
+    with pytest.raises(DataError, match=r"columns, separated by commas; it is 'temperature;humidity;light;state'$"):
+        room.load_data("device", tmp_path)
+
+
+def test_the_first_damaged_line_is_shown_with_the_rule_that_it_breaks(room, tmp_path, caplog):
+    path = tmp_path / "device/readings.csv"
+    path.write_text(path.read_text().replace("home", "Home"))
+    first = next(line for line in path.read_text().splitlines() if "Home" in line)
+    room.load_data("device", tmp_path)
+    assert f"left out; the first is line 2, {first!r}: features must be numbers, state away or home" in caplog.text
+
+
+@pytest.mark.parametrize("words", [[], ["kitchen"], ["kitchen", "one", "300"]])
+def test_the_generator_of_readings_names_its_arguments(words, room):
+    done = subprocess.run([sys.executable, room.__file__, *words], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (1, "usage: python room_task.py FOLDER DEVICE COUNT\n")
 
 
 @pytest.mark.slow
