@@ -173,6 +173,19 @@ def test_the_first_damaged_line_is_shown_with_the_rule_that_it_breaks(room, tmp_
     assert f"left out; the first is line 2, {first!r}: features must be numbers, state away or home" in caplog.text
 
 
+@pytest.mark.parametrize("line", ["21,5,40,0,100,0,1,5", "21.5,4021.5,40,100,1.2"])
+def test_a_line_with_more_cells_than_columns_is_damaged(line, tmp_path, monkeypatch, no_module, caplog):
+    """Decimal commas, or a line that a power cut shortened and the next one."""
+    monkeypatch.syspath_prepend(str(write_skeleton("energy", "regression", tmp_path)[0].parent))
+    module = importlib.import_module("energy_task")
+    module.write_sample(tmp_path / "device", 1, 250)
+    path = tmp_path / "device/readings.csv"
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    assert len(list(module.read_file(path))) == 250
+    assert f"damaged: 1, left out; the first is line 252, {line!r}: features and energy must be numbers" in caplog.text
+
+
 @pytest.mark.parametrize("words", [[], ["kitchen"], ["kitchen", "one", "300"]])
 def test_the_generator_of_readings_names_its_arguments(words, room):
     done = subprocess.run([sys.executable, room.__file__, *words], capture_output=True, text=True, timeout=TIMEOUT_S)
