@@ -106,6 +106,9 @@ class PluginKind(Generic[T]):
         if match is None:
             example = f"my_{self.noun}:{self.attribute}"
             raise UsageError(f"{self.noun} {ref!r} is neither a name nor module:attribute, such as {example}")
+        stem = match["module"].removesuffix(".py")
+        if stem != match["module"] and Path(match["module"]).is_file():
+            raise UsageError(f"{self.noun} {ref!r}: name the module without .py: {stem}:{match['attribute']}")
         return match
 
     def _candidates(self, ref: str) -> Mapping[str, EntryPoint]:

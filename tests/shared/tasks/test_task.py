@@ -206,6 +206,13 @@ def test_missing_module_error_has_a_remedy(workdir, ref):
         find_task(ref)
 
 
+def test_a_module_that_is_named_like_its_file_is_named_without_the_ending(workdir):
+    (workdir / "moons_task.py").write_text(MODULE.format(name="two-moons"))
+    with pytest.raises(UsageError) as caught:
+        find_task("moons_task.py:TASK")
+    assert str(caught.value) == "task 'moons_task.py:TASK': name the module without .py: moons_task:TASK"
+
+
 def test_a_name_is_checked_without_importing_the_task(install):
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="raise SystemExit('imported')")
     TASKS.check_name("two-moons")
