@@ -126,7 +126,8 @@ def _load(question: Question, checkup: Checkup) -> DeviceData | None:
     try:
         data = task.load_data(question.spec, question.root)
     except FedpatchError as error:
-        remedy = f"correct --data, or put the files below {question.root} (--data-root names another place)"
+        action = "correct or complete the files" if isinstance(error, DataError) else "correct --data, or put the files"
+        remedy = f"{action} below {question.root} (--data-root names another place)"
         checkup.fail("data", error_text(error), remedy)
         return None
     except Exception as error:  # the task is the user's

@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
+from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks.check_task import Question, examine_task
 from fedpatch.shared.tasks import metrics
 from fedpatch.shared.tasks.task import Task
@@ -86,6 +87,22 @@ def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, re
     assert one.verdict == "fail"
     assert words in one.detail
     assert remedy in one.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (UsageError("'kitchn' is no folder"), "correct --data, or put the files below /nonexistent (--data-root names"),
+        (DataError("a.csv: no column light"), "correct or complete the files below /nonexistent (--data-root names"),
+    ],
+)
+def test_the_remedy_for_data_is_for_the_spec_or_for_the_files(error, remedy):
+    def load_data(_spec: str, _root: Path) -> Any:
+        raise error
+
+    one = _findings(replace(TASK, load_data=load_data))["data"]
+    assert (one.verdict, one.detail) == ("fail", str(error))
+    assert one.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(
