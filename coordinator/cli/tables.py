@@ -27,6 +27,7 @@ from fedpatch.coordinator.rounds.run_records import (
     pulled_most,
     status_words,
     summary_of,
+    training_rounds,
 )
 from fedpatch.shared.app.formatting import accuracy, age
 
@@ -45,7 +46,7 @@ def _rounds_words(count: int) -> str:
 
 def print_summary(summary: RunSummary) -> None:
     """Print how a run ended, and how many devices gained from it."""
-    count = len(summary.rounds)
+    count = training_rounds(summary.rounds)
     rounds = _rounds_words(count)
     rounds += ", none of which succeeded" if count and summary.in_vain else ""
     typer.echo(

@@ -297,6 +297,11 @@ class RoundRecord:
 learn_types(RoundRecord)
 
 
+def training_rounds(records: Sequence[RoundRecord]) -> int:
+    """Return the number of rounds that trained or should have trained, that is all but evaluate rounds."""
+    return sum(not record.is_evaluation for record in records)
+
+
 def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
     """Return the user accuracy of the last aggregated round that has one; a failed round measured only some devices."""
     measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]
@@ -359,7 +364,7 @@ class RunSummary:
     def __repr__(self) -> str:
         """Return the result in a line: the records of hundreds of rounds would fill a notebook."""
         accuracy = "" if self.user_accuracy is None else f", {measure_words(self.rounds)} {self.user_accuracy:.3f}"
-        return f"<RunSummary {self.run}: {self.stopped_because} after {len(self.rounds)} rounds{accuracy}>"
+        return f"<RunSummary {self.run}: {self.stopped_because} after {training_rounds(self.rounds)} rounds{accuracy}>"
 
     @property
     def in_vain(self) -> bool:

@@ -48,6 +48,15 @@ def test_record_has_worst_device_and_metric():
     assert RoundRecord.from_dict(record.to_dict()) == record
 
 
+def test_evaluate_rounds_are_no_rounds_of_the_result(capsys):
+    """The third round measured the model, without training."""
+    measured = replace(RECORD, round=4, outcome="evaluated")
+    summary = RunSummary("run-1", "max_rounds", 0.31, "", [replace(RECORD, round=2), RECORD, measured])
+    print_summary(summary)
+    assert "all rounds done after 2 rounds, MAE 0.310" in capsys.readouterr().out
+    assert repr(summary) == "<RunSummary run-1: max_rounds after 2 rounds, MAE 0.310>"
+
+
 def test_output_has_the_name_of_the_metric(capsys):
     assert "MAE 0.310 (worst 0.900)" in round_line(RECORD, 9)
     assert "UA 0.310 (min 0.900)" in round_line(replace(RECORD, metric="accuracy", metric_goal="max"), 9)
