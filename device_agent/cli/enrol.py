@@ -70,6 +70,8 @@ def _tell(done: Enrolled, file: Path, config: Path, state_dir: Path, *, as_json:
         typer.echo(f"wrote {path}")
     typer.echo(f"delete {file}")
     settings = _settings(config)
+    if "broker" not in settings:
+        typer.echo(f'write into {config} the address of the broker, such as broker = "mqtts://broker.local"')
     if "data" not in settings:
         typer.echo(f'write into {config} what the device trains with, such as task = "digits" and data = "shard:0/10"')
     known = _state_dir_in(settings).expanduser().absolute() == state_dir.expanduser().absolute()

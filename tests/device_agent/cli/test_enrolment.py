@@ -358,6 +358,17 @@ def test_enrol_names_required_settings_that_are_missing(tmp_path: Path, monkeypa
     assert printed.endswith("then: fedpatch-agent doctor --config agent.toml --state-dir state\n")
 
 
+@pytest.mark.parametrize("broker", ["", "mqtts://broker.lan"])
+def test_enrol_asks_for_the_broker_that_neither_bundle_nor_settings_name(
+    broker: str, tmp_path: Path, monkeypatch, capsys
+):
+    (tmp_path / "pi-1.bundle").write_bytes(encode_bundle(replace(bundle_of(tmp_path), broker=broker)))
+    monkeypatch.chdir(tmp_path)
+    printed = Program(main, monkeypatch, capsys)("enrol", "pi-1.bundle", "--state-dir", "state").out
+    asks = 'write into agent.toml the address of the broker, such as broker = "mqtts://broker.local"' in printed
+    assert asks == (not broker)
+
+
 def test_a_device_needs_no_further_package(tmp_path: Path):
     (tmp_path / "bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
     program = (
