@@ -28,6 +28,7 @@ from fedpatch.coordinator.observability.status_follower import StatusFollower, t
 from fedpatch.coordinator.observability.status_message import TIMES
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
+from fedpatch.coordinator.storage.database.sqlite_file import stamp_of_parts
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError
@@ -43,7 +44,8 @@ _log = logging.getLogger("fedpatch.console")
 class RegistryReader:
     """The runs, rounds and devices in the registry of a state directory, as a snapshot.
 
-    The file may come later, be replaced or be damaged: then the last content stays, and `problem` has the reason.
+    The file may come later, be replaced or be damaged: then the last content stays, and `problem` has the reason. A registry
+    that was copied when it was opened, as one of an earlier version is, is opened again after a change, once in _RETRY_S.
 
     Args:
         state_dir: The state directory.
@@ -55,6 +57,7 @@ class RegistryReader:
         self._fleet = fleet
         self._registry: Registry | None = None
         self._stamp: tuple[int, ...] = ()
+        self._content: tuple[int, ...] = ()
         self._version = -1
         self._retry_at = 0.0
         self._run: tuple[str, int] = ("", 0)
@@ -74,6 +77,7 @@ class RegistryReader:
                 return snapshot
             snapshot = self._read(registry, snapshot)
             self._version = version
+            self._retry_at = now + _RETRY_S if registry.is_snapshot else now
             self.problem = ""
         except FedpatchError as error:
             self.close()
@@ -91,13 +95,14 @@ class RegistryReader:
 
     def _opened(self) -> Registry | None:
         """Return the open registry; a replaced file is opened again. None while there is no registry."""
-        stamp = _identity(self._path)
-        if self._registry is not None and stamp == self._stamp:
-            return self._registry
+        stamp, content = _identity(self._path), stamp_of_parts(self._path)
+        known = self._registry
+        if known is not None and stamp == self._stamp and (content == self._content or not known.is_snapshot):
+            return known
         self.close()
         if not exists(self._path):
             return None
-        self._stamp = stamp
+        self._stamp, self._content = stamp, content
         self._registry = Registry(self._path, readonly=True)
         return self._registry
 

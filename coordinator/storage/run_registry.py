@@ -106,6 +106,11 @@ class Registry(Tables):
             if db.is_copy:
                 self.restore()
 
+    @property
+    def is_snapshot(self) -> bool:
+        """True if later changes by other processes are not visible, as in a registry of an earlier version."""
+        return self._db.is_snapshot
+
     def close(self) -> None:
         """Release the registry."""
         self._db.close()

@@ -38,6 +38,7 @@ from fedpatch.shared.app.files import (
     remedy_at,
     remedy_for,
     remove_unfinished,
+    stamp_of,
     sync_directory,
     write_atomic,
 )
@@ -45,6 +46,16 @@ from fedpatch.shared.app.locks import SharedLock
 from fedpatch.shared.errors import StateError, UsageError
 
 _PARTS = ("", "-wal", "-shm")
+
+
+def stamp_of_parts(path: Path) -> tuple[int, ...]:
+    """Return a value that changes with the content of the registry at `path` or of its log."""
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        is_empty = not log.stat().st_size  # a connection that only reads makes an empty log anew
+    except OSError:
+        is_empty = True
+    return stamp_of(path) if is_empty else (*stamp_of(path), *stamp_of(log))
 
 
 def copy_of(path: Path) -> Path:
@@ -140,10 +151,12 @@ class SqliteConnection(sqlite3.Connection):
 
     Attributes:
         is_copy: Whether the copy has just replaced a damaged registry.
+        in_memory: Whether it is a copy in memory, which no other process changes.
     """
 
     lock: SharedLock | None = None
     is_copy: bool = False
+    in_memory: bool = False
 
     def close(self) -> None:
         """Release the file and the lock."""
@@ -180,6 +193,7 @@ class SqliteDatabase(Database):
         engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool, isolation_level="AUTOCOMMIT")
         super().__init__(path, engine.connect())
         self.is_copy = driver.is_copy
+        self.is_snapshot = driver.in_memory
 
     def error_of(self, raised: Exception) -> StateError:
         """Return the error with the file and the remedy."""
@@ -194,7 +208,7 @@ class SqliteDatabase(Database):
         keep_copy(self.driver, self.path)
 
     def version(self) -> int:
-        """Return SQLite's data_version, which changes when another process has changed the file."""
+        """Return SQLite's data_version, which changes when another process has changed the file; not for a snapshot."""
         with self.errors():
             return int(self.driver.execute("PRAGMA data_version").fetchone()[0])
 
@@ -365,6 +379,7 @@ def _connect(path: Path, how: str) -> SqliteConnection:
 
 def _in_memory(db: sqlite3.Connection | None = None) -> SqliteConnection:
     memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SqliteConnection)
+    memory.in_memory = True
     if db is not None:
         with closing(db):
             db.backup(memory)

@@ -36,6 +36,7 @@ class Database(ABC):
     Attributes:
         name: Name of the database in messages.
         is_copy: Whether a copy has just replaced a damaged registry.
+        is_snapshot: Whether it was copied when it was opened: later changes by other processes are not in it.
         ending: Set when the process shall end: from then on no thread waits long for a lost connection.
         failures: Errors of the database and of its disk.
         led: Epochs of the runs that are led through this connection: a later epoch in the registry is another coordinator's.
@@ -47,7 +48,7 @@ class Database(ABC):
     def __init__(self, path: Path, connection: Connection) -> None:
         self.path = path
         self.name = str(path)
-        self.is_copy = False
+        self.is_copy = self.is_snapshot = False
         self.ending = threading.Event()
         self.led: dict[str, int] = {}
         self._connection = connection

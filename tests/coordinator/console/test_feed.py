@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 from fedpatch.coordinator.console.feed import Feed, RegistryReader
 from fedpatch.coordinator.console.snapshot import Snapshot
 from fedpatch.coordinator.observability.status_follower import StatusFollower
-from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.mqtt.events import Disconnected, Received
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.topics import run_status
 from tests.coordinator.console.consoles import FLEET, filled, served, wait_until
 from tests.coordinator.observability.statuses import collecting, fleet
-from tests.coordinator.registry_builders import new_run, seen
+from tests.coordinator.registry_builders import change, new_run, seen
 from tests.coordinator.report.report_runs import record
 
 
@@ -56,6 +58,40 @@ def test_other_fleets_stay_out(tmp_path):
         snapshot = RegistryReader(tmp_path, FLEET).look(Snapshot(), 0.0)
         assert len(snapshot.runs) == 1 and set(snapshot.devices) == {"lab/pi-1", "lab/pi-2"}
         assert len(RegistryReader(tmp_path, None).look(Snapshot(), 0.0).devices) == 3
+
+
+def _made_older(state_dir):
+    """Give the registry the tables of the version before, as a coordinator of that version would leave it."""
+    change(state_dir / REGISTRY_FILE, "ALTER TABLE open_rounds DROP COLUMN departed", "PRAGMA user_version = 10")
+
+
+def test_registry_of_an_earlier_version_is_followed_once_a_run_has_migrated_it(tmp_path):
+    with filled(tmp_path, rounds=1):
+        pass
+    _made_older(tmp_path)
+    reader = RegistryReader(tmp_path, FLEET)
+    first = reader.look(Snapshot(), 0.0)
+    assert reader.problem == "" and [row["n"] for row in first.rounds] == [1]
+    assert reader.look(first, 2.0) is first
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        registry.rounds.finish(registry.run("last").id, record(2))
+        second = reader.look(first, 4.0)
+        assert [row["n"] for row in second.rounds] == [1, 2]
+        registry.rounds.finish(registry.run("last").id, record(3))
+        assert [row["n"] for row in reader.look(second, 6.0).rounds] == [1, 2, 3]
+
+
+def test_registry_of_an_earlier_version_is_followed_while_its_coordinator_writes(tmp_path):
+    with filled(tmp_path, devices=1):
+        pass
+    _made_older(tmp_path)
+    reader = RegistryReader(tmp_path, FLEET)
+    first = reader.look(Snapshot(), 0.0)
+    with closing(sqlite3.connect(tmp_path / REGISTRY_FILE)) as coordinator:
+        coordinator.execute("UPDATE devices SET version = '0.0.9'")
+        coordinator.commit()  # into SQLite's log
+        assert reader.look(first, 0.5) is first  # the copy is made once a second
+        assert reader.look(first, 2.0).devices[f"{FLEET}/pi-1"] != first.devices[f"{FLEET}/pi-1"]
 
 
 def test_damaged_registry_leaves_the_page_and_names_the_problem(tmp_path):
