@@ -98,7 +98,7 @@ class Registry(Tables):
         db = open_database(path, readonly=readonly)
         super().__init__(db)
         self.journal = RunJournal(path.parent, self.known)
-        self._epoch = 0
+        self._epoch = self._least_epoch = 0
         self.rounds = RoundLedger(db, self.journal)
         self.holds = HoldsTable(db)
         if not readonly:
@@ -126,7 +126,7 @@ class Registry(Tables):
         Raises:
             UsageError: Another coordinator leads the fleet.
         """
-        self._db.lead(fleet, epoch)
+        self._least_epoch = self._db.lead(fleet, epoch)
         self._db.ending = ending or self._db.ending
         self._epoch = epoch or 0
 
@@ -185,7 +185,9 @@ class Registry(Tables):
 
     def next_epoch(self, run: str) -> int:
         """Return the run's next epoch, with standbys the leader's; messages of earlier epochs are refused from now on."""
-        self._db.led[run] = epoch = self._change_run(run, epoch=self._epoch or runs.c.epoch + 1)
+        following, least = runs.c.epoch + 1, self._least_epoch
+        chosen = self._epoch or case((following < least, least), else_=following)
+        self._db.led[run] = epoch = self._change_run(run, epoch=chosen)
         self._db.keep()  # an older copy would give out this epoch a second time
         self._note_run(run)
         return epoch

@@ -133,13 +133,13 @@ class PostgresDatabase(Database):
         query = "SELECT CAST(pg_current_wal_insert_lsn() - '0/0' AS bigint) AS position"
         return int(self.read(text(query))[0]["position"])
 
-    def lead(self, fleet: str, epoch: int | None = None) -> None:
+    def lead(self, fleet: str, epoch: int | None = None) -> int:
         """As Database.lead: take the advisory lock of a fleet until the database is closed, or check `epoch` at each change."""
         if epoch is not None:
             self._fence = (fleet, epoch)
             with self.errors():
                 self._connection.exec_driver_sql(_FENCED)
-            return
+            return epoch
         with self.errors():
             for pause_s in (*_LOCK_PAUSES_S, None):
                 if lock(self._connection, fleet):
@@ -148,8 +148,9 @@ class PostgresDatabase(Database):
                     raise UsageError(in_use(self.name, fleet))
                 time.sleep(pause_s)
         self._fleets.add(fleet)
-        if known_leader(self._connection, fleet)[0]:  # a paused leader then writes no more
-            self.change(lambda db: next_epoch(db, fleet, ""))
+        if not known_leader(self._connection, fleet)[0]:
+            return 0
+        return self.change(lambda db: next_epoch(db, fleet, ""))  # a paused leader then writes no more
 
     def close(self) -> None:
         """Release the connection and its locks."""

@@ -212,8 +212,9 @@ class SqliteDatabase(Database):
         with self.errors():
             return int(self.driver.execute("PRAGMA data_version").fetchone()[0])
 
-    def lead(self, fleet: str, epoch: int | None = None) -> None:
+    def lead(self, fleet: str, epoch: int | None = None) -> int:
         """Do nothing: the state directory has a lock file for each fleet."""
+        return 0
 
     def close(self) -> None:
         """Release the file."""

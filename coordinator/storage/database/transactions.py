@@ -102,8 +102,10 @@ class Database(ABC):
         """Return a number that differs after another process has changed the database."""
 
     @abstractmethod
-    def lead(self, fleet: str, epoch: int | None = None) -> None:
-        """Keep other coordinators of a fleet from this database until it is closed.
+    def lead(self, fleet: str, epoch: int | None = None) -> int:
+        """Keep other coordinators of a fleet from this database until it is closed; return the least next epoch of a run.
+
+        Without standbys it is above the epochs of all former leaders, which may have folders in the store; 0 if there are none.
 
         Args:
             fleet: Name of the fleet.

@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
+from fedpatch.coordinator.blobs.blob_store import run_blobs
 from fedpatch.coordinator.storage.database import leadership as module
 from fedpatch.coordinator.storage.database.leadership import Leadership, leader_in_words
 from fedpatch.coordinator.storage.database.opening import URL_FILE
 from fedpatch.coordinator.storage.database.postgresql import make_engine, next_epoch
 from fedpatch.coordinator.storage.database.tables import offences
 from fedpatch.coordinator.storage.database.transactions import insert
+from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import LeadershipLost, UsageError
 from tests.coordinator.registry_builders import new_run
@@ -223,3 +225,31 @@ def test_coordinator_without_standbys_refuses_the_writes_of_a_former_leader(url:
         with pytest.raises(LeadershipLost):
             new_run(former)
         assert new_run(plain).epoch == 1
+
+
+def test_run_that_is_resumed_without_standbys_is_not_in_the_folder_of_a_leader_that_died_as_it_took_over(
+    url: str, tmp_path: Path
+):
+    path, store = tmp_path / "state" / "registry.sqlite3", f"file://{tmp_path}/shared"
+    with Registry(path) as registry, Leadership(url, FLEET) as first:
+        first.wait(print, NEVER)
+        first.begin()
+        registry.lead(FLEET, first.epoch)
+        run = new_run(registry).id
+        BlobPlaces(store, tmp_path / run, first.epoch).own().put("checkpoint-000001.fp", b"1")
+    with Leadership(url, FLEET) as second:
+        second.wait(print, NEVER)
+        second.begin()
+        BlobPlaces(store, tmp_path / run, second.epoch).move_in(first.epoch)
+    with Registry(path) as plain:
+        plain.lead(FLEET)
+        places = BlobPlaces(store, tmp_path / run)
+        places.move_in(plain.run(run).epoch)
+        epoch = plain.next_epoch(run)
+        places.own().put("checkpoint-000002.fp", b"2")
+        assert run_blobs({"blobs": store}, tmp_path / run, epoch).get("checkpoint-000002.fp") == b"2"
+        assert plain.next_epoch(run) == epoch + 1
+    with Leadership(url, FLEET) as third:
+        third.wait(print, NEVER)
+        third.begin()
+        assert third.epoch > epoch + 1
