@@ -84,6 +84,11 @@ class LinkRestored:
     """The connection is back; messages in transit may be lost."""
 
 
+@dataclass(frozen=True)
+class CoordinatorStarted:
+    """Another process of a coordinator has started; messages in transit may be lost. Its state may be that of a backup."""
+
+
 # ---- completions of effects
 
 
@@ -191,7 +196,7 @@ class OwnerAbandoned:
     condition: Condition | None = None
 
 
-FromCoordinator = WorkRequested | MessageReceived | ChunkReceived | LinkRestored
+FromCoordinator = WorkRequested | MessageReceived | ChunkReceived | LinkRestored | CoordinatorStarted
 Completion = (
     DownloadStarted
     | DownloadByBroker

@@ -60,6 +60,7 @@ from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     Completion,
+    CoordinatorStarted,
     DownloadByBroker,
     DownloadDamaged,
     DownloadStarted,
@@ -237,7 +238,8 @@ class Job:
                 return self._message(event.envelope, now)
             case ChunkReceived():
                 return self._chunk(event.chunk, now)
-            case LinkRestored():
+            case LinkRestored() | CoordinatorStarted():
+                self._answers.are_of_before |= isinstance(event, CoordinatorStarted)
                 if self._download is not None:
                     self._download.on_reconnect(now)
                 if self._upload is not None:
@@ -299,7 +301,7 @@ class Job:
         if (answer := self._answers.final(key)) is not None:
             return [self._reply(answer, key)]
         # A decline while the task is being loaded would count against the device. The coordinator repeats the request.
-        if self._answers.is_superseded(key) or not tasks:
+        if self._answers.is_superseded(key, idle=self.key is None) or not tasks:
             return []
         if continues(self.key, self.request, key, request, downloading=self.state is JobState.DOWNLOADING):
             return self._continue_in_epoch(key, request, event, now)
@@ -713,7 +715,14 @@ def continues(
 
 
 class _AnsweredRequests:
-    """The last accepted and the last declined request: an answer stays the same, and memory stays bounded."""
+    """The last accepted and the last declined request: an answer stays the same, and memory stays bounded.
+
+    Attributes:
+        are_of_before: Whether a coordinator has started since the last accepted request. With the state of a backup it
+            repeats rounds of an epoch that this device already knows.
+    """
+
+    are_of_before = False
 
     def __init__(self) -> None:
         self._accepted: JobKey | None = None
@@ -724,6 +733,7 @@ class _AnsweredRequests:
     def accepted(self, key: JobKey) -> None:
         """The device works on the request."""
         self._accepted, self._settled, self._last = key, False, None
+        self.are_of_before = False
 
     def settled(self) -> None:
         """The coordinator has ended the accepted job."""
@@ -743,10 +753,17 @@ class _AnsweredRequests:
             return self._declined[1]
         return self._last if key == self._accepted else None
 
-    def is_superseded(self, key: JobKey) -> bool:
-        """Return whether a newer request of the same run was answered, or the coordinator has ended this one."""
+    def is_superseded(self, key: JobKey, *, idle: bool) -> bool:
+        """Return whether a newer request of the same run was answered, or the coordinator has ended this one.
+
+        Args:
+            key: The requested job.
+            idle: Whether the device has no job, which an outdated request of the former coordinator would end.
+        """
         if key == self._accepted:
             return self._settled
+        if idle and self.are_of_before:
+            return False
         answered = (self._accepted, self._declined[0] if self._declined else None)
         return any(
             other is not None and other.run == key.run and (key.epoch, key.round) < (other.epoch, other.round)

@@ -19,6 +19,7 @@ from fedpatch.device_agent.job.job_effects import Effect, JobKey
 from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
+    CoordinatorStarted,
     LinkRestored,
     MessageReceived,
     ModelEvaluated,
@@ -283,7 +284,7 @@ class Agent:
             # Not every broker retains the states that devices published before this coordinator was there.
             self._presence.resend_vitals()
             self._publish_state()
-            return self._job.handle(LinkRestored(), now)
+            return self._job.handle(CoordinatorStarted(), now)
         return []
 
     # ---- a work request: limits, storage and preferences decide, then the job answers

@@ -29,6 +29,7 @@ from fedpatch.device_agent.job.job_effects import (
 from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
+    CoordinatorStarted,
     DownloadDamaged,
     DownloadStarted,
     EffectFailed,
@@ -326,6 +327,29 @@ class TestRequest:
         assert ask(job) == []
         assert job.state is JobState.IDLE
         assert replies(ask(job, 2)) == [Accept(10)]
+
+    @pytest.mark.parametrize(
+        "older",
+        [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}, {"round_number": 3, "epoch": 1}],
+        ids=str,
+    )
+    def test_older_round_of_a_coordinator_that_was_restored_from_a_backup_is_accepted(self, older):
+        job = Job(max_blob_bytes=10_000)
+        ask(job, 5, epoch=2)
+        job.handle(MessageReceived(envelope_of(Cancel("late"), 5, epoch=2)), 21.0)
+        assert ask(job, **older) == []
+        job.handle(CoordinatorStarted(), 22.0)
+        assert replies(ask(job, **older)) == [Accept(10)]
+        assert ask(job, older["round_number"] - 1, epoch=older["epoch"]) == []
+
+    def test_job_is_kept_from_older_requests_that_arrive_after_a_coordinator_has_started(self):
+        job = Job(max_blob_bytes=10_000)
+        ask(job, 5, epoch=2)
+        job.handle(CoordinatorStarted(), 21.0)
+        assert ask(job, 4, epoch=2) == []
+        job.handle(MessageReceived(envelope_of(Cancel("late"), 5, epoch=2)), 22.0)
+        assert ask(job, 5, epoch=2) == []
+        assert replies(ask(job, 4, epoch=2)) == [Accept(10)]
 
     def test_request_before_task_is_loaded_is_not_answered(self):
         """The request will be sent again; a decline for lack of tasks would count against the device."""

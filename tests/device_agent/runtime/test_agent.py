@@ -41,6 +41,7 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
+    Cancel,
     Claim,
     CoordinatorState,
     Decline,
@@ -303,6 +304,13 @@ class TestPresence:
         start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
         assert len(ready(wire)) == 3
+
+    def test_coordinator_that_was_restored_from_a_backup_may_repeat_rounds(self, played):
+        over = Received(DOWN, encode(envelope_of(Cancel("late"), 5)), False)
+        former, restored = (stated(CoordinatorState(True, boot)) for boot in ("c1", "c2"))
+        asks, again = asked(5)[0], asked(4)[0]
+        assert played(READY, former, asks, over, again) == [Accept(10)]
+        assert played(READY, former, asks, over, restored, asks, again) == [Accept(10), Accept(10)]
 
     def test_presence_is_published_again_after_the_data_have_grown(self, played):
         wire = Wire()
