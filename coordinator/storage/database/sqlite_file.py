@@ -475,7 +475,8 @@ def _check(db: sqlite3.Connection, path: Path) -> str | None:
     present = tables >= _expected(SCHEMA_VERSION)
     if 0 < version <= SCHEMA_VERSION and tables >= _expected(version) and (version == SCHEMA_VERSION or not present):
         return content_problem(db)  # other programs may have added an index or a view
-    if present:
+    # A later version may have added a table only; damage to the number adds nothing.
+    if present and not (version > SCHEMA_VERSION and _added(tables)):
         return f"it says that it is of version {version}, and its tables are of {SCHEMA_VERSION}"
     _version(db, path)
     return "its tables are not those that were made"
@@ -485,6 +486,11 @@ def _expected(version: int) -> set[tuple[str, ...]]:
     with closing(_in_memory()) as like:
         like.executescript(script(0, version))
         return _schema(like)
+
+
+def _added(tables: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Return what a registry has beside the tables of the present version, without SQLite's own tables."""
+    return {one for one in tables - _expected(SCHEMA_VERSION) if not one[1].startswith("sqlite_")}
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
-from tests.coordinator.registry_builders import driver_of
+from tests.coordinator.registry_builders import change, driver_of, new_run
 from tests.coordinator.storage.test_registry_damage import Content, LogLines, content_of, opened
 
 VERSION_4 = Path(__file__).parent / "registry-version-4.sql"
@@ -77,6 +77,19 @@ def test_older_registry_is_read_without_a_change(tmp_path: Path):
         with pytest.raises(StateError, match="readonly"):
             registry.reopen("r-1")
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_registry_of_a_later_version_with_one_more_table_is_refused_and_left_alone(tmp_path: Path, readonly: bool):
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path) as registry:
+        new_run(registry)
+    later = SCHEMA_VERSION + 1
+    change(path, "CREATE TABLE notes (run TEXT PRIMARY KEY REFERENCES runs (id))", f"PRAGMA user_version = {later}")
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=rf"newer fedpatch \(version {later} of the registry\)"):
+        Registry(path, readonly=readonly)
+    assert path.read_bytes() == before
 
 
 def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
