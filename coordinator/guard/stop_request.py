@@ -53,8 +53,8 @@ def request_stop(state_dir: Path, run: str) -> str:
         raise UsageError(f"run {info.id} is not at work ({info.status}), so there is nothing to stop")
     if not _at_work(fleet_lock_file(state_dir, str(info.settings.get("fleet")))):
         raise UsageError(
-            f"run {info.id} is not at work: its coordinator was killed, or has another state directory than {state_dir}, "
-            "so there is nothing to stop here"
+            f"run {info.id}: no coordinator is at work in {state_dir}; it was killed, and `fedpatch resume {info.id}` goes on, "
+            "or it has another state directory: stop it there"
         )
     path = state_dir / "runs" / info.id / STOP_FILE
     with refusals_of(path):
@@ -67,3 +67,5 @@ def _at_work(lock: Path) -> bool:
         return is_held(lock)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True  # the lock of another user cannot be read
