@@ -14,7 +14,7 @@ from fedpatch.device_agent.bus.home_assistant import OFF, OFFLINE, ON, ONLINE, B
 from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, all_served
 from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
-from fedpatch.shared.errors import FedpatchError, UsageError
+from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.mqtt.tls_context import tls_context
@@ -228,4 +228,9 @@ class Bus:
             answered = {"error": "there is no personal model yet"}
         else:
             answered = answer(self._model, payload, self._features)
-        self._publish(service.target, json.dumps(answered).encode(), False)
+        try:
+            self._publish(service.target, json.dumps(answered).encode(), False)
+        except BrokerError as error:
+            _log.warning("no prediction: %s", str(error).partition(";")[0])  # chunks are no remedy here
+            refused = {"error": "the outputs are too large for the broker"}
+            self._publish(service.target, json.dumps(refused).encode(), False)

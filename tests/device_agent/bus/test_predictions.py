@@ -15,6 +15,7 @@ from fedpatch.device_agent.bus.predictions import MAX_PAYLOAD_BYTES, answer
 from fedpatch.device_agent.bus.service import RELOAD_EVERY_S, Bus, topics_of
 from fedpatch.device_agent.bus.settings import BusSettings
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Received
 from tests.device_agent.exported_models import onnx_of, publish
 from tests.device_agent.toy_tasks import TOY
@@ -92,6 +93,22 @@ def test_any_payload_gives_outputs_or_an_error_that_json_can_hold(payload):
     found = answer(model(), payload)
     assert ("error" in found) != ("outputs" in found)
     json.dumps(found, allow_nan=False)
+
+
+def test_outputs_that_are_too_large_for_the_broker_are_an_error_and_not_the_end(tmp_path):
+    publish(ModelStore(tmp_path / DIRECTORY, 1), 1, onnx_of(TOY, (12,)))
+    settings = BusSettings(state_dir=tmp_path, device_id="pi", serve=("in -> out",), switch=False)
+    sent: list[dict[str, Any]] = []
+
+    def send(topic: str, payload: bytes, retain: bool) -> None:
+        if b'"outputs"' in payload:
+            raise BrokerError("accepts packets of 100 bytes")
+        sent.append(json.loads(payload))
+
+    bus = Bus(settings, topics_of(settings), send)
+    bus.look(0.0)
+    bus.take(Received("in", json.dumps([0.5] * 12).encode(), False))
+    assert sent == [{"error": "the outputs are too large for the broker"}]
 
 
 def test_personal_model_of_a_device_answers_and_is_replaced_by_a_newer_one(tmp_path, monkeypatch):
