@@ -48,11 +48,13 @@ class PatchPolicy:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise unknown_name("patch policy", self.kind, KINDS)
+            error = unknown_name("patch policy", self.kind, KINDS)
+            raise UsageError(f"{error}; named tensors are written as names:fc2.*,bn1.*")
         object.__setattr__(self, "globs", tuple(sorted(set(self.globs))))
         readable = all(glob and glob.isprintable() and not set(glob) & {",", " "} for glob in self.globs)
         if not readable or (self.kind == "names") != bool(self.globs):
-            raise UsageError(f"patch policy {self}: write names: and the private tensors, as in names:fc2.*,bn1.*")
+            shown = str(self).removesuffix(":")
+            raise UsageError(f"patch policy {shown}: write names: and the private tensors, as in names:fc2.*,bn1.*")
         length = len(str(self))
         if length > MAX_TEXT:
             raise UsageError(f"a patch policy has at most {MAX_TEXT} characters, this one {length}; use wider globs")

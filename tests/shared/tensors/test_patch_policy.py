@@ -100,6 +100,8 @@ def test_every_policy_by_name_can_be_printed_and_read(globs):
     ("text", "complaint"),
     [
         ("affin", r"unknown patch policy 'affin'; did you mean 'affine'\?"),
+        ("fc3.*", r"unknown patch policy 'fc3\.\*' .*; named tensors are written as names:fc2\.\*,bn1\.\*$"),
+        ("names", "^patch policy names: write"),
         ("", "unknown patch policy ''"),
         ("Affine", "did you mean 'affine'"),
         ("names", "write names:"),
