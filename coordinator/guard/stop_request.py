@@ -15,7 +15,7 @@ STOP_FILE = "stop-after-round"
 
 
 class StopRequest:
-    """The request of a run. A request from before its start is deleted.
+    """The request of a run.
 
     Args:
         directory: Directory of the run.
@@ -24,13 +24,21 @@ class StopRequest:
     def __init__(self, directory: Path) -> None:
         self._file = directory / STOP_FILE
         self._noted = False
-        with suppress(OSError):
-            self._file.unlink(missing_ok=True)
 
     def poll(self) -> bool:
         """Return whether the request has arrived since the last call."""
         noted, self._noted = self._noted, self._noted or self._file.exists()
         return self._noted and not noted
+
+
+def forget_stop(directory: Path) -> None:
+    """Delete the request of a run from before the start of its coordinator, which calls this when it has locked the fleet.
+
+    Args:
+        directory: Directory of the run.
+    """
+    with suppress(OSError):
+        (directory / STOP_FILE).unlink(missing_ok=True)
 
 
 def request_stop(state_dir: Path, run: str) -> str:

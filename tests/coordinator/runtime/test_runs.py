@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, request_stop
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary
 from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.runtime.connection import REAL
@@ -191,3 +192,26 @@ def test_carried_work_refuses_an_evaluation_only_of_an_unfinished_run(settings, 
         run_execution.evaluate_run(
             settings.state_dir, run, view, broker="mqtt://localhost", ports=replace(REAL, prepare=prepare)
         )
+
+
+def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_and_an_earlier_one_does_not(
+    settings, monkeypatch
+):
+    run = cut_short(settings)
+    directory = run_execution.run_directory(settings.state_dir, run)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / STOP_FILE).touch()
+    earlier = []
+
+    def connect(*_: object) -> None:
+        earlier.append((directory / STOP_FILE).exists())
+        request_stop(settings.state_dir, run)
+        raise Reached
+
+    monkeypatch.setattr(run_execution, "Connection", connect)
+    prepared: Any = SimpleNamespace(schema=SimpleNamespace(digest="5c" * 32))
+    view: Any = SimpleNamespace(say=lambda line: None)
+    ports = replace(REAL, prepare=lambda _: prepared)
+    with pytest.raises(Reached):
+        run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+    assert (earlier, StopRequest(directory).poll()) == ([False], True)
