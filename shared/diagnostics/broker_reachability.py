@@ -125,7 +125,7 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
     assert context is not None
     family, peer = sock.family, sock.getpeername()
     try:
-        secured = _shake_hands(context, broker, sock)
+        secured: tuple[str, str] | None = _shake_hands(context, broker, sock)
     except OSError as error:
         # With TLS 1.2 a broker that requires certificates refuses a client without one within the handshake.
         if files.cert_file is None or _refusal(broker, TlsFiles(), error) is None:
