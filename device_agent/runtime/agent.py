@@ -276,7 +276,8 @@ class Agent:
     def _on_state(self, state: Body, now: float) -> list[Effect]:
         """The coordinator's state, or a state on the device's own topic."""
         if isinstance(state, DeviceState):
-            self._presence.observe(state, now)
+            if self._presence.observe(state, now):
+                self._publish_state()
         elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
             if not self._leader.admits(state.leader_epoch):
                 return []

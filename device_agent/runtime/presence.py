@@ -101,6 +101,7 @@ class Presence:
     ) -> None:
         self.connected = False
         self.problem = ""  # for status.json
+        self._is_shown = False  # whether the own state has come back on this connection
         self._identity = identity
         self._link = link
         self._detector = detector
@@ -115,7 +116,7 @@ class Presence:
 
     def link_up(self, *, retain: bool) -> None:
         """A connection began; `retain`: the broker keeps retained messages."""
-        self.connected, self._retain = True, retain
+        self.connected, self._retain, self._is_shown = True, retain, False
         self._detector.connected()
         self.resend_vitals()
 
@@ -176,10 +177,18 @@ class Presence:
         if vitals is not None:
             self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(Envelope(vitals)))
 
-    def observe(self, state: DeviceState, now: float) -> None:
-        """Take a state from the device's own topic: another agent with this id may have published it."""
+    def observe(self, state: DeviceState, now: float) -> bool:
+        """Take a state from the device's own topic: another agent with this id may have published it.
+
+        Returns:
+            Whether the last will of a connection that was replaced has just replaced the state of this one.
+        """
         if self._detector.observe(state, now):
             self._report_duplicate()
+        if state.boot != self._identity.boot:
+            return False
+        is_replaced, self._is_shown = self._is_shown and not state.online, state.online
+        return is_replaced
 
     def tick(self, now: float) -> None:
         """Let time pass."""

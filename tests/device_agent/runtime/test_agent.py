@@ -64,6 +64,7 @@ UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
 ECHO = "the published state of the agent"
+WILL = "the last will of an earlier connection of the agent"
 
 
 def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST) -> list[Received]:
@@ -108,9 +109,9 @@ def played(tmp_path, monkeypatch):
             status=StatusFile(tmp_path, {}),
             leader=LeaderEpoch(tmp_path, "lab"),
         )
-        own = DeviceState(online=True, boot=identity.boot)
+        own = {ECHO: DeviceState(online=True, boot=identity.boot), WILL: DeviceState(online=False, boot=identity.boot)}
         for event in (CONNECTED, *events, Stop(7)):
-            queue.put(stated(own) if event == ECHO else event)
+            queue.put(stated(own[event]) if isinstance(event, str) else event)
         assert agent.run() == 7
         return wire.up
 
@@ -297,6 +298,11 @@ class TestPresence:
         answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
+
+    def test_presence_is_published_again_after_the_will_of_a_replaced_connection_came_late(self, played):
+        wire = Wire()
+        played(READY, WILL, ECHO, WILL, WILL, ECHO, CONNECTED, WILL, ECHO, wire=wire)
+        assert len(ready(wire)) == 1 + 1 + 1
 
     def test_presence_is_published_to_each_coordinator_once(self, played):
         """Another boot is another coordinator; a process that only claims the fleet is not a coordinator."""
