@@ -238,13 +238,18 @@ class Job:
                 return self._message(event.envelope, now)
             case ChunkReceived():
                 return self._chunk(event.chunk, now)
-            case LinkRestored() | CoordinatorStarted():
-                self._answers.are_of_before |= isinstance(event, CoordinatorStarted)
-                if self._download is not None:
-                    self._download.on_reconnect(now)
-                if self._upload is not None:
-                    self._upload.on_reconnect(now)
+            case CoordinatorStarted():
+                self._answers.coordinator_is_new = True
+                self._on_reconnect(now)
+            case LinkRestored():
+                self._on_reconnect(now)
         return []
+
+    def _on_reconnect(self, now: float) -> None:
+        if self._download is not None:
+            self._download.on_reconnect(now)
+        if self._upload is not None:
+            self._upload.on_reconnect(now)
 
     def _completed(self, event: Completion, now: float) -> list[Effect]:
         match event:
@@ -718,11 +723,11 @@ class _AnsweredRequests:
     """The last accepted and the last declined request: an answer stays the same, and memory stays bounded.
 
     Attributes:
-        are_of_before: Whether a coordinator has started since the last accepted request. With the state of a backup it
+        coordinator_is_new: Whether a coordinator has started since the last accepted request. With the state of a backup it
             repeats rounds of an epoch that this device already knows.
     """
 
-    are_of_before = False
+    coordinator_is_new = False
 
     def __init__(self) -> None:
         self._accepted: JobKey | None = None
@@ -733,7 +738,9 @@ class _AnsweredRequests:
     def accepted(self, key: JobKey) -> None:
         """The device works on the request."""
         self._accepted, self._settled, self._last = key, False, None
-        self.are_of_before = False
+        if self.coordinator_is_new:
+            self._declined = None  # a restored coordinator may not have reached this round again
+        self.coordinator_is_new = False
 
     def settled(self) -> None:
         """The coordinator has ended the accepted job."""
@@ -760,10 +767,10 @@ class _AnsweredRequests:
             key: The requested job.
             idle: Whether the device has no job, which an outdated request of the former coordinator would end.
         """
+        if idle and self.coordinator_is_new:
+            return False
         if key == self._accepted:
             return self._settled
-        if idle and self.are_of_before:
-            return False
         answered = (self._accepted, self._declined[0] if self._declined else None)
         return any(
             other is not None and other.run == key.run and (key.epoch, key.round) < (other.epoch, other.round)

@@ -330,7 +330,12 @@ class TestRequest:
 
     @pytest.mark.parametrize(
         "older",
-        [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}, {"round_number": 3, "epoch": 1}],
+        [
+            {"round_number": 5, "epoch": 2},
+            {"round_number": 4, "epoch": 2},
+            {"round_number": 9, "epoch": 1},
+            {"round_number": 3, "epoch": 1},
+        ],
         ids=str,
     )
     def test_older_round_of_a_coordinator_that_was_restored_from_a_backup_is_accepted(self, older):
@@ -348,8 +353,18 @@ class TestRequest:
         job.handle(CoordinatorStarted(), 21.0)
         assert ask(job, 4, epoch=2) == []
         job.handle(MessageReceived(envelope_of(Cancel("late"), 5, epoch=2)), 22.0)
-        assert ask(job, 5, epoch=2) == []
         assert replies(ask(job, 4, epoch=2)) == [Accept(10)]
+
+    def test_older_rounds_are_accepted_after_a_restore_though_a_later_round_was_declined(self):
+        job = Job(max_blob_bytes=10_000)
+        ask(job, 6, epoch=2)
+        job.handle(MessageReceived(envelope_of(Cancel("late"), 6, epoch=2)), 21.0)
+        job.handle(requested(envelope_of(REQUEST, 9, epoch=2), TASKS, AdmissionDecision(False, "on battery")), 21.0)
+        job.handle(CoordinatorStarted(), 22.0)
+        for number in (5, 6):
+            assert replies(ask(job, number, epoch=2)) == [Accept(10)]
+            job.handle(MessageReceived(envelope_of(Cancel("late"), number, epoch=2)), 23.0)
+        assert replies(ask(job, 9, epoch=2)) == [Accept(10)]
 
     def test_request_before_task_is_loaded_is_not_answered(self):
         """The request will be sent again; a decline for lack of tasks would count against the device."""
