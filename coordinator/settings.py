@@ -157,7 +157,7 @@ class RoundSettings(Settings):
         ge=0,
         le=1_000_000,
         unit="rounds",
-        help="Rounds between measurements of learning alone; 0: never.",
+        help="Training rounds between measurements of learning alone; 0: never.",
     )
     max_failed_rounds: int = _rounds(3, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 

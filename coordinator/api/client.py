@@ -244,8 +244,12 @@ class Client:
 
         found = find_to_resume(self._named, run)
         must_exist(found / REGISTRY_FILE)  # raises before a registry is created
-        terms: dict[str, Any] = {"broker": broker, "password": password, "participation": participation}
-        terms["insecure"] = insecure
+        terms: dict[str, Any] = {
+            "broker": broker,
+            "password": password,
+            "participation": participation,
+            "insecure": insecure,
+        }
         file = None if password_file is None else Path(password_file)
         return play_here(
             lambda view, ports: evaluate_run(found, run, view, password_file=file, ports=ports, **terms), progress

@@ -238,7 +238,7 @@ def stop(run: Run, state_dir: StateDir = None) -> None:
     """Stop a run after its open round, or at once between rounds; `fedpatch resume` goes on with it.
 
     The coordinator sees the request within two seconds and ends as after Ctrl-C (exit code 130), but no device is
-    interrupted.
+    interrupted. Exit code 2: no coordinator is at work on the run in this state directory.
     """
     say(_client(state_dir, run).stop(run))
 

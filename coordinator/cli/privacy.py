@@ -52,7 +52,7 @@ def plan(
         epsilon=epsilon,
         delta=delta,
         groups=_groups(dp, devices, group_size, threshold),
-        # The grid of a run has room for the largest group that its settings allow, for any number of devices.
+        # The grid of a run has room for its largest group, which min_group can raise to MAX_GROUP.
         group_max=MAX_GROUP,
     )
     if why := delta_problem(delta, devices):

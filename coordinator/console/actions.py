@@ -49,6 +49,6 @@ def stop_run(state_dir: Path, run: str) -> str:
     """Ask the coordinator of a run to stop after its open round, as `fedpatch stop` does; return the result in words.
 
     Raises:
-        UsageError: There is no such run, or it is not running.
+        UsageError: There is no such run, or no coordinator works on it in this directory.
     """
     return request_stop(state_dir, run)

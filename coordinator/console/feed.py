@@ -45,7 +45,7 @@ class RegistryReader:
     """The runs, rounds and devices in the registry of a state directory, as a snapshot.
 
     The file may come later, be replaced or be damaged: then the last content stays, and `problem` has the reason. A registry
-    that was copied when it was opened, as one of an earlier version is, is opened again after a change, once in _RETRY_S.
+    that was copied when it was opened, such as one of an earlier version, is opened again after a change, once in _RETRY_S.
 
     Args:
         state_dir: The state directory.

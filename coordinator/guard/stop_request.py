@@ -32,7 +32,7 @@ class StopRequest:
 
 
 def forget_stop(directory: Path) -> None:
-    """Delete the request of a run from before the start of its coordinator, which calls this when it has locked the fleet.
+    """Delete an earlier request to stop a run. The coordinator calls this after it has locked the fleet.
 
     Args:
         directory: Directory of the run.
@@ -61,8 +61,8 @@ def request_stop(state_dir: Path, run: str) -> str:
         raise UsageError(f"run {info.id} is not at work ({info.status}), so there is nothing to stop")
     if not _at_work(fleet_lock_file(state_dir, str(info.settings.get("fleet")))):
         raise UsageError(
-            f"run {info.id}: no coordinator is at work in {state_dir}; it was killed, and `fedpatch resume {info.id}` goes on, "
-            "or it has another state directory: stop it there"
+            f"run {info.id}: no coordinator is at work in {state_dir}, so there is nothing to stop; if it was killed, "
+            f"`fedpatch resume {info.id}` continues the run; if it has another state directory, name that one (--state-dir)"
         )
     path = state_dir / "runs" / info.id / STOP_FILE
     with refusals_of(path):
@@ -76,4 +76,4 @@ def _at_work(lock: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # the lock of another user cannot be read
+        return True  # the lock of another user; writing the request raises the error with its remedy

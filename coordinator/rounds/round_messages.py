@@ -725,7 +725,7 @@ class ActiveRound:
     def _resume_groups(
         self, known: RoundJournal, terms: SecureTerms, sums: Collection[str], now: float
     ) -> RoundJournal:
-        """Begin or continue masking; return the journal with the phase of masking. With damaged steps the round will fail."""
+        """Begin or continue masking; return the journal with its phase. If a saved step is damaged, `begin` fails the round."""
         spec, entries = self._spec, self._opening.masking
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)

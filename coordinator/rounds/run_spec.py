@@ -80,7 +80,7 @@ class RunSpec:
         auto_deadline: Whether the deadline follows from earlier rounds (`policy_of`). The deadline in `policy` is then that of
             the first round.
         longest_pause_s: Longest pause after a failed round, in seconds.
-        independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
+        independent_every: Training rounds from one measurement of learning alone to the next; 0 for never.
         evaluate_every: Training rounds from one evaluate round to the next; 0 for never.
         evaluate_participation: Share of the fleet that an evaluate round asks, above 0 and at most 1.
         evaluates_only: Whether the run has one evaluate round and no training.

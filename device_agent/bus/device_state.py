@@ -92,7 +92,7 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
     elif status.get("admission") == "preferences":
         reasons += [str(words) for words in status.get("unwilling", ())]
     else:
-        reasons += _reasons_of_file(status.get("admission", ""))
+        reasons += _reasons_of_file(str(status.get("admission", "")))
     return reasons
 
 
@@ -101,6 +101,7 @@ def _reasons_of_file(admission: str) -> list[str]:
     if not admission.startswith("file:"):
         return []
     order = parse_admission_mode(admission)
+    # Not text_of, which would log a warning at each look.
     try:
         text = Path(order.path).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -144,7 +144,7 @@ class Bus:
 
     @property
     def filters(self) -> list[str]:
-        """Filters of the topics to subscribe to; none that another covers, since brokers deliver a message for each filter."""
+        """Filters to subscribe to, without those that another one covers: a broker may deliver a message once for each."""
         own = [self._topics.may_work] if self._settings.switch else []
         services = list({service.source: service for service in self._services}.values())
         for one in tuple(services):
@@ -231,6 +231,6 @@ class Bus:
         try:
             self._publish(service.target, json.dumps(answered).encode(), False)
         except BrokerError as error:
-            _log.warning("no prediction: %s", str(error).partition(";")[0])  # chunks are no remedy here
+            _log.warning("no prediction: %s", str(error).partition(";")[0])  # its remedy is for a run
             refused = {"error": "the outputs are too large for the broker"}
             self._publish(service.target, json.dumps(refused).encode(), False)

@@ -65,6 +65,8 @@ class ServedTopic:
     def takes(self, topic: str) -> bool:
         """Return whether a topic matches `source` (MQTT 5.0, section 4.7)."""
         levels, wanted = topic.split("/"), self.source.split("/")
+        if topic.startswith("$") and wanted[0] in ("+", "#"):
+            return False  # MQTT 5.0, section 4.7.2
         for number, level in enumerate(wanted):
             if level == "#":
                 return True

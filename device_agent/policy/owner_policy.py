@@ -294,7 +294,7 @@ FRESH_S = 1.0
 NOTE_BYTES = 4 * 2**20
 """Traffic after which the usage of the current work is noted: a device that loses its power forgets less than that."""
 NOTE_TRAINING_S = 300.0
-"""Training after which it is noted; at most so much of it counts on the next day if it goes on past midnight."""
+"""Seconds of training after which they are noted. At most this much of a training before midnight counts on the next day."""
 
 _OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.METERED, Condition.TRAFFIC_SPENT})
 
@@ -410,12 +410,12 @@ class OwnerPolicy:
         return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
-        """Let time pass: ask for facts when they are due, and note usage of a job at its end or once it is much."""
+        """Let time pass: ask for facts when they are due, and note the usage of a job at its end and at the limits above."""
         trains = job.state is JobState.TRAINING and not job.paused
         self._own_load.see(trains, now)
         spent = self.meter.spent(now)
-        much = spent.traffic_bytes >= NOTE_BYTES or spent.training_s >= NOTE_TRAINING_S
-        if self.meter.trains(trains, now) or job.key is None or much:
+        is_due = spent.traffic_bytes >= NOTE_BYTES or spent.training_s >= NOTE_TRAINING_S
+        if self.meter.trains(trains, now) or job.key is None or is_due:
             self._usage.note(self.meter.take(now))
         if job.awaits_clearance and job.key != self._awaited:
             self._awaited = job.key

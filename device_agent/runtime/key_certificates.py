@@ -54,7 +54,7 @@ class CertificateFiles:
         try:
             certificate, private_key = _read(self._files.cert_file), _read(key_file, private=True)
         except WireError as error:
-            # The decline goes to the coordinator, which learns no path of this device.
+            # The coordinator receives the text of the decline, so it contains no path.
             _log.error("%s", error)
             raise WireError("this device cannot use its certificate or key; its log names the file") from None
         return sign_keys(self._device, keys, request, certificate=certificate, private_key=private_key)

@@ -101,7 +101,7 @@ class Presence:
     ) -> None:
         self.connected = False
         self.problem = ""  # for status.json
-        self._is_shown = False  # whether the own state has come back on this connection
+        self._is_shown = False  # whether the broker has sent the own state back on this connection
         self._identity = identity
         self._link = link
         self._detector = detector

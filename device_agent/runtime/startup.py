@@ -212,7 +212,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
 
 
 def _admission_for_others(admission: str) -> str:
-    """Return the admission mode for programs in another working directory: a file has its whole path."""
+    """Return the admission mode for status.json, with the absolute path of its file: readers may have another directory."""
     order = parse_admission_mode(admission)
     return f"file:{Path(order.path).absolute()}" if order.path else admission
 

@@ -20,7 +20,7 @@ class Cancelled(Exception):
 
 
 def evaluation_batches(count: int, batch_size: int = EVALUATION_BATCH) -> list[slice]:
-    """Return the batches of `count` examples. None has a single example, which a model that ends with `squeeze()` cannot take.
+    """Return the batches of `count` examples, without a last one of a single example, which some models cannot take.
 
     The last batch may have fewer examples than `batch_size`, or one more.
     """

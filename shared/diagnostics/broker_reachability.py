@@ -166,9 +166,9 @@ def _shake_hands(context: ssl.SSLContext, broker: BrokerUrl, sock: socket.socket
 
 
 def _refusal(broker: BrokerUrl, files: TlsFiles, error: OSError) -> TrustError | None:
-    if isinstance(error, ssl.SSLCertVerificationError):
+    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLCertVerificationError):
         return None
-    return refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
+    return refused_by_broker(broker, files, error)
 
 
 def _report_failure(broker: BrokerUrl, files: TlsFiles, error: OSError, checkup: Checkup) -> None:

@@ -28,8 +28,16 @@ from fedpatch.simulator.spec.study import EVERYTHING, Outcome, Study
 TUNING_SEED = 1000
 """The seed on which a learning rate is chosen. No figure of a comparison uses it."""
 _OWN_TERMS = (
-    *("strategy", "server_learning_rate", "private", "prox", "phases", "personal", "finish"),
-    *("seed", "learning_rate", "target_ua"),
+    "strategy",
+    "server_learning_rate",
+    "private",
+    "prox",
+    "phases",
+    "personal",
+    "finish",
+    "seed",
+    "learning_rate",
+    "target_ua",
 )
 
 Key = tuple[str, str, float, int]

@@ -103,9 +103,11 @@ class Database(ABC):
 
     @abstractmethod
     def lead(self, fleet: str, epoch: int | None = None) -> int:
-        """Keep other coordinators of a fleet from this database until it is closed; return the least next epoch of a run.
+        """Keep other coordinators of a fleet from this database until it is closed.
 
-        Without standbys it is above the epochs of all former leaders, which may have folders in the store; 0 if there are none.
+        Returns:
+            The least next epoch of a run: without standbys above the epochs of all former leaders, which may have folders in
+            the store; 0 if there are none.
 
         Args:
             fleet: Name of the fleet.

@@ -48,7 +48,7 @@ def test_record_has_worst_device_and_metric():
     assert RoundRecord.from_dict(record.to_dict()) == record
 
 
-def test_evaluate_rounds_are_no_rounds_of_the_result(capsys):
+def test_last_line_of_a_run_counts_no_evaluate_rounds(capsys):
     """The third round measured the model, without training."""
     measured = replace(RECORD, round=4, outcome="evaluated")
     summary = RunSummary("run-1", "max_rounds", 0.31, "", [replace(RECORD, round=2), RECORD, measured])

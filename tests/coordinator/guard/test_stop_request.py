@@ -42,7 +42,7 @@ def test_run_without_a_coordinator_at_work_here_is_refused(tmp_path, killed):
     (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
     if killed:
         FileLock(fleet_lock_file(tmp_path, "lab"), "held").release()
-    with pytest.raises(UsageError, match=f"no coordinator is at work in {tmp_path}; .*`fedpatch resume {run}`"):
+    with pytest.raises(UsageError, match=f"no coordinator is at work in {tmp_path}, .*`fedpatch resume {run}`"):
         request_stop(tmp_path, run)
     assert not (tmp_path / "runs" / run / STOP_FILE).exists()
 

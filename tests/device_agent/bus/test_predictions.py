@@ -95,7 +95,7 @@ def test_any_payload_gives_outputs_or_an_error_that_json_can_hold(payload):
     json.dumps(found, allow_nan=False)
 
 
-def test_outputs_that_are_too_large_for_the_broker_are_an_error_and_not_the_end(tmp_path):
+def test_outputs_beyond_the_brokers_limit_are_answered_with_an_error(tmp_path):
     publish(ModelStore(tmp_path / DIRECTORY, 1), 1, onnx_of(TOY, (12,)))
     settings = BusSettings(state_dir=tmp_path, device_id="pi", serve=("in -> out",), switch=False)
     sent: list[dict[str, Any]] = []

@@ -70,10 +70,10 @@ def test_systemd_understands_every_line(analyze, tmp_path, which):
 
 @pytest.mark.parametrize("which", ["agent", "coordinator", "relay"])
 def test_the_service_is_well_confined(analyze, tmp_path, which):
-    """The exposure level of systemd is at most 2.1 of 10, which systemd rates as OK."""
+    """The exposure level of systemd is at most 2.1 of 10 for the agent and 2.0 for the others, which systemd rates as OK."""
     path = tmp_path / "fedpatch-one.service"
     path.write_text(UNITS[which].text())
-    done = analyze("security", "--offline=true", "--threshold=21", path)
+    done = analyze("security", "--offline=true", f"--threshold={21 if which == 'agent' else 20}", path)
     assert done.returncode == 0, done.stdout
     assert "OK" in done.stdout.splitlines()[-1]
 

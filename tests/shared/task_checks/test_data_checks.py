@@ -181,7 +181,7 @@ def test_data_problems_are_reported_together():
 
 @pytest.mark.parametrize("task", [PLAIN, TASK], ids=["plain", "with prepare"])
 @pytest.mark.parametrize("val_x", [np.empty((0, 3), np.float32), np.array([])], ids=["shaped", "bare"])
-def test_empty_validation_part_is_no_fault(val_x, task):
+def test_empty_validation_part_of_any_shape_passes(val_x, task):
     """`numpy.array([])` has no shape of an example."""
     found = checked(task, _data(val_x=val_x, val_y=np.array([])), HOLDER).data.val_x
     assert found is not None and len(found) == 0

@@ -132,7 +132,7 @@ def masked_by_devices(members, blobs, layout):
     ("clients", "size", "sizes"),
     [(10, 32, [10]), (33, 32, [17, 16]), (64, 32, [32, 32]), (9, 8, [9]), (20, 8, [10, 10])],
 )
-def test_groups_and_their_grid_are_those_of_a_run(clients, size, sizes):
+def test_simulated_groups_and_grid_equal_those_of_a_run(clients, size, sizes):
     """A run forms no group below min_group, which is 8 by default, but larger ones."""
     groups = list(groups_of(range(clients), size))
     assert [len(group) for group in groups] == sizes

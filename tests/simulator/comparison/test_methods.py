@@ -129,7 +129,7 @@ def test_file_of_other_terms_is_refused_with_their_names(tmp_path):
     assert "epochs" in str(done.exception)
 
 
-def test_another_strategy_is_added_to_the_file_of_the_first(tmp_path):
+def test_compare_adds_a_strategy_with_a_server_rate_to_an_existing_folder(tmp_path):
     """`fedadam` brings a rate of the server, which `compare` has no option for."""
     for strategy in ("fedavg", "fedadam"):
         terms = [*COMPARE, "--methods", "fedavg", "--strategy", strategy, "--out", str(tmp_path)]
