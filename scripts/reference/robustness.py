@@ -32,6 +32,11 @@ def page() -> str:
         spread=spread({name: cells[name] for name in ("digits", "MNIST")}, 0.2),
         seeds=seeds([*attacked(cells["digits"], 0.2), *attacked(cells["MNIST"], 0.2)]),
         shares=shares(cells["digits"], (0.1, 0.2, 0.4)),
+        failing=" and ".join(
+            _entry_of(read_cells(FOLDER / FLOWER), rule, "ipm:2") for rule in ("FedMedian", "MultiKrum")
+        ),
+        centred=_behind_mean(cells["digits"], "centred", "ipm:2"),
+        centred_mnist=_behind_mean(cells["MNIST"], "centred", "ipm:2"),
         backdoor=backdoor(cells.values(), 0.2),
         found=found(cells["digits"], 0.2, ("mean/auto:2", "centred/auto:2")),
     )
@@ -98,7 +103,7 @@ def _cost(rule: str, cells: Sequence[RobustnessCell]) -> str:
     if rule == _MEAN:
         return f"{accuracy:.3f}"
     points = 100 * statistics.fmean(by_seed[rule, seed] - by_seed[_MEAN, seed] for seed in own)
-    return f"{accuracy:.3f}, {points:+.2f}"
+    return f"{accuracy:.3f}, {round(points, 2) + 0.0:+.2f}"  # no -0.00
 
 
 def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
@@ -176,6 +181,18 @@ def flower(cells: Sequence[RobustnessCell]) -> str:
 
 def _entry(row: RobustnessRow | None) -> str:
     return "-" if row is None else f"{row.user_accuracy:.3f}"
+
+
+def _entry_of(cells: Sequence[RobustnessCell], rule: str, attack: str) -> str:
+    """Return the user accuracy of a rule under an attack."""
+    [row] = [row for row in summarise(whole_seeds(cells)) if (row.defence, row.attack) == (rule, attack)]
+    return f"{row.user_accuracy:.2f}"
+
+
+def _behind_mean(cells: Sequence[RobustnessCell], rule: str, attack: str) -> str:
+    """Return the points of user accuracy by which a rule is behind the mean under an attack by 20 % of the devices."""
+    own = {row.defence: row.user_accuracy for row in attacked(cells, 0.2) if row.attack == attack}
+    return f"{100 * (own[_MEAN] - own[rule]):.0f}"
 
 
 def backdoor(cells: Iterable[Sequence[RobustnessCell]], share: float) -> str:
