@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -137,12 +138,15 @@ def _add_init(group: typer.Typer) -> None:
 
 def _tell_next(directory: Path) -> None:
     made = (directory / "broker" / "broker.crt").exists()
-    has = f"{directory}/broker/ has its" if made else "fedpatch ca broker --broker-name HOST makes its"
+    place = "" if directory == ca_directory(None) else f" --ca-dir {shlex.quote(str(directory))}"
+    has = f"{directory}/broker/ has its" if made else f"fedpatch ca broker --broker-name HOST{place} makes its"
+    ca, cert, key = (
+        shlex.quote(f"{directory}/{name}") for name in ("ca.crt", "coordinator/client.crt", "coordinator/client.key")
+    )
     say(
         f"broker: {has} certificate and key; the CA is {directory}/ca.crt, its list {directory}/ca.crl",
-        f"coordinator: --ca-file {directory}/ca.crt --cert-file {directory}/coordinator/client.crt "
-        f"--key-file {directory}/coordinator/client.key",
-        "devices: fedpatch device add ID --broker mqtts://HOST --out FILE",
+        f"coordinator: --ca-file {ca} --cert-file {cert} --key-file {key}",
+        f"devices: fedpatch device add ID --broker mqtts://HOST --out FILE{place}",
     )
 
 

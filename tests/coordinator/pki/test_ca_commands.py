@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -106,9 +107,15 @@ def test_damaged_key_is_refused_with_the_command_that_makes_another_and_records_
     well(fedpatch("ca", part))
 
 
-def test_ca_init_without_broker_names_prints_the_next_command(fedpatch: Program, tmp_path: Path):
-    done = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
-    assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in done
+def test_commands_that_init_prints_name_a_folder_that_is_not_the_default_one(fedpatch: Program, tmp_path: Path):
+    folder = tmp_path / "our CA"
+    done = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", folder)).err
+    assert f"broker: fedpatch ca broker --broker-name HOST --ca-dir '{folder}' makes its certificate and key" in done
+    assert f"coordinator: --ca-file '{folder}/ca.crt' --cert-file '{folder}/coordinator/client.crt'" in done
+    [command] = [line for line in done.splitlines() if line.startswith("devices: fedpatch ")]
+    words = {"ID": "pi-1", "FILE": tmp_path / "pi-1"}
+    well(fedpatch(*(words.get(word, word) for word in shlex.split(command.removeprefix("devices: fedpatch ")))))
+    assert (tmp_path / "pi-1").exists()
 
 
 @pytest.mark.slow
