@@ -13,6 +13,7 @@ from typing import ClassVar
 from fedpatch.shared.config.fields import NAME_OR_EMPTY, Pattern, setting
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.mqtt.outbox import topic_pattern
 
 _BUS = "Bus"
 _SERVICE = "Predictions"
@@ -64,15 +65,9 @@ class ServedTopic:
 
     def takes(self, topic: str) -> bool:
         """Return whether a topic matches `source` (MQTT 5.0, section 4.7)."""
-        levels, wanted = topic.split("/"), self.source.split("/")
-        if topic.startswith("$") and wanted[0] in ("+", "#"):
-            return False  # MQTT 5.0, section 4.7.2
-        for number, level in enumerate(wanted):
-            if level == "#":
-                return True
-            if number >= len(levels) or level not in ("+", levels[number]):
-                return False
-        return len(levels) == len(wanted)
+        if topic.startswith("$") and self.source.startswith(("+", "#")):
+            return False  # section 4.7.2
+        return topic_pattern((self.source,)).fullmatch(topic) is not None
 
     def covers(self, other: ServedTopic) -> bool:
         """Return whether each topic that matches the `source` of the other one matches this `source`."""

@@ -15,7 +15,7 @@ from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
-from fedpatch.shared.mqtt.tls_errors import TrustError, distrusted, refused_by_broker
+from fedpatch.shared.mqtt.tls_errors import TrustError, refused_by_broker, trust_error_of
 from fedpatch.shared.mqtt.url import BrokerUrl
 
 STEP_TIMEOUT_S = 4.0
@@ -128,7 +128,8 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
         secured: tuple[str, str] | None = _shake_hands(context, broker, sock)
     except OSError as error:
         # With TLS 1.2 a broker that requires certificates refuses a client without one within the handshake.
-        if files.cert_file is None or _refusal(broker, TlsFiles(), error) is None:
+        is_refused = isinstance(error, ssl.SSLError) and refused_by_broker(broker, TlsFiles(), error) is not None
+        if files.cert_file is None or not is_refused:
             _report_failure(broker, TlsFiles(files.ca_file), error, checkup)
             return False
         secured = _with_own_certificate(broker, files, (family, peer), checkup)
@@ -165,19 +166,10 @@ def _shake_hands(context: ssl.SSLContext, broker: BrokerUrl, sock: socket.socket
         return str((secured.getpeercert() or {}).get("notAfter", "")), str(secured.version())
 
 
-def _refusal(broker: BrokerUrl, files: TlsFiles, error: OSError) -> TrustError | None:
-    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLCertVerificationError):
-        return None
-    return refused_by_broker(broker, files, error)
-
-
 def _report_failure(broker: BrokerUrl, files: TlsFiles, error: OSError, checkup: Checkup) -> None:
     """Add the finding of a failed handshake."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        fault = distrusted(broker, files, error)
-    elif refusal := _refusal(broker, files, error):
-        fault = refusal
-    else:
+    fault = trust_error_of(broker, files, error)
+    if fault is None:
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         remedy = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
         fault = TrustError(f"no TLS with {broker}: {reason}", broker.scheme_hint or remedy)

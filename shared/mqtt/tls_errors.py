@@ -59,10 +59,24 @@ def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) ->
     Returns:
         The fault, or None if the error is not about certificates.
     """
+    found = trust_error_of(broker, files, error)
+    return None if found is None else found.fault()
+
+
+def trust_error_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> TrustError | None:
+    """Return the problem for an error of the TLS library.
+
+    Args:
+        broker: The broker's address.
+        files: TLS files of the connection.
+        error: Error of the connection.
+
+    Returns:
+        Problem and remedy, or None if the error is not about certificates.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return distrusted(broker, files, error).fault()
-    refusal = refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
-    return None if refusal is None else refusal.fault()
+        return distrusted(broker, files, error)
+    return refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
 
 
 def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificationError) -> TrustError:

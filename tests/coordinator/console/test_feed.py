@@ -60,17 +60,17 @@ def test_other_fleets_stay_out(tmp_path):
         assert len(RegistryReader(tmp_path, None).look(Snapshot(), 0.0).devices) == 3
 
 
-def _made_older(state_dir):
-    """Give the registry the tables of the version before, as a coordinator of that version would leave it."""
+def _reader_of_older(state_dir, **contents):
+    """Read a registry with the tables of the version before, as a coordinator of that version would leave it."""
+    with filled(state_dir, **contents):
+        pass
     change(state_dir / REGISTRY_FILE, "ALTER TABLE open_rounds DROP COLUMN departed", "PRAGMA user_version = 10")
+    reader = RegistryReader(state_dir, FLEET)
+    return reader, reader.look(Snapshot(), 0.0)
 
 
 def test_registry_of_an_earlier_version_is_followed_once_a_run_has_migrated_it(tmp_path):
-    with filled(tmp_path, rounds=1):
-        pass
-    _made_older(tmp_path)
-    reader = RegistryReader(tmp_path, FLEET)
-    first = reader.look(Snapshot(), 0.0)
+    reader, first = _reader_of_older(tmp_path, rounds=1)
     assert reader.problem == "" and [row["n"] for row in first.rounds] == [1]
     assert reader.look(first, 2.0) is first
     with Registry(tmp_path / REGISTRY_FILE) as registry:
@@ -82,11 +82,7 @@ def test_registry_of_an_earlier_version_is_followed_once_a_run_has_migrated_it(t
 
 
 def test_registry_of_an_earlier_version_is_followed_while_its_coordinator_writes(tmp_path):
-    with filled(tmp_path, devices=1):
-        pass
-    _made_older(tmp_path)
-    reader = RegistryReader(tmp_path, FLEET)
-    first = reader.look(Snapshot(), 0.0)
+    reader, first = _reader_of_older(tmp_path, devices=1)
     with closing(sqlite3.connect(tmp_path / REGISTRY_FILE)) as coordinator:
         coordinator.execute("UPDATE devices SET version = '0.0.9'")
         coordinator.commit()  # into SQLite's log
