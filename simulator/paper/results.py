@@ -2,7 +2,7 @@
 
 results/table2/mnist/fedavg/affine/W200/C1.0-seed0.json      finished
 results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0/   state to resume from
-results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.json   completed rounds
+results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.json   completed rounds, commit and processor
 results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.lock   held by the process that computes it
 """
 
@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ class Result:
     `curve[t]` is the user accuracy after t completed rounds, `p10[t]` its 10th percentile over the clients. `train_loss[t]` is
     the mean over the steps of round t + 1, None if it was not finite. These three are rounded; `rounds_to_target` is not
     affected. `dataset` names the data, `started_at` is in UTC, `seconds` is computing time. `commit` and `processor` are None
-    in results of earlier versions; `commit` also if the code is not in a checkout. `diverged` is the error of a training with
+    in results of earlier versions; `commit` also if the code is not in a checkout. They name two, as `A, then B`, if the
+    simulation was resumed with another one. `diverged` is the error of a training with
     non-finite or too large values, which ended the simulation.
     """
 
@@ -168,9 +169,16 @@ class Results:
         done = values.get("rounds")
         return done if isinstance(done, int) else 0
 
-    def note_progress(self, cell: Cell, seed: int, rounds: int) -> None:
-        """Write the completed rounds for `rounds_done`; only progress uses them, so they may be old."""
-        _write_json(self._progress(cell, seed), {"rounds": rounds})
+    def note_progress(self, cell: Cell, seed: int, rounds: int, origin: ResultOrigin) -> None:
+        """Write the completed rounds, which may be old, and the origin: for `rounds_done` and `resumed_origin`."""
+        noted = {"rounds": rounds, "commit": origin.commit, "processor": origin.processor}
+        _write_json(self._progress(cell, seed), noted)
+
+    def resumed_origin(self, cell: Cell, seed: int, origin: ResultOrigin) -> ResultOrigin:
+        """Return `origin` with the commit and the processor of the rounds that a resumed simulation has completed before."""
+        noted = read_json(self._progress(cell, seed)) or {}
+        commit, processor = (_followed(noted.get(name), getattr(origin, name)) for name in ("commit", "processor"))
+        return replace(origin, commit=commit, processor=processor)
 
     def write(self, cell: Cell, seed: int, result: Result) -> None:
         """Write a finished result, and delete its state and progress."""
@@ -199,6 +207,13 @@ class Results:
 
     def _progress(self, cell: Cell, seed: int) -> Path:
         return self.saved(cell, seed).with_name(f"{self.saved(cell, seed).name}.json")
+
+
+def _followed(before: object, now: str | None) -> str | None:
+    """Return `A, then B` if rounds were computed with A before and are computed with B now."""
+    if not isinstance(before, str) or now is None:
+        return now
+    return before if before == now or before.endswith(f", then {now}") else f"{before}, then {now}"
 
 
 def _plain(result: Result) -> dict[str, Any]:

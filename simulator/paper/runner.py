@@ -120,9 +120,10 @@ def run_paper(
             if not ours:
                 counts["elsewhere"] += 1
                 continue
-            attempt = _Attempt(cell, seed, results, watcher or CellWatcher())
+            resumed = results.resumed_origin(cell, seed, origin)
+            attempt = _Attempt(cell, seed, results, resumed, watcher or CellWatcher())
             attempt.watcher.begins(cell, seed, present + index + 1, len(wanted))
-            result = attempt.play(play, origin, stopped)
+            result = attempt.play(play, stopped)
             if result is None:
                 break
             counts["computed" if result.diverged is None else "diverged"] += 1
@@ -133,12 +134,12 @@ def run_paper(
 class _Attempt:
     """The computation of one cell with one seed."""
 
-    def __init__(self, cell: Cell, seed: int, results: Results, watcher: CellWatcher) -> None:
-        self.cell, self.seed, self.results, self.watcher = cell, seed, results, watcher
+    def __init__(self, cell: Cell, seed: int, results: Results, origin: ResultOrigin, watcher: CellWatcher) -> None:
+        self.cell, self.seed, self.results, self.origin, self.watcher = cell, seed, results, origin, watcher
         self._noted_at = float("-inf")
         self._points: list[Point] = []
 
-    def play(self, simulate: Simulate, origin: ResultOrigin, stopped: Callable[[], bool]) -> Result | None:
+    def play(self, simulate: Simulate, stopped: Callable[[], bool]) -> Result | None:
         """Compute, write and return the result; None if the simulation was interrupted."""
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         study, saved, diverged = study_of(self.cell, self.seed), self.results.saved(self.cell, self.seed), None
@@ -146,8 +147,8 @@ class _Attempt:
         try:
             outcome = simulate(
                 study,
-                workers=origin.workers,
-                device=origin.device,
+                workers=self.origin.workers,
+                device=self.origin.device,
                 on_point=self._on_point,
                 stopped=stopped,
                 saved=saved,
@@ -160,9 +161,9 @@ class _Attempt:
             diverged = str(error)
             outcome = Outcome(study, tuple(self._points), False, versions())
         if diverged is None and not outcome.complete:
-            self.results.note_progress(self.cell, self.seed, max(0, len(outcome.points) - 1))
+            self.results.note_progress(self.cell, self.seed, max(0, len(outcome.points) - 1), self.origin)
             return None
-        result = result_of(self.cell, outcome, origin, began_at, diverged=diverged)
+        result = result_of(self.cell, outcome, self.origin, began_at, diverged=diverged)
         self.results.write(self.cell, self.seed, result)
         if diverged is None:
             self.watcher.finished(self.cell, self.seed, result)
@@ -174,7 +175,7 @@ class _Attempt:
         self._points.append(point)
         now = time.monotonic()
         if now - self._noted_at >= _NOTE_EVERY_S:  # for summaries of other processes, also after a power cut
-            self.results.note_progress(self.cell, self.seed, point.round)
+            self.results.note_progress(self.cell, self.seed, point.round, self.origin)
             self._noted_at = now
         self.watcher.point(self.cell, self.seed, point)
 

@@ -146,7 +146,7 @@ def test_a_result_in_another_cells_place_is_refused(results):
 
 
 def test_a_finished_result_takes_the_place_of_what_was_saved(results):
-    results.note_progress(CELL, 0, 5)
+    results.note_progress(CELL, 0, 5, ResultOrigin())
     results.saved(CELL, 0).mkdir(parents=True)
     assert (results.rounds_done(CELL, 0), results.unfinished_seeds(CELL), results.seeds(CELL)) == (5, [0], [])
     results.write(CELL, 0, result(CELL, 0, 21))

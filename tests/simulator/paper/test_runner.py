@@ -85,6 +85,16 @@ def test_an_interrupted_run_goes_on_where_it_was(results, asked):
     assert [results.read(cell, 0).curve for cell in CELLS] == [whole.read(cell, 0).curve for cell in CELLS]  # type: ignore[union-attr]
 
 
+def test_resumed_result_names_every_commit_and_processor_that_computed_it(results):
+    origins = [ResultOrigin(commit=f"{letter}" * 40, processor=name) for letter, name in (("a", "H200"), ("b", "Xeon"))]
+    for origin in (origins[0], origins[1], origins[1]):
+        run_paper(CELLS[:1], range(1), results, origin, stopped=Stop(3), simulate=Player(needed=20))
+    run_paper(CELLS[:2], range(1), results, origins[1], simulate=Player(needed=20))
+    resumed, whole = (results.read(cell, 0) for cell in CELLS[:2])
+    assert (resumed.processor, resumed.commit) == ("H200, then Xeon", f"{'a' * 40}, then {'b' * 40}")
+    assert (whole.processor, whole.commit) == ("Xeon", "b" * 40)
+
+
 def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
     run_paper(CELLS[:1], range(1), results, ResultOrigin(), stopped=Stop(3), simulate=Player(needed=None))
     assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)

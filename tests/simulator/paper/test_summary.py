@@ -25,7 +25,7 @@ from fedpatch.simulator.paper.comparison import (
     to_json,
 )
 from fedpatch.simulator.paper.experiments import cells_of, select_cells
-from fedpatch.simulator.paper.results import Results
+from fedpatch.simulator.paper.results import ResultOrigin, Results
 from tests.simulator.fake_simulation import diverged_result, result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")  # 21 in the paper
@@ -95,8 +95,8 @@ def test_summary_compares_the_results_on_disk(tmp_path: Path):
     results = Results(tmp_path)
     results.write(CELL, 0, result(CELL, 0, 20))
     results.write(CELL, 4, result(CELL, 4, 22))
-    results.note_progress(CROSSED, 0, 100)
-    results.note_progress(CROSSED, 1, 120)
+    results.note_progress(CROSSED, 0, 100, ResultOrigin())
+    results.note_progress(CROSSED, 1, 120, ResultOrigin())
     assert [one.ours() for one in compare(results, [CELL, CROSSED, MISPRINTED])] == ["21 (20-22)", ">120", "-"]
 
 
