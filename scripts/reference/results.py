@@ -47,6 +47,7 @@ def page() -> str:
     ]
     cifar10 = computed(compare(store, select_cells("table2", "cifar10")))
     noisy = computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))
+    noisy_cifar10 = computed(compare(store, select_cells("table3", "cifar10")))
     return render(
         "results.md",
         lambda kind, name: cell_words(store, kind, name),
@@ -58,17 +59,28 @@ def page() -> str:
         tuned_seeds=seeds(tuned),
         table2_cifar10=grid(cifar10),
         table2_cifar10_seeds=seeds(cifar10),
-        cifar10_on_gpu=str(sum(any(result.device == "cuda" for result in one.results) for one in cifar10)),
+        cifar10_on_gpu=on_gpu(cifar10),
         cifar10_count=str(count(compare(store, select_cells("table2", "cifar10")))),
         cifar10_fedavg=agreement(select_from(cifar10, "fedavg")),
         cifar10_adam=agreement(select_from(cifar10, "fedavg-adam")),
         cifar10_adam_slower=str(sum(map(differences.slower, select_from(cifar10, "fedavg-adam")))),
+        cifar10_fedadam_private=agreement(
+            compare(store, select_cells("table2", "cifar10/fedadam/all,cifar10/fedadam/affine"))
+        ),
+        cifar10_fedadam_other=agreement(
+            compare(store, select_cells("table2", "cifar10/fedadam/none,cifar10/fedadam/stats"))
+        ),
         cifar10_diverged=differences.diverging(
             compare(store, select_cells("tuning", f"cifar10/fedadam/*/{_PUBLISHED_RATES}"))
         ),
         table3_mnist=grid(noisy),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
         table3_mnist_seeds=seeds(noisy),
+        table3_cifar10=grid(noisy_cifar10),
+        table3_cifar10_count=str(count(compare(store, select_cells("table3", "cifar10")))),
+        table3_cifar10_seeds=seeds(noisy_cifar10),
+        table3_cifar10_private=agreement(compare(store, select_cells("table3", "cifar10/*/all,cifar10/*/affine"))),
+        noisy_cifar10_on_gpu=on_gpu(noisy_cifar10),
         **policy_orders(mnist),
         mixed=str(sum(None in one.reached and set(one.reached) != {None} for one in mnist)),
         private_stats=agreement(compare(store, select_cells("table2", "mnist/*/all/W400,mnist/*/stats/W400"))),
@@ -157,6 +169,11 @@ def agreement(comparisons: Sequence[Comparison]) -> str:
     """Return the number of cells with a result that agree with the paper, as `3 of 12`."""
     found = computed(comparisons)
     return f"{sum(one.within is True for one in found)} of {len(found)}"
+
+
+def on_gpu(comparisons: Sequence[Comparison]) -> str:
+    """Return the number of cells with a result that was computed on a GPU."""
+    return str(sum(any(result.device == "cuda" for result in one.results) for one in comparisons))
 
 
 def fewer_rounds(comparisons: Sequence[Comparison]) -> str:
