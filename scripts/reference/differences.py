@@ -305,6 +305,26 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
     return None
 
 
+def server_rate_agreements(store: Results) -> str:
+    """Return the number of cells in which a trial of FedAdam on MNIST agrees with the paper, by the server's rate.
+
+    Args:
+        store: The results.
+
+    Returns:
+        Text such as `11 of 13 with 0.003, 5 of 13 with 0.01`.
+    """
+    found: dict[float | None, list[bool]] = {server: [] for _, server in RATE_GRID["fedadam"]}
+    for cell in select_cells("tuned", "mnist/fedadam"):
+        agreeing: dict[float | None, bool] = {}
+        for one, result in trials(store, cell):
+            server = one.rates[1] if one.rates else None
+            agreeing[server] = agreeing.get(server, False) or Comparison(one, (result,)).within is True
+        for server, agrees in agreeing.items():
+            found[server].append(agrees)
+    return ", ".join(f"{sum(cells)} of {len(cells)} with {server:g}" for server, cells in found.items() if cells)
+
+
 def _own_rates(cell: Cell) -> Rates:
     study = study_of(cell, 0)
     return study.learning_rate, study.server_learning_rate

@@ -85,6 +85,7 @@ def page() -> str:
         mixed=str(sum(None in one.reached and set(one.reached) != {None} for one in mnist)),
         private_stats=agreement(compare(store, select_cells("table2", "mnist/*/all/W400,mnist/*/stats/W400"))),
         low_rates=agreement(compare(store, select_cells("tuning", f"mnist/fedadam/*/{_LOW_RATES}"))),
+        server_rates=differences.server_rate_agreements(store),
         fewer_sgd=fewer_rounds(select_from(noisy, "fedavg", "fedadam")),
         fewer_adam=fewer_rounds(select_from(noisy, "fedavg-adam")),
         fedadam_none_slower=str(len(list(filter(differences.slower, select_from(mnist, "fedadam", private="none"))))),

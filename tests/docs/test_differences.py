@@ -193,6 +193,16 @@ def test_rates_like_the_papers_are_those_of_the_nearest_trial_within_the_limits(
     assert "| fedadam none W200 C1.0 | 0.03 | 20 | 75 | 70 | - | 69 |" in differences.grids(store)
 
 
+def test_server_rates_are_counted_by_cell_over_the_rates_of_the_clients(store):
+    assert differences.server_rate_agreements(store) == ""
+    trials = {one.rates: one for one in rate_cells(replace(NONE, where="tuned"))}
+    for rates, rounds in {(0.03, 0.003): None, (0.1, 0.003): 70, (0.3, 0.003): 75, (0.1, 0.01): 20}.items():
+        store.write(trials[rates], TUNING_SEED, result(trials[rates], TUNING_SEED, rounds))
+    (trial,) = select_cells("tuning", "mnist/fedadam/none/W200/C0.5/rate0.1-server0.003")  # 85 rounds in the paper
+    store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, 30))
+    assert differences.server_rate_agreements(store) == "1 of 2 with 0.003, 0 of 1 with 0.01"
+
+
 def test_rates_like_the_papers_on_the_even_split_name_the_split(store):
     (trial,) = select_cells("tuning-even", "mnist/fedadam/all/W400/C1.0/rate0.1-server0.01")
     cell = replace(ALL, strategy="fedadam", paper=77)
