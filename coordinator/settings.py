@@ -480,7 +480,15 @@ class RoundSettings(Settings):
                 for name in ("max_staleness", "staleness_power", "concurrency")
                 if getattr(self, name) != getattr(RoundSettings, name)
             ]
+        from fedpatch.shared.tensors.encodings import KEEP  # loads numpy
+
         problems: list[tuple[str, ...]] = []
+        if self.encoding in KEEP:
+            words = (
+                f"{self.encoding} sends the subset of its own round, of which a later round's step has a part, so much of "
+                "the carried work would be lost; use delta-int8, or late = refuse"
+            )
+            problems.append(("encoding", words, "late"))
         if self.masked:
             words = (
                 "carry takes updates one by one, and a masked group opens as a whole or never; leave one of the two out"
