@@ -30,7 +30,7 @@ def add_export(app: typer.Typer) -> None:
         ] = None,
         round: Annotated[
             int | None,
-            typer.Option("--round", min=0, metavar="N", help="Last round, or the one before it."),
+            typer.Option("--round", min=0, metavar="N", help="Number of aggregated rounds: all, or one less."),
         ] = None,
         state_dir: StateDir = None,
         as_json: AsJson = False,

@@ -35,7 +35,7 @@ class GlobalExport:
     """An exported model and its metadata.
 
     Attributes:
-        asked_round: The round that was requested, or the last one.
+        asked_round: The number of aggregated rounds whose model was requested, or all of them.
         problem: The fault of the requested checkpoint, if the model is that of an earlier round (`metadata.round`).
     """
 
@@ -58,7 +58,7 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         state_dir: State directory of the coordinator.
         name: Id of the run, its beginning, or "last".
         out: File to write; None: beside the checkpoints.
-        round: Number of completed rounds; None: the last.
+        round: Number of aggregated rounds; None: all.
 
     Raises:
         UsageError: The run, the round or the task cannot be exported.
@@ -73,7 +73,8 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         records = registry.rounds.records(run.id)
     directory = state_dir / "runs" / run.id
     blobs = run_blobs(run.settings, directory, run.epoch)
-    last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
+    # Checkpoints count aggregated rounds; failed and evaluate rounds have numbers too, and no checkpoint.
+    last = sum(one.outcome == "aggregated" for one in records)
     # The round is found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
     asked = max(last, newest_round(blobs)) if round is None else round
     state = load_checkpoint(blobs)[0] if round is None else load_checkpoint_after(blobs, round)

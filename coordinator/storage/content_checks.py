@@ -155,7 +155,7 @@ def _differing_fields(run: RunInfo, written: RunInfo) -> list[str]:
 def _checkpoint_problems(
     run: RunInfo, records: Sequence[RoundRecord], blobs: BlobStore, kept: Sequence[Checkpoint], rebuild: str
 ) -> Iterator[_Problem]:
-    last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
+    aggregated = sum(one.outcome == "aggregated" for one in records)
     whole = [one for one in kept if one.problem is None]
     for one in kept:
         if one.problem is not None:
@@ -163,8 +163,8 @@ def _checkpoint_problems(
             to = "nothing: there is no other" if before is None else f"the model after round {before}"
             remedy = f"restore it from a backup; without it `fedpatch resume` and `fedpatch export` go back to {to}"
             yield one.round == kept[0].round or not whole, one.problem, remedy
-    if kept and kept[0].round < last:
-        text = f"{blobs.where()}: the newest checkpoint is of round {kept[0].round}, and round {last} was aggregated"
+    if kept and kept[0].round < aggregated:
+        text = f"{blobs.where()}: the newest checkpoint is that after round {kept[0].round} of {aggregated} aggregated ones"
         yield True, text, "restore it from a backup; `fedpatch resume` plays the rounds since then again"
     if not kept and records:
         yield (
@@ -174,8 +174,9 @@ def _checkpoint_problems(
         )
     by_round = {one.round: one for one in records}
     for one in whole:
-        if one.record is not None and by_round.get(one.round, one.record) != one.record:
-            text = f"run {run.id}: the registry's record of round {one.round} is not that of {one.name}"
+        # Failed and evaluate rounds have numbers too, and no checkpoint.
+        if one.record is not None and by_round.get(one.record.round, one.record) != one.record:
+            text = f"run {run.id}: the registry's record of round {one.record.round} is not that of {one.name}"
             yield True, text, rebuild
 
 

@@ -166,10 +166,21 @@ def test_damaged_newest_checkpoint_gives_the_round_before_by_name_and_exit_code(
     assert (good.code, json.loads(good.out)["problem"]) == (0, "")
 
 
+def test_model_after_a_failed_and_an_evaluate_round_is_the_last_one(fedpatch, tmp_path):
+    run = begin(tmp_path, "none")
+    outcomes = ("aggregated", "failed", "aggregated", "evaluated", "aggregated")
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        for number, outcome in enumerate(outcomes, 1):
+            registry.rounds.finish(run.id, RoundRecord(number, outcome, 2, 2, 0, 2))
+    done = fedpatch("export", "last", "--state-dir", tmp_path, "--json")
+    assert (done.code, json.loads(done.out)["problem"]) == (0, ""), done.err
+
+
 def test_missing_newest_checkpoint_is_known_from_the_registry(fedpatch, tmp_path):
     run = begin(tmp_path, "none")
     with Registry(tmp_path / REGISTRY_FILE) as registry:
-        registry.rounds.finish(run.id, RoundRecord(3, "aggregated", 2, 2, 0, 2))
+        for number in (1, 2, 3):
+            registry.rounds.finish(run.id, RoundRecord(number, "aggregated", 2, 2, 0, 2))
     max((tmp_path / "runs" / run.id).glob("checkpoint-*.fp")).unlink()
     done = fedpatch("export", "last", "--state-dir", tmp_path)
     assert done.code == 4

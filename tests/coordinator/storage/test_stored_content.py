@@ -113,6 +113,19 @@ def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir:
     assert any("is not that of checkpoint-000002.fp" in one.detail for one in bad(state_dir))
 
 
+def test_failed_and_evaluate_rounds_before_the_last_one_are_no_fault(tmp_path: Path):
+    """They have numbers, and no checkpoint."""
+    last = RoundRecord(4, "aggregated", 2, 2, 0, 2, 0.5)
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings={"rounds": 9}).id
+        for number, outcome in ((1, "aggregated"), (2, "failed"), (3, "evaluated")):
+            registry.rounds.finish(run, RoundRecord(number, outcome, 2, 2, 0, 2, 0.5))
+        registry.rounds.finish(run, last)
+        state = ServerState(2, {"w": np.zeros(8, np.float32)}, {})
+        save_checkpoint(tmp_path / "runs" / run, state, SCHEMA, {"record": last.to_dict()})
+    assert bad(tmp_path) == []
+
+
 def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Path):
     newest, before = sorted(state_dir.glob("runs/*/checkpoint-*.fp"), reverse=True)
     for path, verdict, back in ((newest, "fail", "go back to the model after round 1"), (before, "warn", "nothing")):
