@@ -7,6 +7,7 @@ a mask ever reaches the process with the network: the agent sends seeds and sign
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from fedpatch.device_agent.job.training_messages import MaskCommand
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.device_vector import MEASURE_OFFSET, make_vector
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, write_masked_blob
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
 from fedpatch.shared.masking.vector_layout import VectorLayout
@@ -27,6 +28,8 @@ from fedpatch.shared.wire.messages import Manifest, UpdateReport
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 
 _NO_GROUP = bytes(32)
+
+log = logging.getLogger("fedpatch.training")
 
 
 def unmasked_blob(
@@ -56,6 +59,7 @@ def unmasked_blob(
         WireError: The terms do not fit the schema.
     """
     layout = VectorLayout(public, terms)
+    _warn_of_cuts(report)
     vector = make_vector(
         layout,
         step={spec.name: update[spec.name] - model[spec.name] for spec in layout.specs},
@@ -66,6 +70,17 @@ def unmasked_blob(
     )
     blob = write_masked_blob(MaskedUpdate(_NO_GROUP, report.base, vector.elements))
     return blob, {residual_name(name): values for name, values in vector.residual.items()}
+
+
+def _warn_of_cuts(report: UpdateReport) -> None:
+    """Log the measures that the figures of a vector cannot hold; learning alone has the metric of the user accuracies."""
+    accuracies = (report.user_accuracy_before, report.user_accuracy_after, report.user_accuracy_independent)
+    for name, values in (("training loss", (report.train_loss,)), ("user accuracy", accuracies)):
+        beyond = next((value for value in values if value is not None and abs(value) > MEASURE_OFFSET), None)
+        if beyond is not None:
+            log.warning(
+                "the %s of %g is beyond 2^31, where masked groups cut it off; scale it in the task", name, beyond
+            )
 
 
 def unmasked_private_blob(

@@ -12,7 +12,7 @@ from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Tra
 from fedpatch.device_agent.state.patch_store import PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
-from fedpatch.device_agent.training.masked_update import mask_update
+from fedpatch.device_agent.training.masked_update import mask_update, unmasked_blob
 from fedpatch.device_agent.training.training_process import masked
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.masking.group_context import write_grid
@@ -59,6 +59,33 @@ def train(device, scene, secure, tensors=None, round=1):
     manifest, report = done
     blob = (scene.folder / "update").read_bytes()
     return manifest, report, read_masked_blob(blob, VectorLayout(scene.public, secure)), command
+
+
+@pytest.mark.parametrize(
+    ("measures", "logged"),
+    [
+        ({"user_accuracy_before": 3e9}, ["user accuracy"]),
+        ({"user_accuracy_after": -3e9, "train_loss": 1e10}, ["training loss", "user accuracy"]),
+        ({"user_accuracy_before": 2e9, "user_accuracy_after": None}, []),
+    ],
+)
+def test_measure_that_masked_sums_cut_is_logged_with_the_remedy(tmp_path, device, caplog, measures, logged):
+    scene = scene_of(tmp_path)
+    _, report, _, command = train(device, scene, terms(scene))
+    caplog.clear()
+    values = scene.initial()
+    unmasked_blob(
+        command.secure,
+        scene.public,
+        model=values,
+        update=values,
+        residual={},
+        report=replace(report, **measures),
+        metric=TOY.metric_terms,
+        seed=1,
+    )
+    assert [one.getMessage().partition(" of ")[0] for one in caplog.records] == [f"the {name}" for name in logged]
+    assert all("scale it in the task" in one.getMessage() for one in caplog.records)
 
 
 def test_vector_holds_the_step_and_the_report(tmp_path, device):
