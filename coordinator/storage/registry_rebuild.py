@@ -30,7 +30,10 @@ from fedpatch.shared.app.files import refusals_of, sync_directory
 from fedpatch.shared.errors import StateError, UsageError
 
 # Rows come after the rows that they refer to. A run without a directory is left out: it cannot be resumed.
-_TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acceptances", "updates", "carried_work")
+_TABLES = (
+    *("runs", "rounds", "devices", "holds", "offences"),
+    *("open_rounds", "acceptances", "updates", "masking", "carried_work"),
+)
 
 
 @dataclass(frozen=True)

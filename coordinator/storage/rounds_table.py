@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, func, select, update
+from sqlalchemy import Connection, Select, Table, delete, exists, func, select, update
 from sqlalchemy import insert as insert_into
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
@@ -26,6 +26,7 @@ from fedpatch.coordinator.storage.database.tables import (
     updates,
 )
 from fedpatch.coordinator.storage.database.transactions import Database, Tables, count_change, insert, insert_new
+from fedpatch.coordinator.storage.database.value_checks import row_problem
 from fedpatch.coordinator.storage.run_journal import RunJournal
 
 
@@ -129,7 +130,7 @@ class RoundLedger(Tables):
     def masking(self, run: str, round: int) -> list[MaskingEntry]:
         """Return the steps of a masked round, in the order in which they were saved."""
         its_own = select(masking).where(masking.c.run == run, masking.c.round == round)
-        rows = self._read(its_own.order_by(masking.c.number))
+        rows = self._rows(masking, its_own.order_by(masking.c.number))
         return [MaskingEntry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
 
     def add_updates(self, run: str, added: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
@@ -155,9 +156,9 @@ class RoundLedger(Tables):
 
     def updates(self, run: str, round: int) -> list[StoredUpdate]:
         """Return the updates of a round, by device."""
-        columns = [column for column in updates.c if column is not updates.c.run]
-        query = select(*columns).where(updates.c.run == run, updates.c.round == round)
-        return [StoredUpdate(**row) for row in sorted(self._read(query), key=lambda row: str(row["device"]))]
+        query = select(updates).where(updates.c.run == run, updates.c.round == round)
+        rows = sorted(self._rows(updates, query), key=lambda row: str(row["device"]))
+        return [StoredUpdate(**_without_run(row)) for row in rows]
 
     def open_updates(self, run: str) -> list[StoredUpdate]:
         """Return the updates of the open round."""
@@ -182,9 +183,9 @@ class RoundLedger(Tables):
 
     def carried(self, run: str) -> dict[str, CarriedWork]:
         """Return the work for rounds that are over, by device, including the committed updates of a failed round."""
-        columns = [column for column in carried_work.c if column is not carried_work.c.run]
-        rows = self._read(select(*columns).where(carried_work.c.run == run))
-        return {row.pop("device"): CarriedWork(**row) for row in sorted(rows, key=lambda row: str(row["device"]))}
+        rows = self._rows(carried_work, select(carried_work).where(carried_work.c.run == run))
+        works = [_without_run(row) for row in sorted(rows, key=lambda row: str(row["device"]))]
+        return {work.pop("device"): CarriedWork(**work) for work in works}
 
     def drop_update(self, run: str, round: int, device: str) -> None:
         """Delete one update.
@@ -216,12 +217,12 @@ class RoundLedger(Tables):
 
     def unfinished(self, run: str, now: BootTime) -> RoundJournal | None:
         """Return the journal of the round that was open when the coordinator ended, with the seconds spent by now."""
-        rows = self._read(select(open_rounds).where(open_rounds.c.run == run))
+        rows = self._rows(open_rounds, select(open_rounds).where(open_rounds.c.run == run))
         if not rows:
             return None
         row = rows[0]
         away_s = 0.0 if row["paused"] else now.since(BootTime(row["boot"], row["uptime_s"], row["unix_s"]))
-        accepted = self._read(select(acceptances.c.device).where(acceptances.c.run == run))
+        accepted = self._rows(acceptances, select(acceptances).where(acceptances.c.run == run))
         return RoundJournal(
             round=row["round"],
             target=row["target"],
@@ -237,6 +238,13 @@ class RoundLedger(Tables):
             departed=self._departed(row["departed"]),
             carried=self.carried(run),
         )
+
+    def _rows(self, table: Table, query: Select[Any]) -> list[dict[str, Any]]:
+        """Return whole rows of a table; raise StateError for a row with a value that was not written."""
+        rows = self._read(query)
+        if problem := next(filter(None, (row_problem(table.name, row) for row in rows)), None):
+            raise self._db.damaged(problem)
+        return rows
 
     def _departed(self, text: str) -> dict[str, tuple[State, str]]:
         try:
@@ -288,6 +296,10 @@ class RoundLedger(Tables):
             return [RoundRecord.from_dict(self._json(row["record"], dict)) for row in rows]
         except ValueError as error:
             raise self._db.damaged(error) from error
+
+
+def _without_run(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "run"}
 
 
 def save_records(db: Connection, run: str, records: Collection[RoundRecord], *, replace: bool = True) -> None:

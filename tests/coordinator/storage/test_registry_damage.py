@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.content_checks import check_stored
@@ -326,6 +327,30 @@ def test_impossible_device_name_in_an_open_round_is_damage(tmp_path: Path, chang
         driver_of(registry).execute(f"UPDATE open_rounds SET {changed}")
     with pytest.raises(StateError, match=r"a row of open_rounds does not hold what was written .*device is"):
         Registry(path, readonly=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "read"),
+    [
+        ("acceptances", lambda rounds, run: rounds.unfinished(run, BootTime("boot", 1.0, 1.0))),
+        ("updates", lambda rounds, run: rounds.updates(run, 1)),
+        ("carried_work", lambda rounds, run: rounds.carried(run)),
+        ("masking", lambda rounds, run: rounds.masking(run, 1)),
+    ],
+)
+def test_impossible_device_name_that_another_program_writes_meanwhile_is_damage(tmp_path: Path, table: str, read: Any):
+    """In PostgreSQL no row is checked when the registry is opened."""
+    work = CarriedWork(1, 1, version=0, base="ab" * 32, encoding="fp32")
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run, rounds = new_run(registry).id, registry.rounds
+        opened = RoundJournal(1, 1, ("pi-1",), "ab" * 32, frozenset({"pi-1"}), carried={"pi-1": work})
+        rounds.open(run, opened, BootTime("boot", 1.0, 1.0))
+        rounds.add_updates(run, [StoredUpdate(1, "pi-1", "ab" * 32, 99, 40, "fp32")])
+        rounds.save_masking(run, 1, [MaskingEntry(1, "shares", "pi-1", b"")])
+        assert read(rounds, run)
+        driver_of(registry).execute(f"UPDATE {table} SET device = 'pi 1'")
+        with pytest.raises(StateError, match=rf"is damaged \(a row of {table} .*device is 'pi 1'"):
+            read(rounds, run)
 
 
 def test_copy_is_not_replaced_by_one_of_a_damaged_registry(path: Path, caplog: pytest.LogCaptureFixture):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -150,6 +150,17 @@ def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path
     rebuild_registry(path)
     with Registry(path) as registry:
         assert registry.open_rounds("kitchen") == {run: 5}
+
+
+def test_steps_of_an_open_masked_round_survive_a_rebuild_in_their_order(path: Path, run: str):
+    """Without its terms the round would start again, and its updates would be lost."""
+    steps = [MaskingEntry(0, "terms", "", b"t"), *(MaskingEntry(1, "shares", name, b"s") for name in ("pi-2", "pi-1"))]
+    with Registry(path) as registry:
+        registry.rounds.open(run, RoundJournal(5, 2, (), "ab"), BootTime("b", 1.0, 1.0))
+        registry.rounds.save_masking(run, 5, steps)
+    rebuild_registry(path)
+    with Registry(path) as registry:
+        assert registry.rounds.masking(run, 5) == steps
 
 
 def test_directory_without_journal_is_named_by_a_rebuild(path: Path):
