@@ -130,7 +130,9 @@ class RelayLimits(OwnerLimits):
         try:
             site_authorities(self._settings, terms)
         except FedpatchError as error:
-            why = f"the site: {error}".replace("set ca_file", "set down_ca_file")
+            # The decline goes to the hub, which learns no path of the site.
+            _log.error("the site: %s", str(error).replace("set ca_file", "set down_ca_file"))
+            why = "this relay cannot use the CA of its site (down_ca_file); its log names the remedy"
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         return None
 

@@ -350,7 +350,7 @@ def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench
         (8, {}, None, ""),
         (7, {}, DeclineReason.UNWILLING, "too few devices of the site would mask updates: a group has at least 8"),
         (600_000, {"bits": 16}, DeclineReason.UNSUPPORTED, "does not fit 32 bits"),
-        (8, {"threshold": ThresholdRule.TWO_THIRDS, "strict": True}, DeclineReason.UNSUPPORTED, "set down_ca_file"),
+        (8, {"threshold": ThresholdRule.TWO_THIRDS, "strict": True}, DeclineReason.UNSUPPORTED, "down_ca_file"),
     ],
     ids=["a whole group", "fewer than a group", "a sum beyond 32 bits", "signed keys without the site's CA"],
 )
@@ -366,3 +366,18 @@ def test_relay_takes_a_masked_round_that_its_site_can_play_and_names_what_stands
         refused = limits.refusal(TASK.name, asked)
         assert (None if refused is None else refused.reason) == reason
         assert refused is None or words in refused.why
+
+
+def test_decline_of_a_relay_names_no_file_of_its_site(bench, caplog):
+    """Only the log of the relay does."""
+    ca_file = bench.directory / "home" / "ca.pem"
+    with bench.site() as site:
+        able = Ability(frozenset({MASKED_FEATURE, SIGNED_FEATURE}))
+        site.summary = replace(site.summary, unwilling=None, num_examples=10, abilities={able: 8})
+        limits = RelayLimits(replace(bench.settings, down_ca_file=ca_file), site)
+        terms = terms_of(8, group_min=8, threshold=ThresholdRule.TWO_THIRDS, strict=True)
+        refused = limits.refusal(TASK.name, replace(bench.request(), encoding="masked-sum", secure=terms))
+    assert refused is not None and refused.reason is DeclineReason.UNSUPPORTED
+    assert "its log names" in refused.why
+    assert str(ca_file) in caplog.text
+    assert ca_file.name not in refused.why and str(ca_file.parent) not in refused.why
