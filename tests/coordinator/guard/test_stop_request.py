@@ -47,6 +47,19 @@ def test_run_without_a_coordinator_at_work_here_is_refused(tmp_path, killed):
     assert not (tmp_path / "runs" / run / STOP_FILE).exists()
 
 
+def test_run_of_a_hub_in_the_directory_of_a_relay_is_refused(tmp_path):
+    """A relay reads no such request: the hub decides how long its run lasts."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings={"fleet": "site-7", "parent": "world"}).id
+    (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
+    with (
+        FileLock(fleet_lock_file(tmp_path, "site-7"), "held"),
+        pytest.raises(UsageError, match="is a run of the fleet world, .*--state-dir"),
+    ):
+        request_stop(tmp_path, run)
+    assert not (tmp_path / "runs" / run / STOP_FILE).exists()
+
+
 def test_run_that_has_ended_is_refused(tmp_path):
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         run = new_run(registry).id
