@@ -54,7 +54,7 @@ def test_run_of_a_hub_in_the_directory_of_a_relay_is_refused(tmp_path):
     (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
     with (
         FileLock(fleet_lock_file(tmp_path, "site-7"), "held"),
-        pytest.raises(UsageError, match="is a run of the fleet world, .*--state-dir"),
+        pytest.raises(UsageError, match=r"is a run of the fleet world, .*--state-dir"),
     ):
         request_stop(tmp_path, run)
     assert not (tmp_path / "runs" / run / STOP_FILE).exists()
