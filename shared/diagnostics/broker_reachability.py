@@ -44,14 +44,15 @@ def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | Non
         None if a check failed, so that MQTT cannot begin.
     """
     addresses = _resolve(broker, checkup)
-    sock = _connect(broker, addresses, checkup) if addresses else None
-    if sock is None:
+    connection = _connect(broker, addresses, checkup) if addresses else None
+    if connection is None:
         return None
-    ip = ipaddress.ip_address(str(sock.getpeername()[0]).partition("%")[0])
+    sock, peer = connection
+    ip = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     if warning := exposure(broker):
         checkup.warn("broker_tls", warning, "give the broker TLS (broker_config/README.md) and write mqtts://")
     with sock:
-        if broker.tls and not _check_tls(broker, files, sock, checkup):
+        if broker.tls and not _check_tls(broker, files, sock, peer, checkup):
             return None
     return Reached(nearby=ip.is_private, loopback=ip.is_loopback)
 
@@ -84,8 +85,8 @@ def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
     return answer
 
 
-def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socket.socket | None:
-    """Return a connection to the first address that accepts one."""
+def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> tuple[socket.socket, Any] | None:
+    """Return a connection to the first address that accepts one, and the address: a closed connection names none."""
     give_up_at = time.monotonic() + STEP_TIMEOUT_S
     fault: OSError = TimeoutError()
     for family, kind, number, _name, address in addresses:
@@ -98,7 +99,7 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socke
             fault = error
             continue
         checkup.good("broker_port", f"{broker} takes connections")
-        return sock
+        return sock, address
     if isinstance(fault, ConnectionRefusedError):
         text = f"{broker} refuses connections: the host is there, and nothing listens on port {broker.port}"
         remedy = "start the broker (systemctl start mosquitto), or correct the port; mosquitto needs a `listener` line"
@@ -113,7 +114,7 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socke
     return None
 
 
-def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup: Checkup) -> bool:
+def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, peer: Any, checkup: Checkup) -> bool:
     try:
         # Without the own certificate, which has a check of its own and must not hide a fault of the broker's.
         context = tls_context(broker, TlsFiles(files.ca_file))
@@ -123,7 +124,7 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
         )
         return False
     assert context is not None
-    family, peer = sock.family, sock.getpeername()
+    family = sock.family
     try:
         secured: tuple[str, str] | None = _shake_hands(context, broker, sock)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +15,9 @@ import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import BROKER
 from fedpatch.shared.diagnostics.broker_reachability import reach
-from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.mqtt.tls_context import TlsFiles
-from fedpatch.shared.mqtt.url import BrokerUrl
+from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.support.checkups import DEVICE, ask, quiet_checkup, settings_for, verdicts
 from tests.support.identities import DAY_S, Certified, url_of
@@ -155,3 +156,31 @@ def test_broker_that_asks_for_a_certificate_within_the_handshake_fails_with_the_
     assert (found.name, found.verdict) == ("broker_tls", "fail")
     assert "asks for a certificate, and we have none" in found.detail
     assert "enrol this device" in found.remedy
+
+
+class _Reset(Checkup):
+    """A checkup whose broker resets the connection right after it has accepted it."""
+
+    def __init__(self, server: socket.socket) -> None:
+        super().__init__(lambda finding: None, lambda step: None)
+        self._server = server
+
+    def good(self, name: str, detail: str) -> None:
+        """Reset the connection as soon as it is reported."""
+        super().good(name, detail)
+        if name == "broker_port":
+            accepted, _ = self._server.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # ssl closes no socket that was reset
+@pytest.mark.parametrize(("scheme", "found"), [("mqtt", "ok"), ("mqtts", "fail")])
+def test_connection_that_is_reset_at_once_is_a_finding(scheme, found):
+    """As by a proxy without a broker behind it."""
+    with socket.create_server((HOST, 0)) as server:
+        checkup = _Reset(server)
+        reached = reach(parse_broker_url(f"{scheme}://{HOST}:{server.getsockname()[1]}"), TlsFiles(), checkup)
+    last = checkup.findings[-1]
+    assert (last.verdict, last.name) == (found, "broker_port" if found == "ok" else "broker_tls")
+    assert (reached is None) == (found == "fail")
