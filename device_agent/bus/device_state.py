@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpatch.device_agent.bus.home_assistant import OFF, ON
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode
+from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
 from fedpatch.device_agent.sensors.collect import PAUSE_FILE
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.app.files import refusals_of
@@ -101,12 +101,7 @@ def _reasons_of_file(admission: str) -> list[str]:
     if not admission.startswith("file:"):
         return []
     order = parse_admission_mode(admission)
-    # Not text_of, which would log a warning at each look.
-    try:
-        text = Path(order.path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = None
-    verdict = decide(order, text)
+    verdict = decide(order, text_of(order, warn=False))  # it looks every few seconds
     return [] if verdict.accept else [verdict.why]
 
 

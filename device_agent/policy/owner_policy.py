@@ -10,13 +10,16 @@ thread, so that a source that hangs cannot block the loop; a request waits until
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from fedpatch.device_agent.job.job_effects import JobKey, JobState
@@ -219,6 +222,7 @@ class Hysteresis:
 
 
 _FILE_PREFIX = "file:"
+_MOST_FILE_BYTES = 4096
 
 NEVER_S = 3600.0
 """The mode `never` holds until the agent is started with another mode; a file may change at any time."""
@@ -543,12 +547,21 @@ def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Obj
             return objections
 
 
-def text_of(order: AdmissionMode) -> str | None:
-    """Content of the mode's file; None where there is none, or it cannot be read."""
+def text_of(order: AdmissionMode, *, warn: bool = True) -> str | None:
+    """Beginning of the mode's file; None where there is none, or it cannot be read, which is logged with `warn`."""
     if not order.path:
         return None
     try:
-        return Path(order.path).read_text(encoding="utf-8", errors="replace")
+        return _beginning_of(order.path)
     except OSError as error:
-        _log.warning("admission: %s: %s; write 'accept' into it to take part", order.path, error.strerror)
+        if warn:
+            _log.warning("admission: %s: %s; write 'accept' into it to take part", order.path, error.strerror)
         return None
+
+
+def _beginning_of(path: str) -> str:
+    """Return the first kilobytes of a file. OSError for anything else, such as a pipe, on which a reader would wait."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
+        return file.read(_MOST_FILE_BYTES).decode("utf-8", errors="replace")
