@@ -51,3 +51,27 @@ def test_prometheus_reads_no_coordinator_where_a_relay_takes_its_place(tmp_path)
         done = played(tmp_path, {"vars": HERE | {"relay_bundle": bundle}, "children": groups}, play)
         found += re.findall(r'"msg": "(.*)"', done.stdout)
     assert found == ["127.0.0.1:9464", ""]
+
+
+@by_ansible
+def test_prometheus_on_the_host_of_one_coordinator_reaches_the_other_one(tmp_path):
+    """The other one listens where Prometheus asks it, and its firewall admits Prometheus."""
+    roles = ("fleet/defaults", "fleet/vars", "coordinator/defaults", "firewall/defaults", "firewall/vars")
+    files = [str(ROLES / name / "main.yml") for name in (*roles, "monitoring/defaults")]
+    admitted = "firewall_admitted | selectattr('port', 'equalto', 9464) | map(attribute='from') | flatten | join(' ')"
+    asked = "monitoring_coordinators | join(' ')"
+    message = (
+        f"{{{{ inventory_hostname }}}} at {{{{ coordinator_metrics }}}} admits {{{{ {admitted} }}}}; {{{{ {asked} }}}}"
+    )
+    play = {"hosts": "coordinator", "vars_files": files, "tasks": [{"ansible.builtin.debug": {"msg": message}}]}
+    hosts = {"hub": {"ansible_host": "fd00::1"}, "hub-2": {"ansible_host": "fd00::2"}}
+    groups = {group: {"hosts": {"hub": {}}} for group in ("broker", "monitoring")}
+    inventory = {
+        "vars": HERE,
+        "hosts": hosts,
+        "children": groups | {"coordinator": {"hosts": {"hub": {}, "hub-2": {}}}},
+    }
+    done = played(tmp_path, inventory, play)
+    found = dict(re.findall(r'"msg": "(\S+) (.*)"', done.stdout))
+    assert found["hub"] == "at 127.0.0.1:9464 admits ; 127.0.0.1:9464 [fd00::2]:9464", done.stdout + done.stderr
+    assert found["hub-2"].startswith("at [::]:9464 admits fd00::1; ")
