@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,6 +50,16 @@ class BadClients:
             own = first if self.attack.kind == "copy" else updates.read(client)
             rng = np.random.default_rng([self.seed, updates.number, client])
             updates.write(client, poison(self.attack, own, known, rng, boost=boost))
+
+    def found(self, pulls: Mapping[int, float]) -> float | None:
+        """Return the share of the bad clients among as many clients that were pulled most; None if none was pulled.
+
+        Args:
+            pulls: The share of its change that bounds and rule removed, by client; 0 for a client that never was pulled.
+        """
+        pulled = [client for client, share in pulls.items() if share > 0]
+        farthest = sorted(pulled, key=lambda client: (-pulls[client], client))[: len(self.clients)]
+        return len(self.clients & set(farthest)) / len(self.clients) if pulled else None
 
 
 def bad_clients_of(study: Study, population: Population) -> BadClients | None:

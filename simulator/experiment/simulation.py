@@ -179,9 +179,7 @@ def _play(
 
 
 def _attack_outcome(simulation: Simulation, bad: BadClients) -> AttackOutcome:
-    farthest = sorted(simulation.pulls, key=lambda client: (-simulation.pulls[client], client))[: len(bad.clients)]
-    pulled = any(simulation.pulls.values())
-    found = len(bad.clients & set(farthest)) / len(bad.clients) if pulled else None
+    found = bad.found(simulation.pulls)
     if bad.backdoor is None:
         return AttackOutcome(tuple(sorted(bad.clients)), found)
     tests = bad.backdoor.triggered_tests(bad.population)

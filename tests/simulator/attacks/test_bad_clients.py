@@ -145,6 +145,19 @@ def test_attacked_simulation_names_its_bad_clients_and_survives_its_json():
     assert Outcome.from_dict(outcome.to_dict()) == outcome
 
 
+def test_bad_clients_whose_updates_were_never_reduced_are_not_found():
+    study = attacked("labels")
+    bad = bad_clients_of(study, population_of(study, UNEVEN))
+    assert bad is not None
+    one, *_ = bad.clients
+    honest = min(set(range(7)) - bad.clients)
+    never = dict.fromkeys(range(7), 0.0)
+    assert bad.found(never) is None
+    assert bad.found(never | {honest: 0.1}) == 0.0
+    assert bad.found(never | {honest: 0.1, one: 0.2}) == pytest.approx(1 / len(bad.clients))
+    assert bad.found(never | dict.fromkeys(bad.clients, 0.1) | {honest: 0.05}) == 1.0
+
+
 @pytest.mark.slow
 def test_attacked_simulation_does_not_depend_on_the_number_of_processes():
     one, two = (simulate(attacked("noise"), workers=workers) for workers in (1, 2))
