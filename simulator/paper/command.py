@@ -261,7 +261,7 @@ def _show(which: str, chosen: Sequence[Cell], store: Results, form: str) -> None
 
     comparisons = compare(store, chosen)
     if which == "fig5":
-        _draw_fig5(comparisons, store.folder)
+        _draw_fig5(compare(store, select_cells(which, None)), store.folder)
     if form == "json":
         print_json(to_json(comparisons))
     elif form == "markdown":

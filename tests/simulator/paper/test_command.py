@@ -200,6 +200,15 @@ def test_fig_5_is_drawn(program, tmp_path):
     assert ended.err.splitlines()[-2:] == ["drawn: results/fig5/fig5.png", "drawn: results/fig5/fig5.svg"]
 
 
+@pytest.mark.slow
+def test_fig_5_shows_all_computed_cells_where_only_some_are_chosen(program, tmp_path):
+    for cell in select_cells("fig5", "mnist/fedavg/affine/*"):
+        Results(tmp_path / "results").write(cell, 0, result(cell, 0, None))
+    ended = program("paper", "fig5", "--cells", "mnist/fedavg/affine/W200/C1.0", "--summary")
+    assert (ended.code, "1 of 1 cells finished" in ended.out) == (0, True)
+    assert "not computed yet" not in (tmp_path / "results" / "fig5" / "fig5.svg").read_text()
+
+
 FIG_4 = {
     "policies": dict.fromkeys(("none", "stats", "affine", "all"), CURVES),
     "steps_per_round": 2,
