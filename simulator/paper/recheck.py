@@ -92,12 +92,13 @@ def require_recorded(cells: Sequence[Cell], seeds: Sequence[int], recorded: Resu
 
 
 def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, origin: ResultOrigin) -> None:
-    """Delete new results of another or unknown commit: they do not test this code."""
+    """Delete new results of another or unknown commit, and unfinished ones of another: they do not test this code."""
     for cell in cells:
         for seed in seeds:
             found = again.read(cell, seed)
             if found is not None and (found.commit is None or found.commit != origin.commit):
                 again.path(cell, seed).unlink()
+            again.discard_unfinished(cell, seed, origin.commit)
 
 
 def rechecks(cells: Sequence[Cell], seeds: Sequence[int], recorded: Results, again: Results) -> list[Recheck]:

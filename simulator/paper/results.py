@@ -183,6 +183,18 @@ class Results:
     def write(self, cell: Cell, seed: int, result: Result) -> None:
         """Write a finished result, and delete its state and progress."""
         _write_json(self.path(cell, seed), _plain(result))
+        self._delete_unfinished(cell, seed)
+
+    def discard_unfinished(self, cell: Cell, seed: int, commit: str | None) -> None:
+        """Delete state and progress that another commit began, unless another process computes the cell."""
+        noted = read_json(self._progress(cell, seed))
+        if noted is None or noted.get("commit") == commit:
+            return
+        with self.claimed(cell, seed) as ours:
+            if ours:
+                self._delete_unfinished(cell, seed)
+
+    def _delete_unfinished(self, cell: Cell, seed: int) -> None:
         self._progress(cell, seed).unlink(missing_ok=True)
         shutil.rmtree(self.saved(cell, seed), ignore_errors=True)
 

@@ -68,6 +68,15 @@ def test_discard_stale_keeps_new_results_of_the_present_commit_only(tmp_path: Pa
     assert again.folder == tmp_path / "rechecks" / "cortex-a72-r0p3"
 
 
+@pytest.mark.parametrize(("made_by", "now", "kept"), [("a", "a", True), ("a", "b", False), (None, None, True)])
+def test_discard_stale_keeps_unfinished_rounds_of_the_present_commit_only(tmp_path: Path, made_by, now, kept):
+    again = Results(tmp_path)
+    again.saved(CELL, 0).mkdir(parents=True)
+    again.note_progress(CELL, 0, 7, ResultOrigin(commit=made_by))
+    discard_stale([CELL], [0], again, ResultOrigin(commit=now))
+    assert (again.saved(CELL, 0).exists(), again.rounds_done(CELL, 0)) == (kept, 7 if kept else 0)
+
+
 def test_rechecks_without_a_new_result_leaves_the_cell_out(tmp_path: Path):
     recorded, again = Results(tmp_path / "recorded"), Results(tmp_path / "again")
     recorded.write(CELL, 0, result(CELL, 0, 21))
