@@ -24,7 +24,7 @@ class Saved:
     """State of a simulation: the server's state, every client's patch (clients first), batches taken, and the curve.
 
     `residuals` are the encoding errors of every client's updates (clients first), `versions` the model that each client
-    holds, `frozen` the digest of the task's frozen values.
+    holds, `frozen` the digest of the task's frozen values, `pulls` what bounds and rule removed of every client's updates.
     """
 
     server: ServerState
@@ -34,6 +34,7 @@ class Saved:
     residuals: dict[str, Array] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     frozen: str = ""
+    pulls: list[float] = field(default_factory=list)
 
 
 def save(folder: Path, study: Study, saved: Saved) -> None:
@@ -51,6 +52,7 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
         "points": [asdict(one) for one in saved.points],
         "versions": dict(saved.versions),
         "frozen": saved.frozen,
+        "pulls": saved.pulls,
         "tensors": list(arrays),
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
@@ -85,8 +87,8 @@ def load(folder: Path, study: Study) -> Saved | None:
         past = {part: tuple(values) for part, values in meta.get("references", {}).items()}
         server = ServerState(meta["round"], parts["model"], parts["server"], past, counted=meta.get("counted", {}))
         versions = meta.get("versions", {})
-        frozen = meta.get("frozen", "")
-        saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions, frozen)
+        frozen, pulls = meta.get("frozen", ""), meta.get("pulls", [])
+        saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions, frozen, pulls)
     except Exception as error:  # a damaged archive can raise any exception
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:

@@ -313,12 +313,14 @@ class Simulation:
         """Return the state to resume from."""
         patches = {name: block.numpy() for name, block in self.patches.values.items()}
         sent, held = self._wire.residuals(), self._wire.state()
-        return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen)
+        pulls = list(self.pulls.values())
+        return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen, pulls)
 
     def restore(self, before: states.Saved) -> None:
         """Resume from `before`. Raises UsageError if the task's model has changed since."""
         self._check_model(before)
         self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
+        self.pulls |= enumerate(before.pulls)
         for name, block in self.patches.values.items():
             block.copy_(torch.from_numpy(before.patches[name]))
         self._cohort.begin(as_torch(self._wire.read(self.server)))

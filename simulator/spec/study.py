@@ -192,8 +192,8 @@ class AttackOutcome:
 
     Attributes:
         bad: Numbers of the bad clients.
-        found: Their share among as many clients whose updates the rule and the bounds reduced most, over all rounds since the
-            simulation was last resumed; a client without a reduced update is not found. None if no update was reduced.
+        found: Their share among as many clients whose updates the rule and the bounds reduced most, over all rounds; a client
+            without a reduced update is not found. None if no update was reduced.
         backdoor_success: Only for a backdoor: the share of the honest clients' test examples of other classes that the model
             classifies as the target when they have the trigger, as a mean over clients.
     """

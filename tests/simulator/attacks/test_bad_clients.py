@@ -15,7 +15,7 @@ from fedpatch.simulator.attacks.bad_clients import bad_clients_of, draw_bad_clie
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, simulate
 from fedpatch.simulator.spec.study import Outcome, Study
-from tests.simulator.studies import REFERENCE, UNEVEN, one_process, population_of, study_of
+from tests.simulator.studies import REFERENCE, UNEVEN, one_process, play_on, population_of, study_of
 
 SHARE = 0.3  # two of the seven clients
 
@@ -156,6 +156,16 @@ def test_bad_clients_whose_updates_were_never_reduced_are_not_found():
     assert bad.found(never | {honest: 0.1}) == 0.0
     assert bad.found(never | {honest: 0.1, one: 0.2}) == pytest.approx(1 / len(bad.clients))
     assert bad.found(never | dict.fromkeys(bad.clients, 0.1) | {honest: 0.05}) == 1.0
+
+
+def test_attacked_simulation_interrupted_after_each_round_finds_as_many_as_one_left_alone(tmp_path):
+    study = attacked("sign:40", aggregate="centred", rounds=2)
+    for points in range(1, 4):
+        play_on(study, tmp_path, points)
+    expected = simulate(study).attack
+    assert expected is not None
+    assert expected.found == 1.0
+    assert simulate(study, saved=tmp_path).attack == expected
 
 
 @pytest.mark.slow
