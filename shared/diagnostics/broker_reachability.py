@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpatch.shared.diagnostics.checks import Checkup
+from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
@@ -19,7 +20,6 @@ from fedpatch.shared.mqtt.tls_errors import TrustError, refused_by_broker, trust
 from fedpatch.shared.mqtt.url import BrokerUrl
 
 STEP_TIMEOUT_S = 4.0
-CERTIFICATE_DAYS = 14
 
 _DAY_S = 86_400
 
@@ -183,7 +183,7 @@ def _check_expiry(not_after: str, connection: str, checkup: Checkup) -> None:
         return
     left_days = int((ssl.cert_time_to_seconds(not_after) - time.time()) // _DAY_S)
     text = f"{connection}; its certificate is good for {left_days} more days"
-    if left_days < CERTIFICATE_DAYS:
+    if left_days < WARN_DAYS:
         checkup.warn("broker_tls", text, "renew the broker's certificate before devices refuse it")
     else:
         checkup.good("broker_tls", text)

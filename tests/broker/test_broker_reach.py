@@ -73,8 +73,8 @@ def over_tls(house: Certified, ca_file: Path | None) -> Finding:
         return ask(settings_for("device", url_of(broker), ca_file=ca_file), "device")["broker_tls"]
 
 
-@pytest.mark.parametrize(("days", "verdict", "remedy"), [(25, "ok", ""), (3, "warn", "renew")])
-def test_trusted_certificate_is_a_warning_near_its_end(tmp_path, days, verdict, remedy):
+@pytest.mark.parametrize(("days", "verdict", "remedy"), [(25, "ok", ""), (20, "warn", "renew")])
+def test_trusted_certificate_is_a_warning_three_weeks_before_its_end(tmp_path, days, verdict, remedy):
     house = made(tmp_path, days=days)
     found = over_tls(house, house.ca_file)
     assert found.verdict == verdict and remedy in found.remedy
