@@ -66,7 +66,6 @@ COMMON = {
     "debug",
     "log-format",
     "version",
-    "config",
     "print-config",
     "install-completion",
     "show-completion",
@@ -193,7 +192,7 @@ def _settings_of(command: Any) -> type[Settings] | None:
 def _options(command: Any) -> list[_Option]:
     """Describe the arguments and options of `command`, without settings and the options of all commands."""
     settings = _settings_of(command)
-    left_out = {one.flag for one in settings_of(settings)} if settings is not None else set()
+    left_out = {_CONFIG, *(one.flag for one in settings_of(settings))} if settings is not None else set()
     found = []
     for parameter in command.params:
         option = parameter.param_type_name == "option"

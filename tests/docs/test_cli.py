@@ -47,6 +47,20 @@ def test_the_options_of_every_documented_example_exist(line):
     assert {word for word in words if word.startswith("--")} <= known
 
 
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("fedpatch unit", "/etc/fedpatch/coordinator.toml"),
+        ("fedpatch-agent unit", "/etc/fedpatch/agent.toml"),
+        ("fedpatch-relay unit", "/etc/fedpatch/relay.toml"),
+        ("fedpatch-agent enrol", "agent.toml"),
+    ],
+)
+def test_the_page_names_the_settings_file_that_a_command_writes_or_prints(command, file):
+    section = PAGE.partition(f"## `{command}`\n")[2].partition("\n## ")[0]
+    assert f"- `--config` (`{file}`): Settings" in section
+
+
 def test_the_commands_of_the_simulator_are_among_them():
     assert {("fedpatch", "simulate", *more) for more in ((), ("paper",), ("fleet",))} <= set(COMMANDS)
 
