@@ -47,8 +47,10 @@ def from_stdin(fleet: str, feed: Feed, ended: Callable[[], None]) -> Iterator[No
     """
 
     def read() -> None:
-        for event in events_of(sys.stdin.buffer, fleet):
-            feed.events.put(event)
+        # Python closes sys.stdin when it ends, and aborts if a thread waits in it.
+        with open(sys.stdin.fileno(), "rb", closefd=False) as pipe:
+            for event in events_of(pipe, fleet):
+                feed.events.put(event)
         ended()
 
     threading.Thread(target=read, name="statuses", daemon=True).start()

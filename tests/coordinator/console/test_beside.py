@@ -121,6 +121,19 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.slow
+def test_console_that_gets_sigterm_before_its_coordinator_ends_without_a_crash(tmp_path):
+    command = [sys.executable, "-m", "fedpatch", "console", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path)]
+    command += ["--fleet", FLEET, "--status-on-stdin", "--json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as console:
+        assert console.stdout is not None and console.stderr is not None
+        assert console.stdout.readline()
+        console.terminate()
+        assert "Fatal" not in console.stderr.read()
+        assert console.wait() == 0
+
+
+@pytest.mark.slow
 def test_address_in_use_is_a_usage_error_before_the_run(tmp_path):
     with filled(tmp_path), served(tmp_path) as other:
         beside = console_beside(_View(), Address("127.0.0.1", other.port), tmp_path, FLEET, "digits")
