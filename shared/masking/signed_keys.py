@@ -8,12 +8,16 @@ names the device. A signature is of no use in another round, with another reques
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgpack
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.certificate import Certificate, read_der
 from fedpatch.shared.wire.masking_messages import MAX_CERTIFICATE_BYTES, MaskingKeys
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 _PURPOSE = "fedpatch signed masking keys 1"
 _DEVICE = "device"
@@ -110,7 +114,7 @@ def check_signed_keys(
         public = certificate.public_key()
     except (ValueError, TypeError) as error:
         raise WireError(f"the certificate of {device} cannot be read: {error}") from None
-    if why := _for_another(about, device, authorities.fleet, now):
+    if why := _for_another(about, device, authorities.fleet, now) or _for_a_server(certificate):
         raise WireError(f"the certificate of {device} {why}")
     if not any(_issued(certificate, authority) for authority in authorities.certificates):
         raise WireError(f"the certificate of {device} was not issued by the CA of this fleet")
@@ -139,6 +143,21 @@ def _for_another(about: Certificate, device: str, fleet: str, now: float | None)
     if now is not None and (standing := about.standing(now)) != "good":
         return f"is {standing}"
     return ""
+
+
+def _for_a_server(certificate: x509.Certificate) -> str:
+    """Return why a certificate is not one of a client; "" if it is. That of the broker names hosts and no holder."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return ""
+    except ValueError:
+        return "has extensions that cannot be read"
+    allowed = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE)
+    return "" if any(one in purposes for one in allowed) else "is one of a server"
 
 
 def _issued(certificate: object, authority: bytes) -> bool:

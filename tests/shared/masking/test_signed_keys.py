@@ -79,6 +79,14 @@ def test_certificate_of_a_member_that_is_no_device_is_refused(fleet, holder):
     assert "not of a device of fleet 'kitchen'" in refusal(keys, authorities(fleet), holder)
 
 
+def test_certificate_of_the_broker_is_refused(fleet):
+    """It names hosts and no member, so its common name is that of a possible device."""
+    pair = (fleet.directory / "broker" / f"broker.{kind}" for kind in ("crt", "key"))
+    certificate, key = (path.read_bytes() for path in pair)
+    keys = sign_keys("broker", KEYS, REQUEST, certificate=certificate, private_key=key)
+    assert "is one of a server" in refusal(keys, authorities(fleet), "broker")
+
+
 def test_certificate_of_another_ca_is_refused(fleet, tmp_path):
     other = Certified(tmp_path / "ca", "kitchen").make("pi-1")
     assert "not issued by the CA of this fleet" in refusal(signed(other), authorities(fleet))
