@@ -51,7 +51,10 @@ class BusTopics:
 
 
 def discovery(topics: BusTopics, prefix: str, form: str, *, switch: bool) -> dict[str, dict[str, Any]]:
-    """Return the retained discovery messages by topic.
+    """Return the retained discovery messages by topic; an empty one is cleared.
+
+    A switch that is not offered may be known from an earlier start. Home Assistant removes a component of a device if only its
+    platform is left, and an entity if its message is cleared.
 
     Args:
         topics: Topics of the device.
@@ -60,8 +63,9 @@ def discovery(topics: BusTopics, prefix: str, form: str, *, switch: bool) -> dic
         switch: Whether the agent can be paused.
     """
     parts = components(topics)
-    if not switch:
-        del parts["may_work"]
+    gone = () if switch else ("may_work",)
+    for key in gone:
+        parts[key] = {"platform": parts[key]["platform"]}
     shared = {
         "device": {
             "identifiers": [topics.id],
@@ -79,10 +83,9 @@ def discovery(topics: BusTopics, prefix: str, form: str, *, switch: bool) -> dic
         return {f"{prefix}/device/{topics.id}/config": whole}
     if form == "components":
         return {
-            f"{prefix}/{part['platform']}/{topics.id}/{key}/config": {
-                **shared,
-                **{name: value for name, value in part.items() if name != "platform"},
-            }
+            f"{prefix}/{part['platform']}/{topics.id}/{key}/config": {}
+            if key in gone
+            else {**shared, **{name: value for name, value in part.items() if name != "platform"}}
             for key, part in parts.items()
         }
     return {}

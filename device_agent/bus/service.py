@@ -182,7 +182,7 @@ class Bus:
         form = self._settings.discovery
         messages = discovery(self._topics, self._settings.discovery_prefix, form, switch=self._settings.switch)
         for topic, message in messages.items():
-            self._publish(topic, json.dumps(message).encode(), True)
+            self._publish(topic, json.dumps(message).encode() if message else b"", True)
         self._publish(self._topics.availability, ONLINE.encode(), True)
         self._last = b""
         self._show()

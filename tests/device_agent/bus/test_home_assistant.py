@@ -9,6 +9,9 @@ import warnings
 import pytest
 
 from fedpatch.device_agent.bus.home_assistant import BusTopics, components, discovery
+from fedpatch.device_agent.bus.service import Bus
+from fedpatch.device_agent.bus.settings import BusSettings
+from fedpatch.shared.mqtt.client import Connected
 
 TOPICS = BusTopics("fedpatch-bus", "kitchen", "pi-7")
 SHARED = ("device", "origin", "availability", "state_topic")
@@ -36,9 +39,21 @@ def test_component_discovery_has_the_same_entities_one_message_each():
         assert {"platform": part["platform"], **single[topic]} == {**part, **{name: whole[name] for name in SHARED}}
 
 
-@pytest.mark.parametrize("form", ["device", "components"])
-def test_switch_that_is_not_offered_is_not_discovered(form):
-    assert "may_work" not in json.dumps(discovery(TOPICS, "homeassistant", form, switch=False))
+def test_switch_that_is_no_longer_offered_is_removed_from_the_device():
+    """Home Assistant keeps a component that is only left out, until it gets one with nothing but its platform."""
+    (message,) = discovery(TOPICS, "homeassistant", "device", switch=False).values()
+    assert message["components"]["fedpatch_kitchen_pi-7_may_work"] == {"platform": "switch"}
+    assert len(message["components"]) == 7
+
+
+def test_message_of_a_switch_that_is_no_longer_offered_is_cleared(tmp_path):
+    """The broker retains the message of an earlier start."""
+    published: dict[str, bytes] = {}
+    settings = BusSettings(state_dir=tmp_path, device_id="pi-7", discovery="components", switch=False)
+    bus = Bus(settings, TOPICS, lambda topic, payload, retain: published.update({topic: payload} if retain else {}))
+    bus.take(Connected("5", max_packet_bytes=None, retain_available=True, session_present=False))
+    assert published["homeassistant/switch/fedpatch_kitchen_pi-7/may_work/config"] == b""
+    assert json.loads(published["homeassistant/sensor/fedpatch_kitchen_pi-7/state/config"])
 
 
 def test_discovery_can_be_off():
