@@ -165,7 +165,7 @@ class Client:
         Args:
             run: The run.
             out: File to write; None: model.onnx beside the run's checkpoints.
-            round: Its last round, or the one before; None: the last.
+            round: Number of aggregated rounds: all, or one less; None: all.
 
         Returns:
             Paths and metadata; `is_earlier` where the newest checkpoint is damaged.
