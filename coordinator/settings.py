@@ -16,7 +16,7 @@ from fedpatch.coordinator.blobs.blob_store import url_problem
 from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.selection import HELP
-from fedpatch.coordinator.masking.group_drawing import largest_group
+from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, largest_group
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
@@ -35,10 +35,6 @@ CA_DIRECTORY = "ca"
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
 _TRACKERS = "Trackers"
 _LIMITS, _PRIVACY, _SECURE = "Limits of a device", "Differential privacy", "Secure aggregation"
-LEAST_GROUP = 8
-"""Least size of a masked group; more colluding devices than half of it would see the update of another one."""
-MAX_GROUP_OF_U8 = 42
-"""In larger groups a value of 8 bits has fewer than seven levels."""
 MASKED_MODEL_ENCODING = "delta-int8"
 """The encoding of the models of a masked run: the way down is as in other runs."""
 

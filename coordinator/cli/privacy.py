@@ -71,8 +71,7 @@ def plan(
 def _groups(dp: str, devices: int, group_size: int, threshold: str) -> list[tuple[int, int]]:
     """Return the size and threshold of each masked group; empty if the coordinator adds the noise."""
     from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
-    from fedpatch.coordinator.masking.group_drawing import group_sizes
-    from fedpatch.coordinator.settings import LEAST_GROUP
+    from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, group_sizes
     from fedpatch.shared.errors import UsageError
     from fedpatch.shared.masking.group_context import threshold_of
     from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule

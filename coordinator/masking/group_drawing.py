@@ -9,6 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+LEAST_GROUP = 8
+"""Least size of a masked group; more colluding devices than half of it would see the update of another one."""
+MAX_GROUP_OF_U8 = 42
+"""In larger groups a value of 8 bits has fewer than seven levels."""
+
 
 def draw_groups(
     devices: Iterable[str], seed: int, round_number: int, *, size: int, least: int, most: int | None = None

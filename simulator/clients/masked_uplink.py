@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_ma
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of
 from fedpatch.coordinator.masking.group import OpenGroup
-from fedpatch.coordinator.masking.group_drawing import group_sizes, largest_group
+from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.masking.device_vector import make_vector
@@ -33,7 +33,7 @@ from fedpatch.shared.tensors.error_feedback import residual_name
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
-from fedpatch.simulator.spec.study import LEAST_GROUP, MAX_GROUP_OF_U8, Study, client_id
+from fedpatch.simulator.spec.study import Study, client_id
 
 _BASE = "00" * 32
 

@@ -11,7 +11,7 @@ from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.selection import ROUNDING
-from fedpatch.coordinator.masking.group_drawing import largest_group
+from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, largest_group
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.masking.group_context import KEEPS
@@ -27,7 +27,7 @@ from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.data_template import data_specs
 from fedpatch.simulator.spec.plain_values import from_plain
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, MEAN, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 SECURE = ("off", "groups")

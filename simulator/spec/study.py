@@ -22,9 +22,6 @@ UNBOUNDED = "off"
 MEAN = "mean"
 EVERYTHING = "names:*"
 """Policy in which nothing is federated: each client learns alone, by the strategy's own plan (simulator.comparison)."""
-MAX_GROUP_OF_U8 = 42
-"""Larger groups have 16 bits for a masked value."""
-LEAST_GROUP = 8
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 
