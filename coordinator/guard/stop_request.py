@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file, refuse_run_of_hub
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.errors import UsageError
@@ -59,11 +59,7 @@ def request_stop(state_dir: Path, run: str) -> str:
         info = registry.run(run)
     if info.status != "running":
         raise UsageError(f"run {info.id} is not at work ({info.status}), so there is nothing to stop")
-    if (hub := info.settings.get("parent")) is not None:
-        raise UsageError(
-            f"run {info.id} is a run of the fleet {hub}, of which {state_dir} has the rounds of one site; stop it with the "
-            "state directory of that fleet's coordinator (--state-dir)"
-        )
+    refuse_run_of_hub(info, state_dir)
     if not _at_work(fleet_lock_file(state_dir, str(info.settings.get("fleet")))):
         raise UsageError(
             f"run {info.id}: no coordinator is at work in {state_dir}, so there is nothing to stop; if it was killed, "

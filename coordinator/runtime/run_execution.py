@@ -46,7 +46,7 @@ from fedpatch.coordinator.storage.database.opening import choose_database, exist
 from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file, refuse_run_of_hub
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.formatting import duration, printable
 from fedpatch.shared.app.locks import FileLock
@@ -341,7 +341,8 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
 def _settings_of(
     run: RunInfo, state_dir: Path, changes: Mapping[str, Any], password: str | None, password_file: Path | None
 ) -> RunSettings:
-    """Return the settings of a run, changed where a value is given."""
+    """Return the settings of a run, changed where a value is given. UsageError for the run of a hub."""
+    refuse_run_of_hub(run, state_dir)
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
     flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
     flags |= {"state_dir": str(state_dir), "standby": False}  # a run that a user resumes waits for no leader

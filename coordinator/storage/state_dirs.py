@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
@@ -20,6 +21,15 @@ _DEMO_OUTS = ("demo-out", "fedpatch-demo")
 def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
     """Return the file that a coordinator of `fleet` locks in its state directory while it runs."""
     return state_dir / f"fleet-{fleet}.lock"
+
+
+def refuse_run_of_hub(run: RunInfo, state_dir: Path) -> None:
+    """Raise UsageError for a run of a hub: `state_dir` is that of a relay, which only has the rounds of its site."""
+    if (hub := run.settings.get("parent")) is not None:
+        raise UsageError(
+            f"run {run.id} is a run of the fleet {hub}, of which {state_dir} has the rounds of one site; name the state "
+            "directory of that fleet's coordinator (--state-dir)"
+        )
 
 
 def default() -> Path:

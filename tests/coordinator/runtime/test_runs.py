@@ -215,3 +215,13 @@ def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_
     with pytest.raises(Reached):
         run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
     assert (earlier, StopRequest(directory).poll()) == ([False], True)
+
+
+@pytest.mark.parametrize("work", ["resume_run", "evaluate_run"])
+def test_run_of_a_hub_in_the_directory_of_a_relay_is_refused(settings, work):
+    """It has rounds of the relay's site only, and no settings of the run."""
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings={"fleet": "site-7", "parent": "world"}).id
+    view: Any = SimpleNamespace(say=lambda line: None)
+    with pytest.raises(UsageError, match=f"run {run} is a run of the fleet world, .*--state-dir"):
+        getattr(run_execution, work)(settings.state_dir, run, view)
