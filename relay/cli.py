@@ -54,7 +54,14 @@ def run(
 
 
 StateDir = Annotated[
-    Path, typer.Option("--state-dir", metavar="DIR", help="State directory of the relay.", show_default=True)
+    Path,
+    typer.Option(
+        "--state-dir",
+        envvar="FEDPATCH_RELAY_STATE_DIR",
+        metavar="DIR",
+        help="State directory of the relay.",
+        show_default=True,
+    ),
 ]
 
 
