@@ -54,3 +54,12 @@ def test_path_of_a_relays_bundle_may_begin_with_the_home(tmp_path, monkeypatch):
     refusals = refused(done)
     assert set(refusals) == {"lost"}, done.stdout + done.stderr
     assert "the relay has no identity in the fleet above" in refusals["lost"]
+
+
+@by_ansible
+def test_relay_without_a_bundle_is_refused_with_the_remedy(tmp_path):
+    play = {"hosts": "devices", "tasks": [tasks_of("relay", "main.yml")]}
+    done = played(tmp_path, fleet_of({"gate": {}}), play, "-e", '{"fleet_bare": true}')
+    assert refused(done)["gate"].startswith("the relay has no identity in the fleet above: set relay_bundle"), (
+        done.stdout
+    )
