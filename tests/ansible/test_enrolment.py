@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.hosts.plays import HERE, by_ansible, played, stub, tasks_of
+from tests.hosts.plays import HERE, ROLES, by_ansible, fleet_of, played, stub, tasks_of
 
 
 @pytest.mark.slow
@@ -41,3 +43,33 @@ def test_enrolment_of_a_revoked_device_that_is_interrupted_is_repeated_though_th
         begun += re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
         assert "Install the bundle" in done.stdout, done.stdout + done.stderr
     assert begun == ["pi", "pi"]
+
+
+@by_ansible
+def test_agent_that_runs_with_its_former_password_is_restarted(tmp_path):
+    """An agent reads the password only when it starts. It has run since before a revoked device was enrolled again."""
+    began_us = int((time.monotonic() - 60.0) * 1e6)
+    stub(tmp_path / "bin" / "systemctl", f"echo ExecMainStartTimestampMonotonic={began_us}; echo ActiveState=active")
+    hosts: dict[str, Any] = {}
+    for name, age_s in (("again", 30.0), ("same", 90.0)):
+        password = tmp_path / name / "agent" / "identity" / "password"
+        password.parent.mkdir(parents=True)
+        password.touch()
+        os.utime(password, (time.time() - age_s,) * 2)
+        hosts[name] = {}
+    role = yaml.safe_load((ROLES / "device_agent" / "tasks" / "main.yml").read_text())
+    [look] = [task for task in role[0]["block"] if task["name"] == "Check that the service is newer than its files"]
+    place = f"{tmp_path}/{{{{ inventory_hostname }}}}"
+    play = {
+        "hosts": "devices",
+        "vars_files": [str(ROLES / "device_agent" / "vars" / "main.yml")],
+        "vars": {"fleet_state_dir": place, "fleet_config_dir": place, "fleet_program_dir": place},
+        "environment": {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        "tasks": [look],
+        "handlers": [
+            {"name": "Restart the agent", "ansible.builtin.debug": {"msg": "restarted {{ inventory_hostname }}"}}
+        ],
+    }
+    done = played(tmp_path, fleet_of(hosts), play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r'"msg": "restarted (.*)"', done.stdout) == ["again"]
