@@ -1,10 +1,11 @@
-"""The nodes of an ejabberd cluster; the name of one node may be a prefix of another's."""
+"""The nodes of an ejabberd cluster, the name of one of which may be a prefix of another's, and the broker before them."""
 
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from tests.hosts.plays import HERE, by_ansible, played, stub, tasks_of
+from tests.hosts.plays import HERE, ROLES, by_ansible, fleet_of, played, stub, tasks_of
 
 EJABBERDCTL = """
 cd "$(dirname "$0")/../$NODE"
@@ -43,3 +44,30 @@ def test_node_joins_the_first_one_unless_it_knows_it_already_by_its_whole_name(t
         "long": ["ejabberd@192.168.1.10", "ejabberd@192.168.1.1"],
         "member": ["ejabberd@192.168.1.11", "ejabberd@192.168.1.1"],
     }
+
+
+@pytest.mark.slow
+@by_ansible
+def test_mosquitto_of_the_same_fleet_leaves_its_port_to_haproxy_and_ejabberd(tmp_path):
+    """site.yml has set it up. That of another fleet, which has another port, stays."""
+    stub(
+        tmp_path / "bin" / "systemctl",
+        f'echo "$@" >>{tmp_path}/$NODE/calls; echo LoadState=loaded; echo ActiveState=active',
+    )
+    hosts: dict[str, dict[str, str]] = {"former": {}, "other": {}, "none": {}}
+    for name, fleet in (("former", "kitchen"), ("other", "kitchen-2"), ("none", "")):
+        (tmp_path / name).mkdir()
+        if fleet:
+            (tmp_path / name / "fedpatch.acl").write_text(f"# fedpatch fleet {fleet}: generated from the topic table\n")
+    parts = []
+    for role in ("balancer", "broker_node"):
+        tasks = yaml.safe_load((ROLES / role / "tasks" / "main.yml").read_text())
+        parts += [task for one in tasks for task in one.get("block", ()) if task["name"] == "Stop a former mosquitto"]
+    assert len(parts) == 2
+    path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NODE": "{{ inventory_hostname }}"}
+    play = {"hosts": "devices", "environment": path, "tasks": parts}
+    done = played(tmp_path, fleet_of(hosts), play, "-e", f"broker_dir={tmp_path}/{{{{ inventory_hostname }}}}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = {name: (tmp_path / name / "calls") for name in hosts}
+    assert "stop mosquitto.service" in calls["former"].read_text()
+    assert not calls["other"].exists() and not calls["none"].exists()
