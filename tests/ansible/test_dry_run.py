@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from tests.hosts.plays import by_ansible, fleet_of, played, stub, tasks_of
+from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, stub, tasks_of
 from tests.support.paths import ROOT
 
 PACKAGES = ("broker_package", "monitoring_package", "monitoring_node_package")
+SCALED_OUT_PACKAGES = ("database_package", "broker_node_package", "balancer_package", "models_package")
 
 
 @pytest.mark.slow
@@ -43,3 +44,61 @@ def test_dry_run_does_not_look_for_services_of_packages_that_it_would_install(tm
     done = played(folder, inventory, play, "--check", "-e", json.dumps(installs))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Install the configuration" in done.stdout
+
+
+@pytest.mark.slow
+@by_ansible
+def test_dry_run_of_a_scaled_out_fleet_has_neither_its_services_nor_its_passwords_yet(tmp_path):
+    """A real run would install PostgreSQL, ejabberd, haproxy and nginx, and make the passwords and the CA of the database."""
+    stub(tmp_path / "bin" / "systemctl", "echo LoadState=not-found; echo ActiveState=inactive")
+    stub(tmp_path / "fedpatch", "echo modules:")
+    for name in ("broker.key", "broker.crt"):
+        (tmp_path / "ca" / "broker" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ca" / "broker" / name).write_text(name)
+    (tmp_path / "current").mkdir()
+    folder = tmp_path / "play"
+    folder.mkdir()
+    inventory = fleet_of(
+        {"hub": {}},
+        fleet_program_dir=str(tmp_path),
+        fleet_ca_dir=str(tmp_path / "ca"),
+        fleet_control_command=str(tmp_path / "fedpatch"),
+        fleet_user="root",
+    )
+    inventory["children"] |= {group: {"hosts": {"hub": {}}} for group in ("broker_nodes", "database", "models")}
+    tasks = [
+        *(tasks_of(role, "main.yml") for role in ("database", "broker_node", "balancer", "models")),
+        tasks_of("coordinator", "shared.yml"),
+    ]
+    play = {"hosts": "broker", "environment": {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, "tasks": tasks}
+    installs = {"fleet_packages_known": False, **{name: {"changed": True} for name in SCALED_OUT_PACKAGES}}
+    done = played(folder, inventory, play, "--check", "-e", json.dumps(installs))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Install the configuration") == 2  # those of haproxy and nginx
+    assert "Install the passwords and the CA of the database" in done.stdout
+
+
+@pytest.mark.slow
+@by_ansible
+def test_dry_run_does_not_look_for_a_service_of_fedpatch_that_it_would_install(tmp_path):
+    """The host of a coordinator becomes a device too, or the other way round."""
+    stub(tmp_path / "bin" / "systemctl", "echo LoadState=not-found; echo ActiveState=inactive")
+    names = {"coordinator": "coordinator", "relay": "relay", "device_agent": "agent"}
+    play = {
+        "hosts": "broker",
+        "environment": {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        "vars": {"fleet_bare": False, "coordinator_enabled": True},
+        "tasks": [
+            {
+                "ansible.builtin.debug": {"msg": "the settings are new"},
+                "changed_when": True,
+                "notify": [f"Restart the {name}" for name in names.values()],
+            }
+        ],
+        "handlers": [{"ansible.builtin.import_tasks": str(ROLES / role / "handlers" / "main.yml")} for role in names],
+    }
+    done = played(tmp_path, fleet_of({"hub": {}}), play, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("RUNNING HANDLER [Restart the ") == len(names)
+    done = played(tmp_path, fleet_of({"hub": {}}), play)
+    assert "Could not find the requested service" in done.stdout
