@@ -100,8 +100,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         measure = None if summary else partial(_measure, which, results, rounds, origin)
         _draw_measured(which, results, range(seeds), measure, as_json=as_json)
         return
-    if rounds is not None:
-        raise UsageError(f"--rounds: the cells of {which} have the paper's; it is for {' and '.join(MEASURED)}")
+    _refuse_unused(which, seeds, rounds)
     store = Results(results)
     if which == CHECK:
         if markdown:
@@ -117,6 +116,14 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         chosen = tuple(choose_rates(one, store) for one in chosen)
     _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
     raise typer.Exit(exit_code)
+
+
+def _refuse_unused(which: str, seeds: int, rounds: int | None) -> None:
+    """Raise UsageError for options that the cells of `which` do not use."""
+    if rounds is not None:
+        raise UsageError(f"--rounds: the cells of {which} have the paper's; it is for {' and '.join(MEASURED)}")
+    if which in TRIALS and seeds != 1:
+        raise UsageError(f"--seeds: the trials of {which} have the seed {TUNING_SEED} alone; leave it out")
 
 
 def _command_line() -> str:
