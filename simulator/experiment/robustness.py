@@ -246,7 +246,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def markdown_tables(rows: Sequence[RobustnessRow]) -> list[str]:
     """Return the lines of one table in Markdown for each share of bad clients: user accuracy and its 10th percentile."""
     lines: list[str] = []
-    for share in sorted({row.bad for row in rows if row.bad}):
+    for share in sorted({row.bad for row in rows if row.bad}) or [0.0]:
         chosen = [row for row in rows if row.bad in (0.0, share)]
         attacks = list(dict.fromkeys(row.attack for row in chosen))
         by_key = {(row.defence, row.attack): row for row in chosen}

@@ -177,6 +177,19 @@ def test_tables_have_a_column_for_each_attack_and_a_gap_where_a_cell_is_missing(
     assert text.index("10% bad") < text.index("20% bad")
 
 
+def test_tables_without_attack_have_the_figures_of_each_rule():
+    cells = [cell(attack=NO_ATTACK, bad=0.0), cell("centred", attack=NO_ATTACK, bad=0.0, accuracy=0.75)]
+    assert markdown_tables(summarise(cells)) == [
+        "0% bad devices:",
+        "",
+        "| rule | none |",
+        "|---|---|",
+        "| `mean` | 0.500 (0.250) |",
+        "| `centred` | 0.750 (0.375) |",
+        "",
+    ]
+
+
 @pytest.mark.slow
 def test_command_prints_the_table_and_computes_only_what_is_missing(tmp_path):
     out = tmp_path / "table.json"
