@@ -27,7 +27,7 @@ from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.data_template import data_specs
 from fedpatch.simulator.spec.plain_values import from_plain
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, MEAN, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, EVERYTHING, MEAN, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 SECURE = ("off", "groups")
@@ -134,6 +134,14 @@ def _policy(private: str, task: Task) -> str:
 
     with torch.random.fork_rng(devices=[]):
         return str(resolve_private(policy, task.build_model(), task.head))
+
+
+def require_federated(study: Study) -> None:
+    """Raise UsageError if the policy of a study keeps every tensor private."""
+    if study.private == EVERYTHING:
+        raise UsageError(
+            f"--private {EVERYTHING} leaves nothing to federate; use --strategy independent for learning alone"
+        )
 
 
 def terms() -> frozenset[str]:

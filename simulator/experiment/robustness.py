@@ -13,7 +13,7 @@ from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.experiment.cell_file import CellFile
-from fedpatch.simulator.experiment.options import check_study
+from fedpatch.simulator.experiment.options import check_study, require_federated
 from fedpatch.simulator.spec.study import UNBOUNDED, Outcome, Point, Study
 
 NO_ATTACK = "none"
@@ -121,8 +121,9 @@ def check_cells(study: Study, task: Task, keys: Iterable[Key]) -> None:
         keys: The terms of the cells.
 
     Raises:
-        UsageError: A rule, an attack and the strategy do not fit together.
+        UsageError: A rule, an attack and the strategy do not fit together, or nothing is federated.
     """
+    require_federated(study)
     for rule, attack, bad in dict.fromkeys(key[:3] for key in keys):
         try:
             check_study(study_of_cell(study, (rule, attack, bad, 0)), task)

@@ -15,11 +15,11 @@ from fedpatch.shared.errors import FedpatchError, UsageError, unknown_name
 from fedpatch.shared.scripting.jobs import BackgroundJob, Cancellation
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.trackers.tracking import make_trackers
-from fedpatch.simulator.experiment.options import make_study, terms
+from fedpatch.simulator.experiment.options import make_study, require_federated, terms
 from fedpatch.simulator.experiment.point_tracking import tracked
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.spec.compute import STOPPING, device_name, worker_count
-from fedpatch.simulator.spec.study import BASELINES, EVERYTHING, Outcome, Point, Study
+from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from fedpatch.simulator.experiment.output_folder import StudyFolder
@@ -51,10 +51,7 @@ def study_of(task: str | Task, given: Mapping[str, Any]) -> tuple[Study, Task | 
     known.setdefault("clients", 10)
     found, ref, own = (task, task.name, task) if isinstance(task, Task) else (find_task(task), task, None)
     study = make_study(task=found, task_ref=ref, **known)
-    if study.private == EVERYTHING:
-        raise UsageError(
-            f"--private {EVERYTHING} leaves nothing to federate; use --strategy independent for learning alone"
-        )
+    require_federated(study)
     return study, own
 
 

@@ -86,6 +86,14 @@ def test_cells_that_a_study_of_its_own_refuses_are_refused_before_any_is_simulat
     assert not out.exists()
 
 
+@pytest.mark.parametrize("attacks", ["sign:4", NO_ATTACK])
+def test_policy_that_federates_nothing_is_refused_before_any_cell_is_simulated(attacks, tmp_path):
+    out = tmp_path / "table.json"
+    with pytest.raises(UsageError, match=r"--private names:\* leaves nothing to federate"):
+        robustness(private="names:*", attacks=attacks, rules="mean", clients=4, rounds=1, workers=1, out=out)
+    assert not out.exists()
+
+
 def test_interrupted_cell_gives_nothing():
     study = study_of("fedavg", "affine")
     key = ("mean", NO_ATTACK, 0.0, 0)
