@@ -23,7 +23,7 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.messages import TrainPlan, UpdateReport
 from fedpatch.simulator.clients.population import load_population
-from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.options import make_study, require_federated
 from fedpatch.simulator.experiment.simulation import Simulation, as_torch, limits_of, one_thread
 from fedpatch.simulator.fleet.random_traits import draw_traits
 from fedpatch.simulator.fleet.settings import FleetTerms
@@ -81,6 +81,7 @@ class FleetLearning:
             epochs=terms.epochs,
             steps=terms.steps,
         )
+        require_federated(study)
         try_out = partial(require_trainable, task, holder="device 1")
         population = load_population(task, study.data, study.clients, study.seed, data_root(), try_out)
         self._terms, self._study, self._task = terms, study, task

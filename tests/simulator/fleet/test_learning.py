@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.fleet.learning import FleetLearning
 from fedpatch.simulator.fleet.report import FleetReport
 from fedpatch.simulator.fleet.settings import FleetTerms
@@ -39,6 +40,11 @@ def played(**changes: Any) -> FleetReport:
 @pytest.fixture(scope="module")
 def carried() -> FleetReport:
     return played(late="carry", quorum_updates=3, rounds=12, max_staleness=16)
+
+
+def test_policy_that_federates_nothing_is_refused():
+    with pytest.raises(UsageError, match="leaves nothing to federate"):
+        FleetLearning(FleetTerms(**{**TERMS, "private": "names:*"}))
 
 
 def test_control_variates_are_refused():
