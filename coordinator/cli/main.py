@@ -121,8 +121,10 @@ def run(
 ) -> None:
     """Train with the devices of a fleet until --target-ua, --rounds or --time-limit-s is reached.
 
-    The fleet's last run in --state-dir is resumed if it was interrupted and had the same settings; paths, --encoding,
-    --devices, --wait-s, --deadline-s, --independent-every and --evaluate-every may differ.
+    The fleet's last run in --state-dir is resumed if it was interrupted and had the same settings. It continues with the
+    new values of these settings, which may differ: connection, paths (not --blobs), --encoding, --chunk-kib, --norm-bound,
+    --devices, --wait-s, --deadline-s, --independent-every, --evaluate-every, --evaluate-participation, --standby, --metrics,
+    --metrics-max-devices, --traces, --tracker, --models-store, --models-url.
     """
     from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
@@ -64,6 +64,18 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.privacy.gaussian import noise_ratio
 from fedpatch.shared.privacy.plan import MOST_RATIO, spread_of
 from fedpatch.shared.trackers.tracking import make_trackers
+
+MAY_CHANGE: Final = frozenset(
+    {
+        *(option.name for option in fields(BrokerSettings)),
+        *("state_dir", "state", "ca_dir", "standby", "encoding", "devices", "wait_s", "deadline_s"),
+        *("independent_every", "evaluate_every", "evaluate_participation"),
+        *("metrics", "metrics_max_devices", "tracker", "traces", "models_store", "models_url"),
+        # Their defaults have changed: a run of an earlier version continues with the present defaults.
+        *("norm_bound", "chunk_kib"),
+    }
+)
+"""Settings that may change during a run: a run is resumed although they differ."""
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -402,17 +414,11 @@ def _places(settings: RunSettings, run: str, connection: Connection) -> BlobPlac
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from settings that may change during a run."""
-    free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "state", "ca_dir"}
-    free |= {"standby", "metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
-    free |= {"evaluate_every", "evaluate_participation"}
-    free |= {"tracker", "traces", "models_store", "models_url"}
-    # Their defaults have changed: a run of an earlier version continues with the present defaults.
-    free |= {"norm_bound", "chunk_kib"}
     now = public_values(settings)
     # A run of a version without `dp` had no noise, and its rounds would be missing in the privacy account.
     if run.settings.get("dp", "off") != settings.dp or run.settings.get("blobs") != settings.blobs:
         return False
-    return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - free)
+    return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - MAY_CHANGE)
 
 
 def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:

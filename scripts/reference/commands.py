@@ -37,7 +37,7 @@ GUIDES: Mapping[str, str] = {
     "fedpatch broker acl": "[brokers](../how-to/brokers.md)",
     "fedpatch ca init": "[security](../how-to/security.md)",
     "fedpatch device add": "[security](../how-to/security.md)",
-    "fedpatch unit": "[fleet](../how-to/fleet.md)",
+    "fedpatch unit": "[service](../how-to/service.md#the-coordinator-as-a-service)",
     "fedpatch console": "[console](../how-to/console.md)",
     "fedpatch evaluate": "[evaluate rounds](../explanation/concepts.md#evaluate-rounds)",
     "fedpatch privacy plan": "[privacy](../explanation/privacy.md)",

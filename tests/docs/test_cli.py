@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fedpatch.coordinator.runtime.run_execution import MAY_CHANGE
 from fedpatch.shared import __version__
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from scripts.reference.commands import PROGRAMS, children, commands
 from tests.support.paths import ROOT
 
@@ -59,6 +62,13 @@ def test_the_options_of_every_documented_example_exist(line):
 def test_the_page_names_the_settings_file_that_a_command_writes_or_prints(command, file):
     section = PAGE.partition(f"## `{command}`\n")[2].partition("\n## ")[0]
     assert f"- `--config` (`{file}`): Settings" in section
+
+
+def test_the_page_names_all_settings_with_which_a_run_is_resumed_although_they_differ():
+    section = PAGE.partition("## `fedpatch run`\n")[2].partition("\n## ")[0]
+    connection_and_paths = {one.name for one in fields(BrokerSettings)} | {"state_dir", "state", "ca_dir"}
+    named = set(re.findall(r"(?<!not )--[a-z-]+", section.partition("which may differ:")[2].partition(".")[0]))
+    assert named == {f"--{name.replace('_', '-')}" for name in MAY_CHANGE - connection_and_paths}
 
 
 def test_the_commands_of_the_simulator_are_among_them():
