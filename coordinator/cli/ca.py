@@ -205,13 +205,18 @@ def _add_renew(group: typer.Typer) -> None:
     def renew(ca_days: _CaDays = CA_DAYS, ca_dir: CaDir = None) -> None:
         """Renew the CA's own certificate with the same key; all issued certificates stay valid.
 
-        All machines need the new ca.crt before the old one expires; both are valid side by side.
+        All machines need the new ca.crt, and the broker also the new ca.crl, before the old ones expire. Old and new ones are
+        valid side by side.
         """
         from fedpatch.coordinator.pki.enrolment import opened
 
         with opened(ca_directory(ca_dir)) as authority:
             authority.renew(now=time.time(), days=ca_days)
-            say(f"renewed {authority.directory}/ca.crt; give it to the broker, to the coordinator and to every device")
+            say(
+                f"renewed {authority.directory}/ca.crt; copy it to the broker, to the coordinator and to every device",
+                f"copy {authority.directory}/ca.crl to the broker too, and make it read both: systemctl reload mosquitto; "
+                "the former list expires with the former certificate, and then the broker refuses every client",
+            )
 
 
 def _add_watcher(group: typer.Typer) -> None:

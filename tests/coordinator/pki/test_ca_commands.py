@@ -180,6 +180,17 @@ def test_renewal_keeps_the_key_unless_a_new_one_is_requested(fedpatch: Program, 
     assert read_pem((place / "ca.crt").read_bytes())[0].not_after > before.not_after
 
 
+def test_renewal_of_the_ca_names_the_revocation_list_which_ends_with_the_former_certificate(
+    fedpatch: Program, tmp_path: Path
+):
+    place = tmp_path / "fedpatch-state" / "ca"
+    end = x509.load_pem_x509_crl((place / "ca.crl").read_bytes()).next_update_utc
+    assert end is not None and int(end.timestamp()) == read_pem((place / "ca.crt").read_bytes())[0].not_after
+    done = well(fedpatch("ca", "renew", "--ca-days", "5000"))
+    assert f"copy {place}/ca.crl to the broker too" in done.err
+    assert "systemctl reload mosquitto" in done.err
+
+
 def test_revoke_old_replaces_key_certificate_and_password_of_the_coordinator(fedpatch: Program, tmp_path: Path):
     place = tmp_path / "fedpatch-state" / "ca"
     stolen = read_pem((place / "coordinator" / "client.crt").read_bytes())[0].serial
