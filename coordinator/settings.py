@@ -79,7 +79,7 @@ class RoundSettings(Settings):
         0.0,
         ge=0.0,
         le=1e6,
-        help="Mu of FedProx, which pulls a device's model to that of the round.",
+        help="Mu of FedProx, which pulls a device's model towards the round's global model.",
     )
     phases: str = _training(
         "",

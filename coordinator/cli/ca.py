@@ -192,9 +192,7 @@ def _add_coordinator(group: typer.Typer) -> None:
                 say(f"give {password_file(authority.directory)} to the broker: systemctl reload mosquitto")
             else:
                 ensure_coordinator(authority, days=days, again=True, new_key=new_key or revoke_old)
-                say(
-                    f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself"
-                )
+                say(f"renewed {authority.directory}/coordinator/client.crt; a running coordinator loads it by itself")
             if revoke_old:
                 revoke(authority, COORDINATOR, COORDINATOR, reason="replaced", only_old=True)
                 tell_broker(authority)
@@ -268,7 +266,7 @@ def _add_lists(group: typer.Typer) -> None:
 def tell_rules(name: str) -> None:
     """Print the manual steps after a device was added."""
     say(
-        f"before {name} is let in, make the broker's rules anew (fedpatch broker acl) and have it read them: "
+        f"before {name} can connect, make the broker's rules again (fedpatch broker acl) and reload the broker: "
         "systemctl reload mosquitto"
     )
 
@@ -283,6 +281,6 @@ def tell_broker(authority: Authority) -> None:
     say(
         f"give {' and '.join(files)} to the broker, with new rules (fedpatch broker acl), and make it read them: "
         "systemctl reload mosquitto",
-        "a coordinator at work shuts a revoked device out by itself, within seconds",
-        "a connection that is open ends with the next restart of the broker: systemctl restart mosquitto",
+        "a running coordinator excludes a revoked device within seconds",
+        "an open connection of the device ends at the next restart of the broker: systemctl restart mosquitto",
     )

@@ -273,7 +273,7 @@ def runs(
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show a run round by round: participants, user accuracy before and after training, time, bytes, absences.
 
-    In the JSON, that of `fedpatch run`, stopped_because is running while the run goes on.
+    The JSON has the form of `fedpatch run`; while the run goes on, stopped_because is running.
     """
     from fedpatch.coordinator.cli.tables import print_run
 

@@ -155,7 +155,7 @@ def _add_rollback(app: typer.Typer) -> None:
         task: TaskName = "",
         as_json: AsJson = False,
     ) -> None:
-        """Return to the previous personal model, or to that of a round, until a round gives a new one."""
+        """Return to the previous personal model, or to the model of a round, until a round gives a new one."""
         from fedpatch.device_agent.models.personal import only_task
 
         store = _store(state_dir)

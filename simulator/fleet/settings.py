@@ -82,7 +82,7 @@ class FleetTerms(Settings):
         1.0,
         ge=1.0,
         le=1000.0,
-        help="Training time of the slowest device over train_s, that of the fastest; the others lie between, "
+        help="Training time of the slowest device over train_s, the time of the fastest; the others lie between, "
         "evenly by ratio.",
     )
     train: str | None = setting(
