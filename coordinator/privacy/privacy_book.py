@@ -38,14 +38,15 @@ class PrivacyBook:
 
     Args:
         place: Blob store of the run, or its directory.
+        releases: Releases that are known without the book; with one or more, the book must exist.
 
     Raises:
-        StateError: The book is damaged, or the store refuses.
+        StateError: The book is damaged or lost, or the store refuses.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, releases: int = 0) -> None:
         self._blobs = blobs_at(place)
-        self._pages = self._read()
+        self._pages = self._read(releases)
 
     @property
     def most_used(self) -> int:
@@ -73,11 +74,13 @@ class PrivacyBook:
             return replace(self._pages, devices=tuple(sorted({*self._pages.devices, *devices})))
         return _Pages(_totals(self._pages), digest, tuple(sorted(devices)))
 
-    def _read(self) -> _Pages:
-        if (data := self._blobs.get(BOOK)) is None:
-            return _Pages()
+    def _read(self, releases: int) -> _Pages:
         path = self._blobs.where(BOOK)
         remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
+        if (data := self._blobs.get(BOOK)) is None:
+            if releases:
+                raise StateError(f"{path}: is lost, and the run has released {releases} models; {remedy}")
+            return _Pages()
         try:
             return msgspec.msgpack.decode(unseal(path, _BOOK_LINE, data, "a privacy book"), type=_Pages)
         except (StateError, ValueError, RecursionError) as error:

@@ -29,10 +29,10 @@ class PrivateAggregation:
         directory: Directory of the run, for the noise: a store may keep deleted blobs.
         policy: The terms of differential privacy.
         schema: Names, shapes and dtypes of the tensors that travel.
-        saved_round: The last round whose model is saved; its noise is deleted.
+        saved_round: Number of rounds whose models are saved; their noise is deleted.
 
     Raises:
-        StateError: The book is damaged, or the disk refuses.
+        StateError: The book is damaged or lost, or the disk refuses.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PrivateAggregation:
         self._policy = policy
         self._schema = schema
         self._noise = SealedNoise(directory)
-        self._book = PrivacyBook(blobs)
+        self._book = PrivacyBook(blobs, saved_round)
         self.saved(saved_round)
 
     def aggregate(

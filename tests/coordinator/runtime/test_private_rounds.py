@@ -207,6 +207,15 @@ def test_damaged_book_ends_the_run_instead_of_counting_from_zero(blobs):
         PrivacyBook(blobs)
 
 
+def test_lost_book_of_a_run_with_releases_ends_the_run_instead_of_counting_from_zero(tmp_path, prepared, registry):
+    run = new_run(registry).id
+    play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
+    assert PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
+    (tmp_path / BOOK).unlink()
+    with pytest.raises(StateError, match=r"is lost.* the epsilon of this run is unknown"):
+        PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
+
+
 def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, prepared, registry):
     """A round that is repeated after its checkpoint was lost would be a second release."""
     first = PrivateBench(tmp_path, prepared, registry, **{**TERMS, "max_epsilon": 5.0})
