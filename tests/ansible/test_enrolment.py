@@ -73,3 +73,30 @@ def test_agent_that_runs_with_its_former_password_is_restarted(tmp_path):
     done = played(tmp_path, fleet_of(hosts), play)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r'"msg": "restarted (.*)"', done.stdout) == ["again"]
+
+
+@pytest.mark.slow
+@by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role runs a command as another user")
+def test_device_with_a_password_gets_the_renewed_certificate_of_the_ca(tmp_path):
+    """It keeps its bundle, unlike a device with a certificate, which ends with that of the CA."""
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca" / "ca.crt").write_text("renewed\n")
+    identity = tmp_path / "agent" / "identity"
+    identity.mkdir(parents=True)
+    for name in ("password", "ca.crt"):
+        (identity / name).write_text("former\n")
+    given: dict[str, Any] = {
+        "device_agent_is_known": True,
+        "device_agent_known": {"state": "good"},
+        "fleet_ca_dir": str(tmp_path / "ca"),
+        "fleet_control_command": "/bin/false",
+        "fleet_state_dir": str(tmp_path),
+        "fleet_user": "root",
+    }
+    groups = {"broker_nodes": "node", "broker": "hub", "coordinator": "hub", "devices": "pi"}
+    inventory = {"vars": HERE, "children": {group: {"hosts": {host: {}}} for group, host in groups.items()}}
+    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "identity.yml", **given)] * 2}
+    done = played(tmp_path, inventory, play)
+    assert re.search(r"^pi .* changed=1 ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert [(identity / name).read_text() for name in ("password", "ca.crt")] == ["former\n", "renewed\n"]
