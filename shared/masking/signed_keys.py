@@ -8,16 +8,12 @@ names the device. A signature is of no use in another round, with another reques
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgpack
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.certificate import Certificate, read_der
 from fedpatch.shared.wire.masking_messages import MAX_CERTIFICATE_BYTES, MaskingKeys
-
-if TYPE_CHECKING:
-    from cryptography import x509
 
 _PURPOSE = "fedpatch signed masking keys 1"
 _DEVICE = "device"
@@ -145,11 +141,12 @@ def _for_another(about: Certificate, device: str, fleet: str, now: float | None)
     return ""
 
 
-def _for_a_server(certificate: x509.Certificate) -> str:
+def _for_a_server(certificate: object) -> str:
     """Return why a certificate is not one of a client; "" if it is. That of the broker names hosts and no holder."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
+    assert isinstance(certificate, x509.Certificate)
     try:
         purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
