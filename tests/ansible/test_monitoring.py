@@ -65,12 +65,9 @@ def test_prometheus_on_the_host_of_one_coordinator_reaches_the_other_one(tmp_pat
     )
     play = {"hosts": "coordinator", "vars_files": files, "tasks": [{"ansible.builtin.debug": {"msg": message}}]}
     hosts = {"hub": {"ansible_host": "fd00::1"}, "hub-2": {"ansible_host": "fd00::2"}}
-    groups = {group: {"hosts": {"hub": {}}} for group in ("broker", "monitoring")}
-    inventory = {
-        "vars": HERE,
-        "hosts": hosts,
-        "children": groups | {"coordinator": {"hosts": {"hub": {}, "hub-2": {}}}},
-    }
+    members = {"broker": ["hub"], "monitoring": ["hub"], "coordinator": ["hub", "hub-2"]}
+    groups: dict[str, Any] = {group: {"hosts": {host: {} for host in names}} for group, names in members.items()}
+    inventory = {"vars": HERE, "hosts": hosts, "children": groups}
     done = played(tmp_path, inventory, play)
     found = dict(re.findall(r'"msg": "(\S+) (.*)"', done.stdout))
     assert found["hub"] == "at 127.0.0.1:9464 admits ; 127.0.0.1:9464 [fd00::2]:9464", done.stdout + done.stderr
