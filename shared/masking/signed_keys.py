@@ -110,10 +110,12 @@ def check_signed_keys(
         public = certificate.public_key()
     except (ValueError, TypeError) as error:
         raise WireError(f"the certificate of {device} cannot be read: {error}") from None
-    if why := _for_another(about, device, authorities.fleet, now) or _for_a_server(certificate):
+    if why := _for_another(about, device, authorities.fleet, now):
         raise WireError(f"the certificate of {device} {why}")
     if not any(_issued(certificate, authority) for authority in authorities.certificates):
         raise WireError(f"the certificate of {device} was not issued by the CA of this fleet")
+    if why := _for_a_server(certificate):
+        raise WireError(f"the certificate of {device} {why}")
     try:
         if not isinstance(public, EllipticCurvePublicKey):
             raise InvalidSignature
@@ -142,7 +144,7 @@ def _for_another(about: Certificate, device: str, fleet: str, now: float | None)
 
 
 def _for_a_server(certificate: object) -> str:
-    """Return why a certificate is not one of a client; "" if it is. That of the broker names hosts and no holder."""
+    """Return why a certificate is not for clients; "" if it is. The broker's names hosts, so `_for_another` accepts it."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -151,7 +153,7 @@ def _for_a_server(certificate: object) -> str:
         purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return ""
-    except ValueError:
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         return "has extensions that cannot be read"
     allowed = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE)
     return "" if any(one in purposes for one in allowed) else "is one of a server"

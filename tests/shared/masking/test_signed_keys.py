@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -80,11 +80,30 @@ def test_certificate_of_a_member_that_is_no_device_is_refused(fleet, holder):
 
 
 def test_certificate_of_the_broker_is_refused(fleet):
-    """It names hosts and no member, so its common name is that of a possible device."""
+    """It names hosts and no member, so a device could have its common name."""
     pair = (fleet.directory / "broker" / f"broker.{kind}" for kind in ("crt", "key"))
     certificate, key = (path.read_bytes() for path in pair)
     keys = sign_keys("broker", KEYS, REQUEST, certificate=certificate, private_key=key)
     assert "is one of a server" in refusal(keys, authorities(fleet), "broker")
+
+
+def test_certificate_with_two_equal_extensions_is_refused(fleet):
+    """Every member can send a certificate of its own making, which must not end the coordinator."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pi-1")])
+    now = datetime.fromtimestamp(NOW, UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    first, second = (x509.UnrecognizedExtension(x509.ObjectIdentifier(f"1.2.3.{last}"), b"") for last in (4, 5))
+    whole = made.add_extension(first, critical=False).add_extension(second, critical=False).sign(key, SHA256())
+    twice = whole.public_bytes(Encoding.DER).replace(b"\x2a\x03\x05", b"\x2a\x03\x04")
+    assert twice.count(b"\x2a\x03\x04") == 2
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    keys = replace(
+        sign_keys("pi-1", KEYS, REQUEST, certificate=whole.public_bytes(Encoding.PEM), private_key=private),
+        certificate=twice,
+    )
+    assert "pi-1" in refusal(keys, authorities(fleet))
 
 
 def test_certificate_of_another_ca_is_refused(fleet, tmp_path):
