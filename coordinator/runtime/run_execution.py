@@ -123,6 +123,8 @@ def run_or_go_on(
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
             last = registry.newest(settings.fleet)
+            if last is not None:
+                refuse_run_of_hub(last, settings.state_dir)
             done = last is not None and last.status == "finished"
             in_vain = done and last is not None and summary_of(last, registry.rounds.records(last.id)).in_vain
             if last is not None and _same_terms(last, settings):

@@ -24,7 +24,7 @@ def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
 
 
 def refuse_run_of_hub(run: RunInfo, state_dir: Path) -> None:
-    """Raise UsageError for a run of a hub: `state_dir` is that of a relay, which only has the rounds of its site."""
+    """Raise UsageError for a run of a hub. A relay's state directory has only the rounds of its site."""
     if (hub := run.settings.get("parent")) is not None:
         raise UsageError(
             f"run {run.id} is a run of the fleet {hub}, of which {state_dir} has the rounds of one site; name the state "

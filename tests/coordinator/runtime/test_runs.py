@@ -217,6 +217,14 @@ def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_
     assert (earlier, StopRequest(directory).poll()) == ([False], True)
 
 
+def test_new_run_is_refused_in_the_directory_of_a_relay_that_has_a_run_of_its_hub(recorded, settings):
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings={"fleet": settings.fleet, "parent": "world"}).id
+    with pytest.raises(UsageError, match=f"run {run} is a run of the fleet world, .*--state-dir"):
+        recorded.run(settings)
+    assert (recorded.begun, recorded.gone_on) == ([], [])
+
+
 @pytest.mark.parametrize("work", ["resume_run", "evaluate_run"])
 def test_run_of_a_hub_in_the_directory_of_a_relay_is_refused(settings, work):
     """It has rounds of the relay's site only, and no settings of the run."""
