@@ -175,7 +175,12 @@ class Results:
         _write_json(self._progress(cell, seed), noted)
 
     def resumed_origin(self, cell: Cell, seed: int, origin: ResultOrigin) -> ResultOrigin:
-        """Return `origin` with the commit and the processor of the rounds that a resumed simulation has completed before."""
+        """Return `origin` with the commit and the processor of the rounds that a resumed simulation has completed before.
+
+        A simulation without a saved state begins anew.
+        """
+        if not any(self.saved(cell, seed).glob("*")):
+            return origin
         noted = read_json(self._progress(cell, seed)) or {}
         commit, processor = (_followed(noted.get(name), getattr(origin, name)) for name in ("commit", "processor"))
         return replace(origin, commit=commit, processor=processor)

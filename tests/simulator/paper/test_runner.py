@@ -95,6 +95,13 @@ def test_resumed_result_names_every_commit_and_processor_that_computed_it(result
     assert (whole.processor, whole.commit) == ("Xeon", "b" * 40)
 
 
+def test_result_names_only_the_commit_that_began_anew_where_no_state_was_saved(results):
+    results.note_progress(CELLS[0], 0, 0, ResultOrigin(commit="a" * 40, processor="H200"))
+    run_paper(CELLS[:1], range(1), results, ResultOrigin(commit="b" * 40, processor="Xeon"), simulate=Player())
+    found = results.read(CELLS[0], 0)
+    assert (found.commit, found.processor) == ("b" * 40, "Xeon")
+
+
 def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
     run_paper(CELLS[:1], range(1), results, ResultOrigin(), stopped=Stop(3), simulate=Player(needed=None))
     assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)
