@@ -79,7 +79,7 @@ def test_agent_that_runs_with_its_former_password_is_restarted(tmp_path):
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role runs a command as another user")
 def test_device_with_a_password_gets_the_renewed_certificate_of_the_ca(tmp_path):
-    """It keeps its bundle, unlike a device with a certificate, which ends with that of the CA."""
+    """It keeps its bundle; a device with a certificate gets another one before the certificate of the CA ends."""
     (tmp_path / "ca").mkdir()
     (tmp_path / "ca" / "ca.crt").write_text("renewed\n")
     identity = tmp_path / "agent" / "identity"

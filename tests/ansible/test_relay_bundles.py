@@ -45,6 +45,29 @@ def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoke
 
 @pytest.mark.slow
 @by_ansible
+def test_relay_with_a_password_gets_the_renewed_certificate_of_the_ca(tmp_path):
+    ca = tmp_path / "ca"
+    program = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
+    given = {"fleet_ca_dir": str(ca), "fleet_control_command": program, "fleet_relays": ["site-7"]}
+    inventory = fleet_of({"hub": {}}, **given)
+    inventory["children"]["broker_nodes"] = {"hosts": {"hub": {}}}
+    play = {"hosts": "broker", "roles": ["authority"], "tasks": [tasks_of("authority", "scale_out.yml")]}
+    bundle, texts, changed = ca / "relays" / "site-7.bundle", [], []
+    for renewed in (False, True, False):
+        if renewed:
+            (ca / "ca.crt").write_text((ca / "ca.crt").read_text() + "renewed\n")
+        done = played(tmp_path, inventory, play)
+        assert done.returncode == 0, done.stdout + done.stderr
+        changed += re.findall(r"changed=(\d+)", done.stdout)
+        texts.append(bundle.read_text())
+    first, second = (json.loads(text) for text in texts[:2])
+    assert first["password"] and second == first | {"ca": first["ca"] + "renewed\n"}
+    assert (changed[1:], texts[2]) == (["1", "0"], texts[1])
+    assert bundle.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+@by_ansible
 def test_path_of_a_relays_bundle_may_begin_with_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "site-7.bundle").write_text("{}")
