@@ -63,9 +63,8 @@ def discovery(topics: BusTopics, prefix: str, form: str, *, switch: bool) -> dic
         switch: Whether the agent can be paused.
     """
     parts = components(topics)
-    gone = () if switch else ("may_work",)
-    for key in gone:
-        parts[key] = {"platform": parts[key]["platform"]}
+    if not switch:
+        parts["may_work"] = {"platform": parts["may_work"]["platform"]}
     shared = {
         "device": {
             "identifiers": [topics.id],
@@ -82,12 +81,11 @@ def discovery(topics: BusTopics, prefix: str, form: str, *, switch: bool) -> dic
         whole = {**shared, "components": {f"{topics.id}_{key}": part for key, part in parts.items()}}
         return {f"{prefix}/device/{topics.id}/config": whole}
     if form == "components":
-        return {
-            f"{prefix}/{part['platform']}/{topics.id}/{key}/config": {}
-            if key in gone
-            else {**shared, **{name: value for name, value in part.items() if name != "platform"}}
-            for key, part in parts.items()
-        }
+        messages = {}
+        for key, part in parts.items():
+            values = {name: value for name, value in part.items() if name != "platform"}
+            messages[f"{prefix}/{part['platform']}/{topics.id}/{key}/config"] = {**shared, **values} if values else {}
+        return messages
     return {}
 
 
