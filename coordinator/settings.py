@@ -481,8 +481,8 @@ class RoundSettings(Settings):
         problems: list[tuple[str, ...]] = []
         if self.encoding in KEEP:
             words = (
-                f"{self.encoding} sends the subset of its own round, of which a later round's step has a part, so much of "
-                "the carried work would be lost; use delta-int8, or late = refuse"
+                f"{self.encoding} sends only the values that are drawn for its round. A later round draws others, so a third "
+                "or more of the carried work would be lost; use delta-int8, or late = refuse"
             )
             problems.append(("encoding", words, "late"))
         if self.masked:

@@ -164,7 +164,7 @@ def _checkpoint_problems(
             remedy = f"restore it from a backup; without it `fedpatch resume` and `fedpatch export` go back to {to}"
             yield one.round == kept[0].round or not whole, one.problem, remedy
     if kept and kept[0].round < aggregated:
-        text = f"{blobs.where()}: the newest checkpoint is that after round {kept[0].round} of {aggregated} aggregated ones"
+        text = f"{blobs.where()}: the newest checkpoint has {kept[0].round} of the run's {aggregated} aggregated rounds"
         yield True, text, "restore it from a backup; `fedpatch resume` plays the rounds since then again"
     if not kept and records:
         yield (
@@ -176,7 +176,9 @@ def _checkpoint_problems(
     for one in whole:
         # Failed and evaluate rounds have numbers too, and no checkpoint.
         if one.record is not None and by_round.get(one.record.round, one.record) != one.record:
-            text = f"run {run.id}: the registry's record of round {one.record.round} is not that of {one.name}"
+            text = (
+                f"run {run.id}: the registry's record of round {one.record.round} differs from the record in {one.name}"
+            )
             yield True, text, rebuild
 
 

@@ -73,7 +73,7 @@ def unmasked_blob(
 
 
 def _warn_of_cuts(report: UpdateReport) -> None:
-    """Log the measures that the figures of a vector cannot hold; learning alone has the metric of the user accuracies."""
+    """Log measures beyond ±MEASURE_OFFSET, at which the vector cuts them off."""
     accuracies = (report.user_accuracy_before, report.user_accuracy_after, report.user_accuracy_independent)
     for name, values in (("training loss", (report.train_loss,)), ("user accuracy", accuracies)):
         beyond = next((value for value in values if value is not None and abs(value) > MEASURE_OFFSET), None)

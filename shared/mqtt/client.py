@@ -43,6 +43,7 @@ from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 __all__ = ["BrokerUrl", "Connected", "Disconnected", "Link", "LinkEvent", "MqttLink", "Received", "parse_broker_url"]
 
 SESSION_EXPIRY_S = 3600
+DRAIN_S = 2.0
 GOODBYE_TIMEOUT_S = 1.0
 
 _PAHO_VERSION = {"5": mqtt.MQTTv5, "3.1.1": mqtt.MQTTv311}
@@ -148,7 +149,7 @@ class MqttLink:
         """True if the broker has acknowledged every published message."""
         return self._session.idle()
 
-    def stop(self, drain_s: float = 2.0) -> None:
+    def stop(self, drain_s: float = DRAIN_S) -> None:
         """Accept no more messages, send queued ones for up to `drain_s`, disconnect without a last will, join the thread."""
         self._session.stop(drain_s)
         self._loop.wake()

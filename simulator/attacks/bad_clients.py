@@ -52,7 +52,7 @@ class BadClients:
             updates.write(client, poison(self.attack, own, known, rng, boost=boost))
 
     def found(self, pulls: Mapping[int, float]) -> float | None:
-        """Return the share of the bad clients among as many clients that were pulled most; None if none was pulled.
+        """Return the share of the bad clients among the n most reduced clients, where n is the number of bad clients.
 
         Args:
             pulls: The share of its change that bounds and rule removed, by client; 0 for a client that never was pulled.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.hosts.plays import HERE, ROLES, by_ansible, fleet_of, played, stub, tasks_of
 
 EJABBERDCTL = """
@@ -49,7 +50,7 @@ def test_node_joins_the_first_one_unless_it_knows_it_already_by_its_whole_name(t
 @pytest.mark.slow
 @by_ansible
 def test_mosquitto_of_the_same_fleet_leaves_its_port_to_haproxy_and_ejabberd(tmp_path):
-    """site.yml has set it up. That of another fleet, which has another port, stays."""
+    """site.yml has set it up. The mosquitto of another fleet, which has another port, stays."""
     stub(
         tmp_path / "bin" / "systemctl",
         f'echo "$@" >>{tmp_path}/$NODE/calls; echo LoadState=loaded; echo ActiveState=active',
@@ -58,7 +59,7 @@ def test_mosquitto_of_the_same_fleet_leaves_its_port_to_haproxy_and_ejabberd(tmp
     for name, fleet in (("former", "kitchen"), ("other", "kitchen-2"), ("none", "")):
         (tmp_path / name).mkdir()
         if fleet:
-            (tmp_path / name / "fedpatch.acl").write_text(f"# fedpatch fleet {fleet}: generated from the topic table\n")
+            (tmp_path / name / "fedpatch.acl").write_text(mosquitto_acl(fleet))
     parts = []
     for role in ("balancer", "broker_node"):
         tasks = yaml.safe_load((ROLES / role / "tasks" / "main.yml").read_text())

@@ -110,7 +110,7 @@ def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir:
     (journal,) = journals(state_dir)
     journal.write_bytes(b"")
     change(state_dir / REGISTRY_FILE, BETTER.format(2))
-    assert any("is not that of checkpoint-000002.fp" in one.detail for one in bad(state_dir))
+    assert any("differs from the record in checkpoint-000002.fp" in one.detail for one in bad(state_dir))
 
 
 def test_failed_and_evaluate_rounds_before_the_last_one_are_no_fault(tmp_path: Path):

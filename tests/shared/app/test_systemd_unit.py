@@ -18,7 +18,7 @@ from fedpatch.device_agent.runtime.agent import FINISH_MODEL_S
 from fedpatch.device_agent.runtime.training_supervisor import LAST_WORDS_TIMEOUT_S, STOP_TIMEOUT_S
 from fedpatch.shared.app.systemd_unit import AGENT, COORDINATOR, RELAY, Unit, this_installation
 from fedpatch.shared.errors import UsageError
-from fedpatch.shared.mqtt.client import GOODBYE_TIMEOUT_S
+from fedpatch.shared.mqtt.client import DRAIN_S, GOODBYE_TIMEOUT_S
 from fedpatch.shared.mqtt.reconnect import CONNACK_TIMEOUT_S
 from tests.support.programs import Program
 
@@ -93,7 +93,7 @@ def test_agent_may_ask_the_kernel_whether_the_clock_is_set(analyze, tmp_path):
 
 def test_agent_that_uses_up_each_of_its_time_limits_ends_before_systemd_kills_it():
     [given] = _values(PLAIN.text(), "TimeoutStopSec")
-    goodbye_s = 2.0 + GOODBYE_TIMEOUT_S + CONNACK_TIMEOUT_S
+    goodbye_s = DRAIN_S + GOODBYE_TIMEOUT_S + CONNACK_TIMEOUT_S
     training_s = STOP_TIMEOUT_S + 2 * LAST_WORDS_TIMEOUT_S
     assert FINISH_MODEL_S + goodbye_s + training_s < float(given.removesuffix("s"))
 
