@@ -12,6 +12,7 @@ from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import HOST, Mosquitto
 
 DAY_S = 86_400.0
+VALID_DAYS = 25
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Certified:
         """Open the CA for changes; the caller closes it."""
         return Authority.create(self.directory, self.fleet, now=self.now or time.time(), days=self.ca_days)
 
-    def make(self, *devices: str, watchers: Sequence[str] = (), days: int = 25) -> Certified:
+    def make(self, *devices: str, watchers: Sequence[str] = (), days: int = VALID_DAYS) -> Certified:
         """Make the CA, and certificates of the broker, the coordinator, devices and watchers."""
         with self.open() as authority:
             now = self.now or time.time()
@@ -39,7 +40,7 @@ class Certified:
             self.device(name, part=WATCHER, days=days)
         return self
 
-    def device(self, name: str, *, part: str = DEVICE, days: int = 25, now: float = 0.0) -> TlsFiles:
+    def device(self, name: str, *, part: str = DEVICE, days: int = VALID_DAYS, now: float = 0.0) -> TlsFiles:
         """Issue a new certificate for a device, in one file with its key, as the agent has it."""
         with self.open() as authority:
             issued = authority.issue(part, name, now=now or self.now or time.time(), days=days)
