@@ -67,7 +67,13 @@ def test_accuracy_at_the_papers_round_is_the_last_one_of_a_run_that_ended_before
 @pytest.mark.parametrize(
     ("here", "other", "shown", "row", "agreeing"),
     [
-        (148, 64, "64", "another split of the test data", "1"),
+        (
+            148,
+            64,
+            "64",
+            "another split of the test data: the mean agrees, or differs by at most two standard errors",
+            "1",
+        ),
         (148, 30, "30\\*", "**none**; the paper's rounds lie between those of two splits", "0"),
         (None, 30, "30\\*", "**none**; the paper's rounds lie between those of two splits", "0"),
         (148, 120, "120\\*", "**none**", "0"),
@@ -82,6 +88,16 @@ def test_a_split_agrees_only_with_rounds_like_the_papers(store, here, other, sho
     assert f"| {row} | 1 | fedavg all W400 C1.0 |" in words["agreements"]
     assert (words["differing_count"], words["agreeing_count"]) == ("1", agreeing)
     assert f"| fedavg all W400 C1.0 | {here or 'X'}\\* | | {shown} | 68 |" in differences.splits_table(store)
+
+
+def test_a_split_agrees_if_its_seeds_are_too_few_to_show_a_difference(store):
+    store.write(ALL, 0, result(ALL, 0, None))
+    (even,) = select_cells("even", ALL.short_name)
+    for seed, rounds in enumerate((40, 70, 150)):  # the mean is 87, the paper's 68
+        store.write(even, seed, result(even, seed, rounds))
+    assert "| another split of the test data: " in differences.agreements(store)["agreements"]
+    store.write(even, 2, result(even, 2, None))
+    assert "| another split of the test data: " not in differences.agreements(store)["agreements"]
 
 
 @pytest.mark.parametrize(
