@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
-from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.rounds.run_records import RunInfo, aggregated_rounds
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared import __version__
@@ -73,8 +73,7 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         records = registry.rounds.records(run.id)
     directory = state_dir / "runs" / run.id
     blobs = run_blobs(run.settings, directory, run.epoch)
-    # Checkpoints count aggregated rounds; failed and evaluate rounds have numbers too, and no checkpoint.
-    last = sum(one.outcome == "aggregated" for one in records)
+    last = aggregated_rounds(records)
     # The round is found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
     asked = max(last, newest_round(blobs)) if round is None else round
     state = load_checkpoint(blobs)[0] if round is None else load_checkpoint_after(blobs, round)

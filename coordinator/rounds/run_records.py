@@ -302,6 +302,11 @@ def training_rounds(records: Sequence[RoundRecord]) -> int:
     return sum(not record.is_evaluation for record in records)
 
 
+def aggregated_rounds(records: Iterable[RoundRecord]) -> int:
+    """Return the number of aggregated rounds, which checkpoints count: failed and evaluate rounds have numbers only."""
+    return sum(record.outcome == "aggregated" for record in records)
+
+
 def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
     """Return the user accuracy of the last aggregated round that has one; a failed round measured only some devices."""
     measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]

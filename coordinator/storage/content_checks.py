@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, StoredUpdate
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, StoredUpdate, aggregated_rounds
 from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints, load_update
 from fedpatch.coordinator.storage.database.opening import exists, url_of
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of, problem_of, rebuild_hint
@@ -155,7 +155,7 @@ def _differing_fields(run: RunInfo, written: RunInfo) -> list[str]:
 def _checkpoint_problems(
     run: RunInfo, records: Sequence[RoundRecord], blobs: BlobStore, kept: Sequence[Checkpoint], rebuild: str
 ) -> Iterator[_Problem]:
-    aggregated = sum(one.outcome == "aggregated" for one in records)
+    aggregated = aggregated_rounds(records)
     whole = [one for one in kept if one.problem is None]
     for one in kept:
         if one.problem is not None:
@@ -174,7 +174,6 @@ def _checkpoint_problems(
         )
     by_round = {one.round: one for one in records}
     for one in whole:
-        # Failed and evaluate rounds have numbers too, and no checkpoint.
         if one.record is not None and by_round.get(one.record.round, one.record) != one.record:
             text = (
                 f"run {run.id}: the registry's record of round {one.record.round} differs from the record in {one.name}"
