@@ -13,22 +13,29 @@ import pytest
 
 from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
 
+PROGRAM = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
+RELAYS: dict[str, Any] = {"fleet_control_command": PROGRAM, "fleet_relays": ["site-7"]}
+PLAY: dict[str, Any] = {
+    "hosts": "broker",
+    "roles": ["authority"],
+    "tasks": [tasks_of("authority", "scale_out.yml")],
+}
+
 
 @pytest.mark.slow
 @by_ansible
 def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoked(tmp_path):
     """An interrupted renewal is repeated; the former certificate stays valid until the site has the bundle."""
     ca = tmp_path / "ca"
-    program = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
-    given = {"fleet_ca_dir": str(ca), "fleet_control_command": program, "fleet_relays": ["site-7"]}
-    play = {"hosts": "broker", "roles": ["authority"], "tasks": [tasks_of("authority", "scale_out.yml")]}
+    inventory = fleet_of({"hub": {}}, fleet_ca_dir=str(ca), **RELAYS)
+    play = PLAY
     bundle = ca / "relays" / "site-7.bundle"
     changed, certificates = [], []
     for renew_days in (30, 30, 400):
         if renew_days > 30:
             bundle.with_suffix(".bundle.new").write_text("torn")
-            play = {"hosts": "broker", "tasks": play["tasks"]}
-        done = played(tmp_path, fleet_of({"hub": {}}, **given), play, "-e", f"authority_renew_days={renew_days}")
+            play = {"hosts": "broker", "tasks": PLAY["tasks"]}
+        done = played(tmp_path, inventory, play, "-e", f"authority_renew_days={renew_days}")
         assert done.returncode == 0, done.stdout + done.stderr
         changed += re.findall(r"changed=(\d+)", done.stdout)
         certificates.append(json.loads(bundle.read_text())["certificate"])
@@ -38,8 +45,8 @@ def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoke
     assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
     entries = json.loads((ca / "index.json").read_text())["entries"]
     assert [one["revoked_at"] for one in entries if one["name"] == "site-7"] == [0, 0]
-    subprocess.run([program, "device", "revoke", "site-7", "--ca-dir", ca], check=True)
-    done = played(tmp_path, fleet_of({"hub": {}}, **given), play)
+    subprocess.run([PROGRAM, "device", "revoke", "site-7", "--ca-dir", ca], check=True)
+    done = played(tmp_path, inventory, play)
     assert refused(done)["hub"].startswith("site-7 was revoked: remove it from fleet_relays"), done.stdout
 
 
@@ -47,16 +54,13 @@ def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoke
 @by_ansible
 def test_relay_with_a_password_gets_the_renewed_certificate_of_the_ca(tmp_path):
     ca = tmp_path / "ca"
-    program = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
-    given = {"fleet_ca_dir": str(ca), "fleet_control_command": program, "fleet_relays": ["site-7"]}
-    inventory = fleet_of({"hub": {}}, **given)
+    inventory = fleet_of({"hub": {}}, fleet_ca_dir=str(ca), **RELAYS)
     inventory["children"]["broker_nodes"] = {"hosts": {"hub": {}}}
-    play = {"hosts": "broker", "roles": ["authority"], "tasks": [tasks_of("authority", "scale_out.yml")]}
     bundle, texts, changed = ca / "relays" / "site-7.bundle", [], []
     for renewed in (False, True, False):
         if renewed:
             (ca / "ca.crt").write_text((ca / "ca.crt").read_text() + "renewed\n")
-        done = played(tmp_path, inventory, play)
+        done = played(tmp_path, inventory, PLAY)
         assert done.returncode == 0, done.stdout + done.stderr
         changed += re.findall(r"changed=(\d+)", done.stdout)
         texts.append(bundle.read_text())
