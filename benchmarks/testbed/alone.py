@@ -1,4 +1,4 @@
-"""A device that learns alone: `python -m benchmarks.testbed.alone TASK DATA ROUNDS`, for the testbed's "Independent".
+"""A device that learns alone: `python -m benchmarks.testbed.alone TASK DATA ROUNDS SEED`, for the testbed's "Independent".
 
 It prints `ready` when its data are loaded, begins after a line on its standard input, and prints the seconds of each round.
 A round has the same passes over the data and measurements of user accuracy as in a federation, but no messages.
@@ -22,12 +22,13 @@ def main() -> None:
     """Train for ROUNDS rounds."""
     import torch
 
-    reference, data, rounds = sys.argv[1:]
+    reference, data, rounds = sys.argv[1:4]
+    seed = int(sys.argv[4])
     torch.set_num_threads(1)
     task = find_task(reference)
     trainer = LocalTrainer(task, task.load_data(data, data_root()))
     plan = FedAvg().plan(task.learning_rates["fedavg"], task.batch_size, 1, 0, 0)
-    tensors, batches = initial_tensors(task, 0), 0
+    tensors, batches = initial_tensors(task, seed), 0
     typer.echo("ready")
     sys.stdin.readline()
     for _ in range(int(rounds)):
@@ -36,7 +37,7 @@ def main() -> None:
             tensors,
             plan,
             first_batch=batches,
-            stream_seed=stream_seed(0, data),
+            stream_seed=stream_seed(seed, data),
             on_step=lambda *_: None,
             cancelled=lambda: False,
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fedpatch.shared.errors import UsageError
 
 DEVICES = 10
-CPUS = {"pi-2b": 0.2, "pi-3b": 0.3}
-"""Share of one processor of this machine, by kind of device; five devices of each kind, as in the paper."""
+CPUS = {"pi-2b": 0.1, "pi-3b": 0.15}
+"""Share of one processor, by kind of device; five devices of each kind, as in the paper. All use 1.25 processors together."""
 ENCODINGS = {"off": "fp32+zstd", "on": "delta-int8"}
 SCHEMES = ("fl", "mtfl", "independent")
 STRATEGY = {"fl": ("fedavg", "none"), "mtfl": ("fedavg-adam", "affine")}
@@ -28,15 +28,15 @@ class Dataset:
     shares: int
     rate_bit_s: float
 
-    def data(self, device: int) -> str:
+    def data(self, device: int, seed: int) -> str:
         """Return the data spec of a device, numbered from 0: two shards, as in the paper's simulations."""
-        return f"shard:{device}/{self.shares}"
+        return f"shard:{device}/{self.shares},seed={seed}"
 
 
 DATASETS = {
-    "mnist": Dataset("mnist", "MNIST, 2NN", DEVICES, 40e6),
-    "cifar10": Dataset("cifar10", "CIFAR-10 (JPEG q75), CNN", 80, 120e6),
-    "digits": Dataset("digits", "digits (a smoke test)", DEVICES, 40e6),
+    "mnist": Dataset("mnist", "MNIST, 2NN", DEVICES, 20e6),
+    "cifar10": Dataset("cifar10", "CIFAR-10 (JPEG q75), CNN", 80, 60e6),
+    "digits": Dataset("digits", "digits (a smoke test)", DEVICES, 20e6),
 }
 
 

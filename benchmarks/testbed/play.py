@@ -28,12 +28,13 @@ ROUND_S = 300.0
 _POLL_S = 0.05
 
 
-def play_alone(hosts: Hosts, dataset: Dataset, rounds: int) -> dict[str, Any]:
+def play_alone(hosts: Hosts, dataset: Dataset, rounds: int, seed: int) -> dict[str, Any]:
     """Train without communication; return the seconds of the slowest device in each round."""
     with contextlib.ExitStack() as stack:
         processes = {}
         for number, device in enumerate(device_names()):
-            line = [sys.executable, "-m", "benchmarks.testbed.alone", dataset.task, dataset.data(number), str(rounds)]
+            line = [sys.executable, "-m", "benchmarks.testbed.alone", dataset.task]
+            line += [dataset.data(number, seed), str(rounds), str(seed)]
             process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.callback(_end, process)
             hosts.put(device, process.pid)
@@ -52,12 +53,13 @@ def play_alone(hosts: Hosts, dataset: Dataset, rounds: int) -> dict[str, Any]:
 
 
 class Federation:
-    """Connected, ready agents of a dataset, for one cell after the other."""
+    """Connected, ready agents with the data of a seed, for one cell after the other."""
 
-    def __init__(self, hosts: Hosts, dataset: Dataset, folder: Path) -> None:
+    def __init__(self, hosts: Hosts, dataset: Dataset, folder: Path, seed: int) -> None:
         self._hosts = hosts
         self._dataset = dataset
         self._folder = folder
+        self._seed = seed
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self._broker = ""
 
@@ -69,7 +71,7 @@ class Federation:
                 broker = stack.enter_context(shipped_broker(self._folder, host=self._hosts.address(SERVER)))
             self._broker = broker.url
             for number, device in enumerate(device_names()):
-                self._agents[device] = stack.enter_context(self._agent(device, self._dataset.data(number)))
+                self._agents[device] = stack.enter_context(self._agent(device, self._dataset.data(number, self._seed)))
             for device, agent in self._agents.items():
                 self._wait(agent, partial(self._ready, device), f"{device} is not ready")
             yield
@@ -86,7 +88,7 @@ class Federation:
         options: dict[str, object] = {"broker": self._broker, "fleet": FLEET, "task": self._dataset.task}
         options |= {"strategy": strategy, "private": private, "encoding": ENCODINGS[cell.encodings], "rounds": rounds}
         options |= {"devices": len(self._agents), "quorum": 1.0, "deadline-s": ROUND_S, "state-dir": state}
-        options |= {"metrics": "none", "max-failed-rounds": 1, "recruit-deadline-s": 60}
+        options |= {"metrics": "none", "max-failed-rounds": 1, "recruit-deadline-s": 60, "seed": self._seed}
         line = [sys.executable, "-m", "fedpatch", "run", "--insecure", "--json"]
         line += [f"--{name}={value}" for name, value in options.items()]
         log = self._folder / f"{cell.name}.log"

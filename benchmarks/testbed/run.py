@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.support.documents import kept
+from benchmarks.support.report import command_line, machine
 from benchmarks.testbed.cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed.play import Federation, hosts_for, play_alone
 from benchmarks.testbed.table import markdown
@@ -24,9 +25,12 @@ from fedpatch.shared.app.signals import interruptible
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, "testbed", example="FEDPATCH_DATA=... python -m benchmarks.testbed.run --markdown")
+@command(app, "testbed", example="FEDPATCH_DATA=... python -m benchmarks.testbed.run --seeds 5 --markdown")
 def testbed(
     cells: Annotated[str, typer.Option(metavar="NAME,..", help="Cells to play, as mnist-mtfl-on; none: all.")] = "",
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Seeds of the data, the initial model and the batches: 0 to N-1.")
+    ] = 1,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each cell.")] = 10,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where each cell's JSON goes; those there are kept.")] = Path(
         "results/testbed"
@@ -43,46 +47,47 @@ def testbed(
     datasets = ("digits",) if toy else ("mnist", "cifar10")
     wanted = find_cells(cells, datasets)
     rounds = 2 if toy else rounds
-    missing = wanted if again else [cell for cell in wanted if not _file(out, cell).exists()]
     with interruptible():
-        for dataset, group in groupby(missing, lambda cell: cell.dataset):
-            _play(dataset, list(group), rounds, out)
-    found = {cell: json.loads(_file(out, cell).read_bytes()) for cell in wanted}
+        for seed in range(seeds):
+            missing = wanted if again else [cell for cell in wanted if not _file(out, cell, seed).exists()]
+            for dataset, group in groupby(missing, lambda cell: cell.dataset):
+                _play(dataset, list(group), seed, rounds, out)
+    found = {cell: [json.loads(_file(out, cell, seed).read_bytes()) for seed in range(seeds)] for cell in wanted}
     if as_json:
-        typer.echo(json.dumps({cell.name: document for cell, document in found.items()}, allow_nan=False))
+        by_name = {cell.name: documents for cell, documents in found.items()}
+        typer.echo(json.dumps(by_name, allow_nan=False))
     else:
         for line in markdown(found, plain=not as_markdown):
             typer.echo(line)
 
 
-def _play(dataset: str, cells: list[Cell], rounds: int, out: Path) -> None:
+def _play(dataset: str, cells: list[Cell], seed: int, rounds: int, out: Path) -> None:
     federated = [cell for cell in cells if cell.scheme != "independent"]
     with tempfile.TemporaryDirectory(prefix="fedpatch-testbed-") as folder, hosts_for(DATASETS[dataset]) as hosts:
-        federation = Federation(hosts, DATASETS[dataset], Path(folder))
+        federation = Federation(hosts, DATASETS[dataset], Path(folder), seed)
         with federation.at_work() if federated else nullcontext():
             for cell in federated:
-                _keep(out, cell, lambda cell=cell: federation.play(cell, rounds))
+                _keep(out, cell, seed, partial(federation.play, cell, rounds))
         for cell in cells:
             if cell.scheme == "independent":
-                _keep(out, cell, lambda: play_alone(hosts, DATASETS[dataset], rounds))
+                _keep(out, cell, seed, partial(play_alone, hosts, DATASETS[dataset], rounds, seed))
 
 
-def _keep(out: Path, cell: Cell, play: Any) -> None:
-    typer.echo(f"{cell.name} ...", err=True)
-    began, load = time.monotonic(), os.getloadavg()[0]
-    document = play()
-    document |= {"cell": cell.name, "seconds": time.monotonic() - began, "load_before": load, **_terms(cell)}
-    kept(document, _file(out, cell))
+def _keep(out: Path, cell: Cell, seed: int, play: Callable[[], dict[str, Any]]) -> None:
+    typer.echo(f"{cell.name}, seed {seed} ...", err=True)
+    began, terms = time.monotonic(), _terms(cell, seed)
+    document = play() | {"cell": cell.name, "seed": seed, "seconds": time.monotonic() - began, **terms}
+    kept(document, _file(out, cell, seed))
 
 
-def _terms(cell: Cell) -> dict[str, Any]:
+def _terms(cell: Cell, seed: int) -> dict[str, Any]:
     dataset = DATASETS[cell.dataset]
-    terms = {"cpus": CPUS, "rate_bit_s": dataset.rate_bit_s, "data": dataset.data(0), "machine": platform.machine()}
-    return {**terms, "cores": os.cpu_count()}
+    terms = {"cpus": CPUS, "rate_bit_s": dataset.rate_bit_s, "data": dataset.data(0, seed)}
+    return {**terms, "command": command_line("testbed.run"), "machine": machine()}
 
 
-def _file(out: Path, cell: Cell) -> Path:
-    return out / f"{cell.name}.json"
+def _file(out: Path, cell: Cell, seed: int) -> Path:
+    return out / f"{cell.name}-seed{seed}.json"
 
 
 if __name__ == "__main__":

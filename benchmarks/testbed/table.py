@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.support.documents import table
 from benchmarks.testbed.cells import DATASETS, ENCODINGS, PAPER, TITLES, Cell
 
 PARTS = ("down", "client", "up", "server")
+Documents = Sequence[Mapping[str, Any]]
 _HEADINGS = (
     "",
     "updates as",
-    "s per round (least to most)",
+    "s per round",
     "% down",
     "% client",
     "% up",
@@ -24,53 +26,87 @@ _HEADINGS = (
 )
 
 
-def markdown(found: Mapping[Cell, dict[str, Any]], *, plain: bool = False) -> Iterator[str]:
-    """Yield the table of each dataset, then user accuracy round by round with encodings off and on."""
+def markdown(found: Mapping[Cell, Documents], *, plain: bool = False) -> Iterator[str]:
+    """Yield the table of each dataset, then user accuracy round by round with encodings off and on.
+
+    Args:
+        found: A document of each seed, by cell. Figures are means of the seeds, with the least and the largest in brackets.
+        plain: Align columns with spaces; else Markdown.
+    """
     for dataset in dict.fromkeys(cell.dataset for cell in found):
         yield DATASETS[dataset].model
         yield ""
-        rows = [_row(cell, document) for cell, document in found.items() if cell.dataset == dataset]
+        rows = [_row(cell, documents) for cell, documents in found.items() if cell.dataset == dataset]
         yield from _table(_HEADINGS, rows, plain=plain)
         yield ""
         yield from _accuracies(found, dataset, plain=plain)
 
 
-def shares(document: dict[str, Any]) -> dict[str, float]:
+def shares(document: Mapping[str, Any]) -> dict[str, float]:
     """Return the percentage of each part in the time of all rounds."""
     rounds = document["rounds"]
     total = sum(one["round_s"] for one in rounds)
     return {part: 100.0 * sum(one.get(f"{part}_s", 0.0) for one in rounds) / total for part in PARTS}
 
 
-def _row(cell: Cell, document: dict[str, Any]) -> list[str]:
-    rounds = document["rounds"]
-    seconds = [one["round_s"] for one in rounds]
+def share(part: str, document: Mapping[str, Any]) -> float:
+    """Return the percentage of a part in the time of all rounds."""
+    return shares(document)[part]
+
+
+def communication(document: Mapping[str, Any]) -> float:
+    """Return the percentage of downloads and uploads in the time of all rounds."""
     of = shares(document)
+    return of["down"] + of["up"]
+
+
+def mean_and_range(documents: Documents, measure: Callable[[Mapping[str, Any]], float], digits: int) -> str:
+    """Format the mean of a measure over the documents, with its range if there are several."""
+    values = [measure(document) for document in documents]
+    text = f"{statistics.fmean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def round_s(document: Mapping[str, Any]) -> float:
+    """Return the mean of the rounds' seconds."""
+    return statistics.fmean(one["round_s"] for one in document["rounds"])
+
+
+def _megabytes(document: Mapping[str, Any]) -> float:
+    return statistics.fmean(one["bytes_down"] + one["bytes_up"] for one in document["rounds"]) / 1e6
+
+
+def _row(cell: Cell, documents: Documents) -> list[str]:
     travels = cell.scheme != "independent"
-    moved = sum(one["bytes_down"] + one["bytes_up"] for one in rounds) / len(rounds) / 1e6 if travels else 0.0
     paper = PAPER.get((cell.dataset, cell.scheme))
     return [
         TITLES[cell.scheme],
         ENCODINGS[cell.encodings] if travels else "-",
-        f"{statistics.mean(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
-        *(f"{of[part]:.1f}" for part in PARTS),
-        f"{moved:.1f}",
+        mean_and_range(documents, round_s, 2),
+        *(mean_and_range(documents, partial(share, part), 1) for part in PARTS),
+        mean_and_range(documents, _megabytes, 1) if travels else "-",
         f"{paper.round_s:.0f}" if paper else "-",
         f"{paper.down:.0f} / {paper.client:.0f} / {paper.up:.0f} / {paper.server:.0f}" if paper else "-",
     ]
 
 
-def _accuracies(found: Mapping[Cell, dict[str, Any]], dataset: str, *, plain: bool) -> Iterator[str]:
+def _accuracies(found: Mapping[Cell, Documents], dataset: str, *, plain: bool) -> Iterator[str]:
     curves = {
-        f"{TITLES[cell.scheme]}, {ENCODINGS[cell.encodings]}": [one["user_accuracy"] for one in document["rounds"]]
-        for cell, document in found.items()
+        f"{TITLES[cell.scheme]}, {ENCODINGS[cell.encodings]}": [
+            [one["user_accuracy"] for one in document["rounds"]] for document in documents
+        ]
+        for cell, documents in found.items()
         if cell.dataset == dataset and cell.scheme != "independent"
     }
     if not curves:
         return
-    most = max(len(curve) for curve in curves.values())
-    headings = ["user accuracy before round", *(str(number) for number in range(1, most + 1))]
-    rows = [[name, *(f"{value:.3f}" for value in curve)] for name, curve in curves.items()]
+    most = max(len(curve) for by_seed in curves.values() for curve in by_seed)
+    headings = ["user accuracy before round", *(str(number) for number in range(1, most + 1)), "range in the last"]
+    rows = []
+    for name, by_seed in curves.items():
+        means = [f"{statistics.fmean(values):.3f}" for values in zip(*by_seed, strict=True)]
+        last = [curve[-1] for curve in by_seed]
+        rows.append([name, *means, f"{min(last):.3f}-{max(last):.3f}"])
     yield from _table(headings, rows, plain=plain)
     yield ""
 

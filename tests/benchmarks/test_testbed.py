@@ -37,23 +37,30 @@ def lab() -> None:
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
-    """Ten agents over shaped links, with whole values and with differences, and ten devices that learn alone."""
+    """Ten agents over shaped links, with whole values and with differences, and ten devices that learn alone; two seeds."""
     program = Program(lambda: run_app(run.app, "testbed"), monkeypatch, capsys)
     cells = "digits-fl,digits-independent"
-    ended = program("--toy", "--cells", cells, "--out", tmp_path, "--json")
+    ended = program("--toy", "--seeds", "2", "--cells", cells, "--out", tmp_path, "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert sorted(found) == ["digits-fl-off", "digits-fl-on", "digits-independent"]
-    for name, document in found.items():
-        assert json.loads((tmp_path / f"{name}.json").read_text("utf-8")) == document
-        assert len(document["rounds"]) == 2
-        assert sum(shares(document).values()) == pytest.approx(100.0)
+    for name, documents in found.items():
+        assert [json.loads((tmp_path / f"{name}-seed{seed}.json").read_text("utf-8")) for seed in (0, 1)] == documents
+        for seed, document in enumerate(documents):
+            assert document["seed"] == seed
+            assert document["data"].endswith(f"seed={seed}")
+            assert len(document["rounds"]) == 2
+            assert sum(shares(document).values()) == pytest.approx(100.0)
+            assert document["machine"]["cpu"] and document["machine"]["commit"]
     for name in ("digits-fl-off", "digits-fl-on"):
-        assert all(one["reported"] == 10 and one["outcome"] == "aggregated" for one in found[name]["rounds"])
-    off, on = (found[f"digits-fl-{one}"]["rounds"][-1]["bytes_up"] for one in ("off", "on"))
+        rounds = [one for document in found[name] for one in document["rounds"]]
+        assert all(one["reported"] == 10 and one["outcome"] == "aggregated" for one in rounds)
+        first, second = (document["rounds"][-1]["user_accuracy"] for document in found[name])
+        assert first != second  # other data, and another initial model
+    off, on = (found[f"digits-fl-{one}"][0]["rounds"][-1]["bytes_up"] for one in ("off", "on"))
     assert on < off / 2  # no less: the model has few values, and the report adds bytes
     assert _left_behind() == []
-    again = program("--toy", "--cells", cells, "--out", tmp_path, "--markdown")
+    again = program("--toy", "--seeds", "2", "--cells", cells, "--out", tmp_path, "--markdown")
     assert again.code == 0, again.err
     assert "..." not in again.err
     assert "| FL(FedAvg) | fp32+zstd |" in again.out
@@ -141,13 +148,23 @@ def test_the_paper_s_rows_add_up():
 
 
 def test_the_table_stands_beside_the_paper_s():
-    """The page has seconds, shares, bytes, the paper's row, and user accuracy by round."""
-    found = {Cell("mnist", "mtfl", "off"): {"rounds": [ROUND, ROUND]}}
+    """The table has seconds, shares, bytes, the paper's row, and user accuracy by round."""
+    found = {Cell("mnist", "mtfl", "off"): [{"rounds": [ROUND, ROUND]}]}
     lines = list(markdown(found))
     row = next(line for line in lines if line.startswith("| MTFL"))
-    assert "| 10.00 (10.00 to 10.00) | 10.0 | 75.0 | 10.0 | 5.0 | 3.0 | 38 | 11 / 76 / 12 / 1 |" in row
-    assert "| MTFL(FedAvg-Adam), fp32+zstd | 0.500 | 0.500 |" in lines
-    assert len(PARTS) == len(shares(found[Cell("mnist", "mtfl", "off")]))
+    assert "| 10.00 | 10.0 | 75.0 | 10.0 | 5.0 | 3.0 | 38 | 11 / 76 / 12 / 1 |" in row
+    assert "| MTFL(FedAvg-Adam), fp32+zstd | 0.500 | 0.500 | 0.500-0.500 |" in lines
+    assert len(PARTS) == len(shares(found[Cell("mnist", "mtfl", "off")][0]))
+
+
+def test_the_table_of_several_seeds_has_means_and_ranges():
+    """A figure is the mean of the seeds' figures, with the least and the largest in brackets."""
+    slower = ROUND | {"round_s": 20.0, "client_s": 17.5, "user_accuracy": 0.75}
+    found = {Cell("mnist", "mtfl", "off"): [{"rounds": [ROUND, ROUND]}, {"rounds": [slower, slower]}]}
+    lines = list(markdown(found))
+    row = next(line for line in lines if line.startswith("| MTFL"))
+    assert "| 15.00 (10.00-20.00) | 7.5 (5.0-10.0) | 81.2 (75.0-87.5) |" in row
+    assert "| MTFL(FedAvg-Adam), fp32+zstd | 0.625 | 0.625 | 0.500-0.750 |" in lines
 
 
 def _left_behind(pid: int | None = None) -> list[str]:
