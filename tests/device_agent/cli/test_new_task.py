@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -204,6 +206,23 @@ def test_its_tests_pass_and_its_style_is_ours(kind, tmp_path):
             [sys.executable, "-m", *line], cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT_S
         )
         assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_check_of_the_readme_passes_after_the_commands_before_it(kind, tmp_path):
+    """Apart from the task's tests, which another test runs."""
+    *_, readme = write_skeleton("room", kind, tmp_path)
+    block = re.search(r"^(?: {4}.*\n)+", readme.read_text(), re.MULTILINE)
+    assert block
+    typed = [shlex.split(line, comments=True) for line in block[0].splitlines()]
+    check = next(index for index, words in enumerate(typed) if words[:2] == ["fedpatch", "check-task"])
+    for program, *words in typed[1 : check + 1]:
+        command = ["-m", "fedpatch", *words] if program == "fedpatch" else words
+        done = subprocess.run(
+            [sys.executable, *command], cwd=readme.parent, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
