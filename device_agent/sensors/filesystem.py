@@ -11,7 +11,7 @@ _PROGRAM_DIRS = ("usr/local/bin", "usr/bin", "usr/sbin", "bin", "sbin", "lib/sys
 
 
 class SysFs:
-    """All paths are relative to the root and written without a leading `/`."""
+    """All paths are absolute, as on the device, and looked up below the root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -20,7 +20,7 @@ class SysFs:
     def text(self, path: str) -> str | None:
         """Return the text of a file, stripped and at most 64 KiB; None where it cannot be read."""
         try:
-            with (self.root / path).open("rb") as file:
+            with self._below(path).open("rb") as file:
                 return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
         except OSError:  # absent, or a driver that has no value just now
             return None
@@ -28,18 +28,18 @@ class SysFs:
     def names(self, directory: str) -> list[str]:
         """Return the entries of a directory, sorted; none if it does not exist. Raises OSError if it cannot be read."""
         try:
-            return sorted(os.listdir(self.root / directory))
+            return sorted(os.listdir(self._below(directory)))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def exists(self, path: str) -> bool:
         """Return whether there is such a file, directory or link."""
-        return os.path.lexists(self.root / path)
+        return os.path.lexists(self._below(path))
 
     def target_name(self, path: str) -> str:
         """Return the last part of a symbolic link's target; empty if the path is no link."""
         try:
-            return os.path.basename(os.readlink(self.root / path))
+            return os.path.basename(os.readlink(self._below(path)))
         except OSError:
             return ""
 
@@ -50,3 +50,6 @@ class SysFs:
             if os.access(path, os.X_OK) and path.is_file():
                 return str(path)
         return shutil.which(name) if self.live else None
+
+    def _below(self, path: str) -> Path:
+        return self.root / path.lstrip("/")

@@ -58,7 +58,7 @@ def _is_count(text: str) -> bool:
 
 def load_per_cpu(load: float | None, cpus: int) -> Fact[float]:
     """Return how busy the device is."""
-    return Fact.unknown("proc/loadavg cannot be read") if load is None else Fact(load / cpus, "proc/loadavg")
+    return Fact.unknown("/proc/loadavg cannot be read") if load is None else Fact(load / cpus, "/proc/loadavg")
 
 
 def clock_set(now_s: float, synchronised: Fact[bool], own_clock_s: float | None) -> Fact[bool]:
@@ -75,7 +75,7 @@ def clock_set(now_s: float, synchronised: Fact[bool], own_clock_s: float | None)
     if synchronised.value:
         return synchronised
     if own_clock_s is not None and own_clock_s >= _2025_S and abs(own_clock_s - now_s) < _DAY_S:
-        return Fact.assumed(True, "sys/class/rtc/rtc0: set at boot from the clock that runs without power")
+        return Fact.assumed(True, "/sys/class/rtc/rtc0: set at boot from the clock that runs without power")
     return synchronised
 
 
@@ -89,8 +89,8 @@ def parse_chrony(text: str) -> bool | None:
 
 
 _MIB = 1 << 20
-_TIMESYNC = "run/systemd/timesync/synchronized"
-_RTC = "sys/class/rtc/rtc0"
+_TIMESYNC = "/run/systemd/timesync/synchronized"
+_RTC = "/sys/class/rtc/rtc0"
 # linux/timex.h: a struct timex has five longs before its status; the first of them selects the fields to change: none.
 _TIMEX_BYTES = 512
 _LONGS_BEFORE_STATUS = 5
@@ -99,14 +99,16 @@ _STA_UNSYNC = 0x40
 
 def read_load(tree: SysFs) -> Fact[float]:
     """The mean number of runnable processes over a minute, divided by the CPUs."""
-    cpus = parse_cpus(tree.text("sys/devices/system/cpu/online") or "") or os.cpu_count() or 1
-    return load_per_cpu(parse_load(tree.text("proc/loadavg") or ""), cpus)
+    cpus = parse_cpus(tree.text("/sys/devices/system/cpu/online") or "") or os.cpu_count() or 1
+    return load_per_cpu(parse_load(tree.text("/proc/loadavg") or ""), cpus)
 
 
 def read_memory(tree: SysFs) -> Fact[float]:
     """Return the memory that a new program could take without swapping."""
-    mib = parse_available_mib(tree.text("proc/meminfo") or "")
-    return Fact.unknown("proc/meminfo has no MemAvailable") if mib is None else Fact(mib, "proc/meminfo: MemAvailable")
+    mib = parse_available_mib(tree.text("/proc/meminfo") or "")
+    if mib is None:
+        return Fact.unknown("/proc/meminfo has no MemAvailable")
+    return Fact(mib, "/proc/meminfo: MemAvailable")
 
 
 def read_disk(state_dir: Path) -> Fact[float]:

@@ -105,7 +105,7 @@ def uevent_value(text: str, key: str) -> str:
 
 def link_kind(card: NetInterface) -> Fact[LinkKind]:
     """Return the kind of link; ASSUMED where it is only the usual one of such a driver."""
-    place = f"sys/class/net/{card.name}"
+    place = f"/sys/class/net/{card.name}"
     driver = card.driver.replace("-", "_")
     if card.arp_type == _LOOPBACK_TYPE:
         return Fact(LinkKind.LOOPBACK, place)
@@ -165,7 +165,7 @@ NAME_GOOD_S = 600.0
 _NETLINK_LIMIT_S = 1.0
 _NETLINK_BYTES = 16_384
 _DEEPEST = 3
-_NET = "sys/class/net"
+_NET = "/sys/class/net"
 
 _Address = tuple[IPv4Address | IPv6Address, int]
 

@@ -42,7 +42,7 @@ ATTRIBUTES = (
     "charge_full",
 )
 _STORES = ("Battery", "UPS")
-_PLACE = "sys/class/power_supply"
+_PLACE = "/sys/class/power_supply"
 
 
 class Power(NamedTuple):
@@ -289,13 +289,13 @@ def _percent(text: str | None, source: str) -> Fact[float]:
     return Fact.unknown(f"{source} is missing" if text is None else f"{source} is {text[:40]!r}, not a percentage")
 
 
-_SUPPLIES = "sys/class/power_supply"
+_SUPPLIES = "/sys/class/power_supply"
 _MAX_ANSWER_BYTES = 4096
 
 
 def read_supplies(tree: SysFs) -> Power:
     """Read /sys/class/power_supply; use systemd-ac-power if batteries do not decide. Raises FactUnavailable, OSError."""
-    if not tree.exists("sys/class"):
+    if not tree.exists("/sys/class"):
         raise FactUnavailable("there is no /sys/class here, so the power source of this device is unknown")
     found = (
         parse_supply(name, {one: text for one in ATTRIBUTES if (text := tree.text(f"{_SUPPLIES}/{name}/{one}"))})

@@ -68,9 +68,9 @@ def _plausible(celsius: float) -> float | None:
     return celsius if _COLDEST_C <= celsius <= _HOTTEST_C else None
 
 
-_HWMON = "sys/class/hwmon"
-_ZONES = "sys/class/thermal"
-_PLATFORM = "sys/devices/platform"
+_HWMON = "/sys/class/hwmon"
+_ZONES = "/sys/class/thermal"
+_PLATFORM = "/sys/devices/platform"
 _NO_PI = "neither the kernel nor vcgencmd says it (both are there on a Raspberry Pi)"
 
 

@@ -35,13 +35,13 @@ def test_conditions_prints_facts_with_their_sources(agent):
         "battery",
         "percent",
         "71",
-        "sys/class/power_supply/BAT0:",
+        "/sys/class/power_supply/BAT0:",
         "capacity",
     ]
     assert printed["external_power"].split()[:3] == ["external", "power", "no"]
     assert printed["temperature_c"].split()[:3] == ["temperature", "c", "unknown"]
     assert printed["metered"].split()[:2] == ["metered", "no"] and printed["metered"].endswith(" (assumed)")
-    assert printed["link"].split() == ["link", "loopback", "sys/class/net/lo"]
+    assert printed["link"].split() == ["link", "loopback", "/sys/class/net/lo"]
 
 
 def test_conditions_prints_each_objection_to_work(agent):
