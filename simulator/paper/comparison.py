@@ -202,7 +202,7 @@ def _grid(comparisons: Sequence[Comparison]) -> Grid:
     scenarios = sorted({(one.cell.clients, one.cell.participation) for one in comparisons})
     by_row: dict[tuple[str, ...], dict[tuple[int, float], Comparison]] = {}
     for one in comparisons:
-        strategy = f"{one.cell.strategy} {one.cell.rates_name}" if one.cell.is_trial else one.cell.strategy
+        strategy = f"{one.cell.strategy} {one.cell.rates_name}" if one.cell.names_rates else one.cell.strategy
         row = by_row.setdefault((strategy, one.cell.private), {})
         row[one.cell.clients, one.cell.participation] = one
     return Grid(

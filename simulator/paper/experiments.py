@@ -6,7 +6,8 @@ share C of the clients that trains in a round.
 Further tables test why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
 `even` splits the test examples in the same way as the training examples. `tuned` takes the learning rates of a grid that reach
 the target first, as the paper did (section 5.2); `tuning` has the single trials of that grid, `tuning-even` the trials of the
-cells with private `all`, on the split of `even`.
+cells with private `all`, on the split of `even`. `restarted` and, on the split of `even`, `restarted-even` have the cells of
+FedAvg-Adam with a count of steps that restarts in each round (simulator.paper.restarted_adam), for three rates of the grid.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ TUNING = "tuning"
 SPLITS = ("aligned", "even")
 TUNING_EVEN = "tuning-even"
 TRIALS = (TUNING, TUNING_EVEN)
-SPLIT_OF = {**{split: split for split in SPLITS}, TUNING_EVEN: "even"}
+RESTARTED, RESTARTED_EVEN = "restarted", "restarted-even"
+RESTARTS = (RESTARTED, RESTARTED_EVEN)
+SPLIT_OF = {**{split: split for split in SPLITS}, TUNING_EVEN: "even", RESTARTED_EVEN: "even"}
 """The split of each table that does not have the paper's."""
-TABLES = ("table2", "table3", *SPLITS, "tuned", *TRIALS)
+TABLES = ("table2", "table3", *SPLITS, "tuned", *TRIALS, *RESTARTS)
 WITH_CELLS = (*TABLES, "fig5")
 RECORDED = ("table2", "table3", *SPLITS)
 """Tables whose cells `check` computes again."""
@@ -59,6 +62,9 @@ RATE_GRID: Mapping[str, tuple[Rates, ...]] = {
 }
 """Learning rates of client and server, tried in this order; if results are equal, the first rate is taken."""
 _TUNING_MARGIN = 1.25  # times the paper's rounds: a rate that needs more rounds is not the best
+_RESTARTED_RATES = (0.003, 0.01, 0.03)
+_RESTARTED_STRATEGY = "fedpatch.simulator.paper.restarted_adam:RestartedAdam"
+_RESTARTED_MARGIN = 2  # times the paper's rounds, so that the mean of several seeds is known near the paper's number
 
 _SPLIT = "{index}/{count},seed={seed}"
 _GLOB_CHARACTERS = set("*?[")
@@ -93,12 +99,12 @@ class Cell:
     def short_name(self) -> str:
         """The setting: the cell's name within the table or figure."""
         name = f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
-        return f"{name}/{self.rates_name}" if self.is_trial else name
+        return f"{name}/{self.rates_name}" if self.names_rates else name
 
     @property
-    def is_trial(self) -> bool:
-        """True for a trial of learning rates."""
-        return self.where in TRIALS
+    def names_rates(self) -> bool:
+        """True if the name holds the learning rates, since the table has the setting with several."""
+        return self.where in TRIALS or self.where in RESTARTS
 
     @property
     def rates_name(self) -> str:
@@ -125,6 +131,8 @@ def cells_of(which: str) -> tuple[Cell, ...]:
     if which == TUNING_EVEN:
         trials = (one for one in cells_of(TUNING) if (one.task, one.private) == ("mnist", "all"))
         return tuple(replace(one, where=which) for one in trials)
+    if which in RESTARTS:
+        return tuple(_restarted_cells(which))
     cells = _table_cells(which, TABLE_3 if which == "table3" else TABLE_2)
     if which in SPLITS:
         return tuple(one for one in cells if one.task == "mnist")
@@ -135,6 +143,14 @@ def rate_cells(cell: Cell) -> tuple[Cell, ...]:
     """Return a trial for each learning rate of `cell`, a cell of table `tuned`, in the order of RATE_GRID."""
     rounds = cell.max_rounds if cell.paper is None else math.ceil(_TUNING_MARGIN * cell.paper)
     return tuple(replace(cell, where=TUNING, rates=rates, max_rounds=rounds) for rates in RATE_GRID[cell.strategy])
+
+
+def _restarted_cells(where: str) -> Iterator[Cell]:
+    for cell in cells_of("tuned"):
+        if cell.strategy == "fedavg-adam" and (cell.task == "mnist" or where not in SPLIT_OF):
+            rounds = cell.max_rounds if cell.paper is None else _RESTARTED_MARGIN * cell.paper
+            for rate in _RESTARTED_RATES:
+                yield replace(cell, where=where, rates=(rate, None), max_rounds=rounds)
 
 
 def _table_cells(where: str, table: Mapping[str, Mapping[str, Row]]) -> Iterator[Cell]:
@@ -202,7 +218,7 @@ def study_of(cell: Cell, seed: int) -> Study:
     return Study(
         task=cell.task,
         clients=cell.clients,
-        strategy=cell.strategy,
+        strategy=_RESTARTED_STRATEGY if cell.where in RESTARTS else cell.strategy,
         private=cell.private,
         data=f"{kind}:{_SPLIT}{noise if cell.where == 'table3' else ''}",
         participation=cell.participation,
