@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
-from fedpatch.shared.wire.codec import from_bytes
+from fedpatch.shared.typed_values import learn_types
+from fedpatch.shared.wire.codec import from_bytes, to_bytes, to_plain
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import JobPhase
@@ -172,5 +173,35 @@ class RoundStart:
     @property
     def terms(self) -> SecureTerms | None:
         """The terms that a continued masked round began with; None for another round."""
+        content = self._saved_terms
+        return None if content is None else from_bytes(content, SecureTerms)
+
+    @property
+    def measures(self) -> bool | None:
+        """Whether a continued masked round measures learning alone; None for another round, or if it is unknown."""
+        content = self._saved_terms
+        return None if content is None else from_bytes(content, _Measurement).measure_independent
+
+    @property
+    def _saved_terms(self) -> bytes | None:
         saved = (entry.content for entry in self.masking if entry.step == "terms" and not entry.device)
-        return next((from_bytes(content, SecureTerms) for content in saved), None)
+        return next(saved, None)
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """The part of the saved terms beside SecureTerms; earlier versions do not write it."""
+
+    measure_independent: bool | None = None
+
+
+learn_types(_Measurement)
+
+
+def terms_entry(terms: SecureTerms, *, measures: bool) -> MaskingEntry:
+    """Return the step with the terms of a masked round.
+
+    Its request has the terms and the measurement of learning alone, and the keys of its groups depend on both.
+    """
+    content = {**to_plain(terms), "measure_independent": measures}
+    return MaskingEntry(0, "terms", "", to_bytes(content))

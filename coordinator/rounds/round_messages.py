@@ -29,6 +29,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
     RoundJournal,
     RoundStart,
     State,
+    terms_entry,
 )
 from fedpatch.coordinator.rounds.round_phases import (
     CARRIED,
@@ -59,7 +60,6 @@ from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, Uplo
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     Accept,
@@ -720,7 +720,8 @@ class ActiveRound:
         if terms is None or any(entry.step == "terms" for entry in self._opening.masking):
             return []
         relays = (MaskingEntry(0, "terms", device, b"") for device in sorted(sums))
-        return [SaveGroupSteps(self.round.number, (MaskingEntry(0, "terms", "", to_bytes(terms)), *relays))]
+        entry = terms_entry(terms, measures=self._issued_invitations.common_request.measure_independent)
+        return [SaveGroupSteps(self.round.number, (entry, *relays))]
 
     def _resume_groups(
         self, known: RoundJournal, terms: SecureTerms, sums: Collection[str], now: float

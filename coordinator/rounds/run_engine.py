@@ -716,7 +716,9 @@ class Engine:
         else:
             self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
         # Evaluate rounds have numbers too: only training rounds count for the measurements of learning alone.
-        measures = measures_independent(self.spec.independent_every, opening.ledger.round - self._evaluations)
+        measures = opening.measures
+        if measures is None:
+            measures = measures_independent(self.spec.independent_every, opening.ledger.round - self._evaluations)
         spec = replace(self.spec, policy=policy, independent_every=int(measures))
         self._aggregates = False
         uploads = self._uploads if spec.carry is not None else None

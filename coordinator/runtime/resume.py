@@ -225,9 +225,10 @@ def _kept_updates(
 
 def _has_terms(opening: RoundStart) -> bool:
     try:
-        return opening.terms is not None
+        terms, _ = opening.terms, opening.measures
     except WireError:
         return False
+    return terms is not None
 
 
 def _report_lost(registry: Registry, blobs: BlobStore, run: str, number: int, say: Say) -> None:

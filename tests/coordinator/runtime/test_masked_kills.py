@@ -125,6 +125,24 @@ def test_resumed_masked_round_needs_no_update_of_a_device_that_left_the_count(tm
     assert record.decline_reasons == {"plan_limit": 1}
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
+def test_resumed_masked_round_measures_as_it_began_if_independent_every_changes(
+    tmp_path, prepared, registry, clock, before, after
+):
+    """The keys of its groups depend on this part of the request."""
+    terms = {**TERMS, "devices": 8, "quorum": 1.0, "rounds": 3, "independent_every": before}
+    bench = Bench(tmp_path, prepared, registry, **terms)
+    fleet = MaskedFleet(bench, clock, 8)
+    fleet.change = lambda device, answer: (
+        None if device == LATE and isinstance(answer, Offer) and bench.engine.last_round == 2 else answer
+    )
+    fleet.come()
+    assert fleet.devices[LATE].request.measure_independent is (before == 2)
+    again = MaskedFleet(bench.again(independent_every=after), clock, devices=fleet.devices).come().wait(100.0)
+    records = registry.rounds.records(again.bench.engine.spec.run)
+    assert [(record.outcome, record.reported) for record in records] == [("aggregated", 8)] * 3, again.bench.lines
+
+
 @pytest.mark.parametrize(
     ("step", "changes"),
     [
