@@ -63,6 +63,7 @@ from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.privacy.gaussian import noise_ratio
 from fedpatch.shared.privacy.plan import MOST_RATIO, spread_of
+from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.trackers.tracking import make_trackers
 
 MAY_CHANGE: Final = frozenset(
@@ -327,9 +328,8 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
-        settings = _settings_of(
-            run, state_dir, {"broker": broker, "insecure": insecure or None}, password, password_file
-        )
+        changes = {"broker": broker, "insecure": insecure or None, "encoding": _encoding_to_evaluate(run)}
+        settings = _settings_of(run, state_dir, changes, password, password_file)
         if hidden := next(replace(settings, late="refuse").unevaluable(), None):
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
@@ -350,6 +350,13 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     if stopped is Stopped.FAILED or not last:
         raise FedpatchError(f"run {run.id} was not evaluated: no device came")
     return last[0]
+
+
+def _encoding_to_evaluate(run: RunInfo) -> str | None:
+    """Return the encoding that replaces one which is now refused with `late = carry`: an evaluation carries no work."""
+    if run.settings.get("late") != "carry" or run.settings.get("encoding") not in KEEP:
+        return None
+    return RunSettings.encoding
 
 
 def _settings_of(

@@ -17,7 +17,7 @@ from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.load import public_values
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import ConfigError, StateError, UsageError
 from tests.coordinator.registry_builders import new_run
 from tests.support.brokers import Mosquitto
 
@@ -192,6 +192,25 @@ def test_carried_work_refuses_an_evaluation_only_of_an_unfinished_run(settings, 
         run_execution.evaluate_run(
             settings.state_dir, run, view, broker="mqtt://localhost", ports=replace(REAL, prepare=prepare)
         )
+
+
+@pytest.mark.parametrize("encoding", ["delta-int8-half", "delta-int8-quarter"])
+def test_finished_run_whose_encoding_carries_no_work_any_more_is_evaluated(settings, encoding):
+    """An evaluation carries no work. A resume of such a run names the encoding to use."""
+    run = cut_short(replace(settings, late="carry", concurrency=5, encoding=encoding))
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=None)
+
+    def prepare(given: RunSettings) -> Any:
+        assert (given.encoding, given.concurrency) == ("delta-int8", 5)
+        raise Reached
+
+    view: Any = SimpleNamespace(say=lambda line: None)
+    ports = replace(REAL, prepare=prepare)
+    with pytest.raises(Reached):
+        run_execution.evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+    with pytest.raises(ConfigError, match="use delta-int8"):
+        run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
 
 
 def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_and_an_earlier_one_does_not(
