@@ -334,9 +334,7 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
             )
-        carried = run.status != "finished" and registry.rounds.carried(run.id)
-        if run.id in registry.open_rounds(settings.fleet) or carried:
-            raise UsageError(f"run {run.id} has open work at its devices; `fedpatch resume {run.id}` first")
+        _require_no_open_work(registry, run, ports)
         settings = replace(settings, tracker=(), traces=None, metrics=None)
         with _taken_up(registry, run, settings, view, ports) as (spec, prepared, connection):
             view.say(f"run {run.id}: measuring without training, epoch {spec.epoch}")
@@ -350,6 +348,16 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
     if stopped is Stopped.FAILED or not last:
         raise FedpatchError(f"run {run.id} was not evaluated: no device came")
     return last[0]
+
+
+def _require_no_open_work(registry: Registry, run: RunInfo, ports: Ports) -> None:
+    """Raise UsageError for a run with an open round, which an evaluation would continue, or with carried work."""
+    finished = run.status == "finished"
+    carried = {} if finished else registry.rounds.carried(run.id)
+    if carried or registry.rounds.unfinished(run.id, ports.boot_time()) is not None:
+        # A run that was resumed with fewer rounds, or a lower target, is finished although a round is open.
+        more = " with more --rounds or another --target-ua" if finished else ""
+        raise UsageError(f"run {run.id} has open work at its devices; `fedpatch resume {run.id}`{more} first")
 
 
 def _encoding_to_evaluate(run: RunInfo) -> str | None:

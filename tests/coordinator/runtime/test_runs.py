@@ -11,10 +11,12 @@ import pytest
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, request_stop
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary
 from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.load import public_values
 from fedpatch.shared.errors import ConfigError, StateError, UsageError
@@ -192,6 +194,23 @@ def test_carried_work_refuses_an_evaluation_only_of_an_unfinished_run(settings, 
         run_execution.evaluate_run(
             settings.state_dir, run, view, broker="mqtt://localhost", ports=replace(REAL, prepare=prepare)
         )
+
+
+def test_finished_run_with_an_open_round_is_not_evaluated(settings):
+    """It was resumed with fewer rounds. An evaluation would go on with the training of the open round."""
+    run = cut_short(settings)
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        registry.rounds.finish(run, RoundRecord(1, "aggregated", 2, 2, 0, 2))
+        registry.rounds.open(run, RoundJournal(2, 2, ("pi-1", "pi-2"), base="ab" * 32), BootTime.now())
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=None)
+
+    def prepare(_: RunSettings) -> Any:
+        raise Reached
+
+    view: Any = SimpleNamespace(say=lambda line: None)
+    ports = replace(REAL, prepare=prepare)
+    with pytest.raises(UsageError, match=r"open work at its devices; `fedpatch resume .*` with more --rounds"):
+        run_execution.evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
 
 
 @pytest.mark.parametrize("encoding", ["delta-int8-half", "delta-int8-quarter"])
