@@ -137,7 +137,9 @@ def test_resumed_masked_round_measures_as_it_began_if_independent_every_changes(
         None if device == LATE and isinstance(answer, Offer) and bench.engine.last_round == 2 else answer
     )
     fleet.come()
-    assert fleet.devices[LATE].request.measure_independent is (before == 2)
+    request = fleet.devices[LATE].request
+    assert request is not None
+    assert request.measure_independent is (before == 2)
     again = MaskedFleet(bench.again(independent_every=after), clock, devices=fleet.devices).come().wait(100.0)
     records = registry.rounds.records(again.bench.engine.spec.run)
     assert [(record.outcome, record.reported) for record in records] == [("aggregated", 8)] * 3, again.bench.lines
