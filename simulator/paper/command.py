@@ -95,9 +95,10 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     processor = name_processor(device_name(device))
     origin = ResultOrigin(worker_count(workers), device, _command_line(), source_commit(), processor)
     if which in MEASURED:
-        if cells is not None or markdown or device != "cpu":
+        if cells is not None or markdown or device != "cpu" or workers is not None:
             raise UsageError(
-                f"{which} is a measurement on the CPU, and a picture; leave out --cells, --markdown and --device"
+                f"{which} is a measurement by one process on the CPU, and a picture; "
+                "leave out --cells, --markdown, --device and --workers"
             )
         measure = None if summary else partial(_measure, which, results, rounds, origin)
         _draw_measured(which, results, range(seeds), measure, as_json=as_json)

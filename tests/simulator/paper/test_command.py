@@ -270,6 +270,7 @@ def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_
         (("table2", "--seeds", 0), "--seeds"),
         (("table2", "--workers", 0), "--workers"),
         (("fig4", "--cells", "mnist/*"), "leave out --cells"),
+        (("fig3", "--workers", 2, "--rounds", 1), "fig3 is a measurement by one process"),
         (("tuning", "--seeds", 2), "--seeds: the trials of tuning have the seed 1000 alone"),
         (("table2", "--rounds", 9), "it is for fig3 and fig4"),
         (("fig3", "--summary"), "results/fig3/seed0.json is not there yet; leave out --summary to measure it"),
