@@ -23,11 +23,12 @@ _BOOK_LINE = b"fedpatch privacy book 1\n"
 
 @dataclass(frozen=True)
 class _Pages:
-    """Content of the book: releases by device without the last draw, and the devices of the last draw."""
+    """Content of the book: releases by device without the last draw, the devices of the last draw, and the number of draws."""
 
     earlier: dict[str, Count] = field(default_factory=dict)
     digest: str = ""
     devices: tuple[str, ...] = ()
+    releases: Count = 0  # a book of an earlier version counts them from its next release on
 
 
 learn_types(_Pages)
@@ -53,6 +54,19 @@ class PrivacyBook:
         """The number of releases of the device that is in most releases; 0 before the first."""
         return max(_totals(self._pages).values(), default=0)
 
+    @property
+    def releases(self) -> int:
+        """The number of releases that the book counts."""
+        return self._pages.releases
+
+    def require(self, releases: int) -> None:
+        """Raise StateError if the book counts fewer releases than a record of the run names, as an older copy does."""
+        if self.releases < releases:
+            raise StateError(
+                f"{self._blobs.where(BOOK)}: is an older copy, with {self.releases} of {releases} releases; restore the newest "
+                "one, or start a new run: without it the epsilon of this run is unknown"
+            )
+
     def most_used_with(self, digest: str, devices: Iterable[str]) -> int:
         """Return `most_used` as it would be after `note` with the same arguments."""
         return max(_totals(self._noted(digest, devices)).values(), default=0)
@@ -72,7 +86,7 @@ class PrivacyBook:
     def _noted(self, digest: str, devices: Iterable[str]) -> _Pages:
         if digest == self._pages.digest:
             return replace(self._pages, devices=tuple(sorted({*self._pages.devices, *devices})))
-        return _Pages(_totals(self._pages), digest, tuple(sorted(devices)))
+        return _Pages(_totals(self._pages), digest, tuple(sorted(devices)), self.releases + 1)
 
     def _read(self, releases: int) -> _Pages:
         path = self._blobs.where(BOOK)

@@ -127,6 +127,7 @@ class PrivateAggregation:
             "epsilon": spent if math.isfinite(spent) else None,
             "delta": self._policy.delta,
             "rounds": used,
+            "releases": self._book.releases,
             "noise_multiplier": self._policy.noise_multiplier,
         }
 

@@ -7,7 +7,7 @@ its updates were trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -48,6 +49,9 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
         blobs: Blob store of the run.
         prepared: The parts of the run that follow from its settings.
         say: Takes a message for the operator.
+
+    Raises:
+        StateError: No checkpoint is undamaged, or the privacy book is lost, damaged or older than a record.
     """
     if not has_checkpoint(blobs) and not registry.rounds.records(run):
         # The process was killed before it wrote the first checkpoint.
@@ -55,7 +59,9 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
     state, _, meta = load_checkpoint(blobs)
     reached = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
     last = reached.round if reached is not None else 0
-    known = [record.round for record in registry.rounds.records(run) if record.outcome == "aggregated"]
+    records = registry.rounds.records(run)
+    _require_book(blobs, [*records, *([] if reached is None else [reached])])
+    known = [record.round for record in records if record.outcome == "aggregated"]
     if reached is not None and last > max(known, default=0):
         registry.rounds.finish(run, reached, _still_at_work(registry, run, reached, state.round - 1))
     lost = [number for number in known if number > last]
@@ -67,6 +73,13 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
         )
     # A crash or a full disk may have left the journal a step behind.
     registry.journal.bring_up_to_date(run)
+
+
+def _require_book(blobs: BlobStore, records: Iterable[RoundRecord]) -> None:
+    """Raise StateError if the privacy book has fewer releases than a record names; without the error epsilon would shrink."""
+    releases = max((round(record.privacy.get("releases") or 0) for record in records), default=0)
+    if releases:
+        PrivacyBook(blobs, releases).require(releases)
 
 
 def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: int) -> dict[str, CarriedWork]:

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
@@ -20,6 +21,7 @@ from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.wire.messages import WorkRequest
 from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
@@ -214,6 +216,33 @@ def test_lost_book_of_a_run_with_releases_ends_the_run_instead_of_counting_from_
     (tmp_path / BOOK).unlink()
     with pytest.raises(StateError, match=r"is lost.* the epsilon of this run is unknown"):
         PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
+
+
+@pytest.mark.parametrize("lost", [(), ("checkpoint-000002.fp",)])
+def test_older_book_than_a_record_names_ends_the_run_instead_of_counting_from_there(tmp_path, prepared, registry, lost):
+    run = new_run(registry).id
+    play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
+    older = (tmp_path / BOOK).read_bytes()
+    play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2}))
+    PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 3})  # with the book it is resumed
+    (tmp_path / BOOK).write_bytes(older)
+    for name in lost:
+        (tmp_path / name).unlink()
+    with pytest.raises(
+        StateError, match=r"is an older copy, with 1 of 2 releases.* the epsilon of this run is unknown"
+    ):
+        PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 3})
+    assert [record.round for record in registry.rounds.records(run)] == [1, 2]
+
+
+def test_book_of_an_earlier_version_continues(tmp_path, prepared, registry):
+    """Its records name no releases, and the book no number of them."""
+    run = new_run(registry).id
+    content = {"earlier": {"a": 3, "b": 1}, "digest": "one", "devices": ["a", "b"]}
+    (tmp_path / BOOK).write_bytes(seal(b"fedpatch privacy book 1\n", msgspec.msgpack.encode(content)))
+    play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
+    PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
+    assert [PrivacyBook(tmp_path).most_used, PrivacyBook(tmp_path).releases] == [5, 1]
 
 
 def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, prepared, registry):
