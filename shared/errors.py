@@ -102,6 +102,10 @@ class ConfigError(UsageError):
 class BrokerError(FedpatchError):
     """The broker is unreachable, refuses the connection, or does not accept messages of the needed size.
 
+    Args:
+        message: Sentence for people.
+        remedy: The remedy at its end, where a certificate was refused.
+
     Example:
         >>> from fedpatch import BrokerError
         >>> BrokerError.exit_code
@@ -109,6 +113,10 @@ class BrokerError(FedpatchError):
     """
 
     exit_code = 3
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        self.remedy = remedy
+        super().__init__(message)
 
 
 class StoreUnavailable(FedpatchError):

@@ -75,7 +75,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
         try:
             probe = stack.enter_context(Probe(settings, side.probe_id("a")))
         except BrokerError as error:
-            checkup.fail("broker_login", *_login_failure(settings, side, error_text(error)))
+            checkup.fail("broker_login", *_login_failure(settings, side, error))
             return None
         user = settings.username or broker.username
         anonymous = "with our certificate" if settings.cert_file else "without a user name"
@@ -120,11 +120,11 @@ def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> boo
     return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended
 
 
-def _login_failure(settings: BrokerSettings, side: AclParty, text: str) -> tuple[str, str]:
+def _login_failure(settings: BrokerSettings, side: AclParty, error: BrokerError) -> tuple[str, str]:
     """Return the problem of a refused login and its remedy; the message about a refused certificate has both."""
-    if "asks for a certificate" in text or "refused our certificate" in text:
-        problem, _, remedy = text.partition("; ")
-        return problem, remedy
+    text = error_text(error)
+    if error.remedy:
+        return text.removesuffix(f"; {error.remedy}"), error.remedy
     return text, _login_remedy(settings, side, text)
 
 

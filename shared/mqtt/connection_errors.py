@@ -29,6 +29,7 @@ class ConnectionFault:
         retains_nothing: Whether the broker refused a retained last will.
         good_from: Unix time from which the connection would work, where this machine's clock is behind.
         renewal: Whether the link ended the connection itself, to use a renewed certificate.
+        remedy: The remedy at the end of `reason`, where a certificate was refused.
     """
 
     reason: str
@@ -38,6 +39,7 @@ class ConnectionFault:
     retains_nothing: bool = False
     good_from: float | None = None
     renewal: bool = False
+    remedy: str = ""
 
 
 class Reason(Protocol):

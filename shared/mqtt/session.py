@@ -61,7 +61,7 @@ class Session:
             if self._connected is not None:
                 return self._connected
             fault = self._fault or connection_errors.silent(self.broker)
-            raise BrokerError(fault.reason)
+            raise BrokerError(fault.reason, remedy=fault.remedy)
 
     def stop(self, drain_s: float) -> None:
         """Accept no more messages. Queued ones may still be sent for `drain_s`."""

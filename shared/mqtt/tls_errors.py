@@ -44,7 +44,10 @@ class TrustError:
     def fault(self) -> ConnectionFault:
         """Return the fault for a link, which retries only if a correct clock may be enough."""
         return ConnectionFault(
-            f"{self.problem}; {self.remedy}", lasting=self.good_from is None, good_from=self.good_from
+            f"{self.problem}; {self.remedy}",
+            lasting=self.good_from is None,
+            good_from=self.good_from,
+            remedy=self.remedy,
         )
 
 

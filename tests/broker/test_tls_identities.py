@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,25 @@ def test_doctor_gives_the_remedy_of_a_refused_certificate_at_the_login(
     strange = ask(settings_for("device", url_of(broker), ca_file=ca_file, cert_file=own), "device")["broker_login"]
     assert strange.detail.endswith("is it a certificate for another fleet?")
     assert strange.remedy == "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
+
+
+def test_doctor_gives_the_remedy_of_a_broker_with_the_revocation_list_of_before_the_renewal_of_the_ca(tmp_path: Path):
+    now = time.time()
+    house = Certified(tmp_path / "ca", now=now - 20 * DAY_S, ca_days=10)
+    revoked = house.directory / "ca.crl"
+    with house.open() as authority:
+        expired = revoked.read_bytes()
+        authority.renew(now=now)
+    replace(house, now=now).make("pi-1")
+    revoked.write_bytes(expired)
+    files = house.files("pi-1")
+    with house.broker() as broker:
+        settings = settings_for("device", url_of(broker), ca_file=files.ca_file, cert_file=files.cert_file)
+        found = ask(settings, "device")["broker_login"]
+    assert "as expired; by the clock here it is good until" in found.detail
+    assert found.remedy == (
+        "set the broker's clock, or give it a new CA certificate and revocation list (fedpatch ca crl)"
+    )
 
 
 def test_certificate_not_yet_valid_is_reported_with_its_date(kitchen: Certified, broker: Mosquitto):
