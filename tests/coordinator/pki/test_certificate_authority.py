@@ -116,6 +116,24 @@ def test_open_writes_a_missing_revocation_list(authority: Authority):
         assert crl(again) == {int(issued.entry.serial, 16)}
 
 
+def test_older_record_than_the_revocation_list_is_refused_so_that_no_revocation_is_lost(authority: Authority):
+    record, revoked = authority.directory / "index.json", authority.directory / "ca.crl"
+    first = authority.issue(DEVICE, "pi-1", now=NOW).entry
+    second = authority.issue(DEVICE, "pi-2", now=NOW).entry
+    older = record.read_bytes()
+    authority.revoke(DEVICE, "pi-1", now=NOW)
+    authority.close()
+    record.write_bytes(older)
+    with pytest.raises(StateError, match=r"index\.json: is an older copy than ca\.crl.*revoke again"):
+        Authority.open(authority.directory, now=NOW)
+    assert crl(authority) == {int(first.serial, 16)}
+    revoked.unlink()
+    with Authority.open(authority.directory, now=NOW) as again:
+        for device in ("pi-1", "pi-2"):
+            again.revoke(DEVICE, device, now=NOW)
+        assert crl(again) == {int(one.serial, 16) for one in (first, second)}
+
+
 def test_open_replaces_a_foreign_revocation_list(authority: Authority):
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     times = [datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (0, 9999)]
