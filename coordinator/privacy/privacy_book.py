@@ -1,7 +1,9 @@
 """The book of releases, `privacy-book.fp` of the run: how often each device's updates were released.
 
-The book is written before the checkpoint, so no release is missing in it. A round that a crash interrupted counts once. A round
-that is repeated because its checkpoint is lost draws new noise and counts again.
+The book is written before the checkpoint, so no release is missing in it. A round that a crash interrupted counts once. A
+round that is repeated because its checkpoint is lost draws new noise and counts again. With standbys, the database takes the
+record of a round before its model is published, and takes none from a former leader. So the next leader's copy of the book has
+each published release.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import seal
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 from fedpatch.shared.wire.messages import WorkRequest
 from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
 from tests.coordinator.registry_builders import new_run
@@ -243,6 +243,22 @@ def test_book_of_an_earlier_version_continues(tmp_path, prepared, registry):
     play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
     PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
     assert [PrivacyBook(tmp_path).most_used, PrivacyBook(tmp_path).releases] == [5, 1]
+
+
+def test_release_whose_record_is_refused_to_a_former_leader_is_not_published(bench, registry, monkeypatch):
+    """The next leader may have copied the book before this release."""
+
+    def refuse(*_given: object) -> None:
+        raise LeadershipLost("another coordinator leads the fleet")
+
+    bench.begin()
+    bench.upload("a", 0.1)
+    monkeypatch.setattr(registry.rounds, "finish", refuse)
+    before = len(bench.link.published)
+    with pytest.raises(LeadershipLost):
+        bench.upload("b", 0.7)
+    assert PrivacyBook(bench.directory).releases == 1
+    assert [payload for _, payload, _ in bench.link.published[before:] if payload] == []
 
 
 def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, prepared, registry):
