@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -49,26 +51,43 @@ def test_node_joins_the_first_one_unless_it_knows_it_already_by_its_whole_name(t
 
 @pytest.mark.slow
 @by_ansible
-def test_mosquitto_of_the_same_fleet_leaves_its_port_to_haproxy_and_ejabberd(tmp_path):
-    """site.yml has set it up. The mosquitto of another fleet, which has another port, stays."""
-    stub(
-        tmp_path / "bin" / "systemctl",
-        f'echo "$@" >>{tmp_path}/$NODE/calls; echo LoadState=loaded; echo ActiveState=active',
-    )
-    hosts: dict[str, dict[str, str]] = {"former": {}, "other": {}, "none": {}}
-    for name, fleet in (("former", "kitchen"), ("other", "kitchen-2"), ("none", "")):
-        (tmp_path / name).mkdir()
-        if fleet:
-            (tmp_path / name / "fedpatch.acl").write_text(mosquitto_acl(fleet))
-    parts = []
-    for role in ("balancer", "broker_node"):
-        tasks = yaml.safe_load((ROLES / role / "tasks" / "main.yml").read_text())
-        parts += [task for one in tasks for task in one.get("block", ()) if task["name"] == "Stop a former mosquitto"]
-    assert len(parts) == 2
-    path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NODE": "{{ inventory_hostname }}"}
-    play = {"hosts": "devices", "environment": path, "tasks": parts}
-    done = played(tmp_path, fleet_of(hosts), play, "-e", f"broker_dir={tmp_path}/{{{{ inventory_hostname }}}}")
+def test_former_services_of_the_same_fleet_leave_their_port_to_the_broker_of_the_inventory(tmp_path):
+    """One broker becomes several, or several one. Services of another fleet, which has another port, stay."""
+    record = f'[ "$1" != stop ] || echo "$2" >>{tmp_path}/$NODE/stopped'
+    stub(tmp_path / "bin" / "systemctl", f"{record}; echo LoadState=loaded; echo ActiveState=active")
+    roles = ["broker", "balancer", "broker_node"]
+    texts = {
+        "mosquitto": mosquitto_acl("kitchen").replace("fleet kitchen:", "fleet {{ fleet_name }}:"),
+        "haproxy": (ROLES / "balancer" / "templates" / "haproxy.cfg.j2").read_text(),
+        "ejabberd": (ROLES / "broker_node" / "templates" / "ejabberd.yml.j2").read_text(),
+    }
+    hosts = [*roles, "other"]
+    for host in hosts:
+        (tmp_path / host).mkdir()
+        for service, text in texts.items():
+            fleet = "kitchen-2" if host == "other" else "kitchen"
+            (tmp_path / host / service).write_text(text.replace("{{ fleet_name }}", fleet))
+    (tmp_path / "other" / "ejabberd").unlink()
+    tasks = []
+    for role in roles:
+        parts = yaml.safe_load((ROLES / role / "tasks" / "main.yml").read_text())
+        [part] = [one for part in parts for one in part.get("block", ()) if one["name"].startswith("Stop former")]
+        included = tasks_of("broker", "stop.yml", **part["vars"])
+        tasks.append({**included, "when": f"inventory_hostname in ['{role}', 'other']"})
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NODE": "{{ inventory_hostname }}"}
+    files = {service: f"{tmp_path}/{{{{ inventory_hostname }}}}/{service}" for service in texts}
+    play = {"hosts": "devices", "environment": environment, "tasks": tasks}
+    done = played(tmp_path, fleet_of({host: {} for host in hosts}), play, "-e", json.dumps({"broker_marked": files}))
     assert done.returncode == 0, done.stdout + done.stderr
-    calls = {name: (tmp_path / name / "calls") for name in hosts}
-    assert "stop mosquitto.service" in calls["former"].read_text()
-    assert not calls["other"].exists() and not calls["none"].exists()
+    found = {host: tmp_path / host / "stopped" for host in hosts}
+    assert {host: sorted(path.read_text().split()) for host, path in found.items() if path.exists()} == {
+        "broker": ["ejabberd.service", "haproxy.service"],
+        "balancer": ["ejabberd.service", "mosquitto.service"],
+        "broker_node": ["haproxy.service", "mosquitto.service"],
+    }
+
+
+def test_files_that_name_the_fleet_of_a_service_are_those_that_the_roles_install():
+    marked = yaml.safe_load((ROLES / "broker" / "vars" / "main.yml").read_text())["broker_marked"]
+    tasks = "".join((ROLES / role / "tasks" / "main.yml").read_text() for role in ("broker", "balancer", "broker_node"))
+    assert [f'dest: "{file}"' in tasks or f"dest: {file}\n" in tasks for file in marked.values()] == [True] * 3
