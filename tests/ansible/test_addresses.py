@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import yaml
 
@@ -48,3 +49,42 @@ def test_services_listen_where_hosts_with_ipv6_addresses_are_reached(tmp_path):
         done = played(tmp_path, {"vars": HERE, "children": groups}, play)
         listens += re.findall(r'"msg": "(.*)"', done.stdout)
     assert listens == ["0.0.0.0 0.0.0.0:9464", ":: [::]:9464"], done.stdout + done.stderr
+
+
+@by_ansible
+def test_services_listen_on_ipv6_only_where_the_host_has_it(tmp_path):
+    """With `ipv6.disable=1` the kernel refuses [::], and a service that names it does not start."""
+    roles = {"balancer": "haproxy.cfg", "broker_node": "ejabberd.yml", "models": "fedpatch.conf"}
+    files = [str(ROLES / "fleet" / kind / "main.yml") for kind in ("defaults", "vars")]
+    files += [str(ROLES / "broker_node" / "vars" / "main.yml"), str(ROLES / "models" / "defaults" / "main.yml")]
+    variables = HERE | {"ansible_managed": "", "broker_node_rules": {"stdout": ""}, "fleet_ca_dir": str(tmp_path)}
+    hosts: dict[str, list[str]] = {"both": ["fe80::2"], "old": []}
+    groups = {group: {"hosts": {host: {} for host in hosts}} for group in ("broker", "broker_nodes", "coordinator")}
+    tasks: list[dict[str, Any]] = [
+        {
+            "ansible.builtin.set_fact": {
+                "ansible_all_ipv6_addresses": "{{ found[inventory_hostname] }}",
+                "cacheable": True,
+            }
+        }
+    ]
+    for role, name in roles.items():
+        wanted = f"{{{{ lookup('ansible.builtin.template', '{ROLES / role / 'templates' / name}.j2') }}}}"
+        copied = {"content": wanted, "dest": f"{tmp_path}/{{{{ inventory_hostname }}}}-{role}", "mode": "0600"}
+        tasks.append({"ansible.builtin.copy": copied})
+    play = {"hosts": "broker", "vars_files": files, "vars": {"found": hosts}, "tasks": tasks}
+    done = played(tmp_path, {"vars": variables, "children": groups}, play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    listens = {
+        host: [
+            line.strip()
+            for role in roles
+            for line in (tmp_path / f"{host}-{role}").read_text().splitlines()
+            if re.match(r" +(bind|ip:|listen) ", line)
+        ]
+        for host in hosts
+    }
+    assert listens == {
+        "both": ["bind :::8883 v4v6", 'ip: "::"', "listen 8443 ssl;", "listen [::]:8443 ssl;"],
+        "old": ["bind *:8883", 'ip: "0.0.0.0"', "listen 8443 ssl;"],
+    }
