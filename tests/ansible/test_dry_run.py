@@ -77,6 +77,7 @@ def test_dry_run_of_a_scaled_out_fleet_has_neither_its_services_nor_its_password
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Install the configuration") == 2  # those of haproxy and nginx
     assert "Install the passwords and the CA of the database" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "fedpatch", "ca", "current", "play"}  # no password
 
 
 @pytest.mark.slow
