@@ -109,7 +109,7 @@ def test_rebuilt_version_whose_installation_was_interrupted_is_installed(tmp_pat
     (house / "wheelhouse.json").write_text(json.dumps(manifest))
     for place in (house, version):
         (place / "one.whl").write_bytes(b"a wheel")
-    (version / "bin" / "python").touch()
+    (version / "bin" / "python3.11").touch()
     (version / "complete").write_text("a" * 64 + "\n")
     (libraries / "complete").touch()
     stub(libraries / "bin" / "python", f"echo installed >>{tmp_path}/calls")
@@ -121,6 +121,42 @@ def test_rebuilt_version_whose_installation_was_interrupted_is_installed(tmp_pat
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "calls").read_text() == "installed\n"
     assert (version / "complete").read_text() == "b" * 64 + "\n"
+
+
+@pytest.mark.slow
+@by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+def test_version_is_installed_again_for_another_python_of_the_host(tmp_path):
+    """After an upgrade of Debian, also if the first attempt is interrupted."""
+    house, opt = tmp_path / "house", tmp_path / "opt"
+    version, libraries = opt / "versions" / "0.1.0", opt / "libraries" / "abc"
+    manifest: dict[str, Any] = {"version": "0.1.0", "wheel": "one.whl", "sha256": "b" * 64}
+    manifest["libraries"] = {"aarch64-cp311": {"file": "none", "digest": "abc"}}
+    for folder in (house, version / "bin", version / "lib" / "python3.9" / "site-packages", libraries):
+        folder.mkdir(parents=True)
+    (house / "wheelhouse.json").write_text(json.dumps(manifest))
+    (house / "one.whl").write_bytes(b"a wheel")
+    (version / "bin" / "python3.9").touch()
+    (version / "complete").write_text("b" * 64 + "\n")
+    (libraries / "complete").touch()
+    stub(
+        tmp_path / "bin" / "python3",
+        'for last; do :; done; mkdir -p "$last/lib/python3.11/site-packages"; touch "$last/bin/python3.11"',
+    )
+    known = {"ansible.builtin.set_fact": {**KNOWN, "cacheable": True}}
+    path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    play = {"hosts": "devices", "environment": path, "tasks": [known, tasks_of("program", "install.yml")]}
+    inventory = fleet_of({"pi": {}}, fleet_wheelhouse=str(house), fleet_program_dir=str(opt))
+    done = played(tmp_path, inventory, play, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (version / "complete").exists()
+    codes = []
+    for ends in ("exit 1", "exit 0", "exit 0"):
+        stub(libraries / "bin" / "python", f"echo installed >>{tmp_path}/calls; {ends}")
+        codes.append(played(tmp_path, inventory, play).returncode == 0)
+    assert codes == [False, True, True]
+    assert (tmp_path / "calls").read_text().split() == ["installed"] * 2
+    assert (version / "lib/python3.11/site-packages/libraries.pth").exists()
 
 
 @pytest.mark.slow
