@@ -59,15 +59,10 @@ def test_services_listen_on_ipv6_only_where_the_host_has_it(tmp_path):
     files += [str(ROLES / "broker_node" / "vars" / "main.yml"), str(ROLES / "models" / "defaults" / "main.yml")]
     variables = HERE | {"ansible_managed": "", "broker_node_rules": {"stdout": ""}, "fleet_ca_dir": str(tmp_path)}
     hosts: dict[str, list[str]] = {"both": ["fe80::2"], "old": []}
-    groups = {group: {"hosts": {host: {} for host in hosts}} for group in ("broker", "broker_nodes", "coordinator")}
-    tasks: list[dict[str, Any]] = [
-        {
-            "ansible.builtin.set_fact": {
-                "ansible_all_ipv6_addresses": "{{ found[inventory_hostname] }}",
-                "cacheable": True,
-            }
-        }
-    ]
+    everywhere: dict[str, Any] = {"hosts": {host: {} for host in hosts}}
+    groups = dict.fromkeys(("broker", "broker_nodes", "coordinator"), everywhere)
+    known = {"ansible_all_ipv6_addresses": "{{ found[inventory_hostname] }}", "cacheable": True}
+    tasks: list[dict[str, Any]] = [{"ansible.builtin.set_fact": known}]
     for role, name in roles.items():
         wanted = f"{{{{ lookup('ansible.builtin.template', '{ROLES / role / 'templates' / name}.j2') }}}}"
         copied = {"content": wanted, "dest": f"{tmp_path}/{{{{ inventory_hostname }}}}-{role}", "mode": "0600"}
