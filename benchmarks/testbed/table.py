@@ -61,15 +61,20 @@ def communication(document: Mapping[str, Any]) -> float:
 
 
 def mean_and_range(documents: Documents, measure: Callable[[Mapping[str, Any]], float], digits: int) -> str:
-    """Format the mean of a measure over the documents, with its range if there are several."""
+    """Format the mean of a measure over the documents, with its range if the rounded values differ."""
     values = [measure(document) for document in documents]
-    text = f"{statistics.fmean(values):.{digits}f}"
-    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    least, mean, most = (f"{one:.{digits}f}" for one in (min(values), statistics.fmean(values), max(values)))
+    return mean if least == most else f"{mean} ({least}-{most})"
 
 
 def round_s(document: Mapping[str, Any]) -> float:
     """Return the mean of the rounds' seconds."""
     return statistics.fmean(one["round_s"] for one in document["rounds"])
+
+
+def user_accuracy(document: Mapping[str, Any]) -> float:
+    """Return the user accuracy before the last round."""
+    return float(document["rounds"][-1]["user_accuracy"])
 
 
 def _megabytes(document: Mapping[str, Any]) -> float:
@@ -101,12 +106,11 @@ def _accuracies(found: Mapping[Cell, Documents], dataset: str, *, plain: bool) -
     if not curves:
         return
     most = max(len(curve) for by_seed in curves.values() for curve in by_seed)
-    headings = ["user accuracy before round", *(str(number) for number in range(1, most + 1)), "range in the last"]
+    headings = ["user accuracy before round", *(str(number) for number in range(1, most + 1))]
     rows = []
     for name, by_seed in curves.items():
         means = [f"{statistics.fmean(values):.3f}" for values in zip(*by_seed, strict=True)]
-        last = [curve[-1] for curve in by_seed]
-        rows.append([name, *means, f"{min(last):.3f}-{max(last):.3f}"])
+        rows.append([name, *means])
     yield from _table(headings, rows, plain=plain)
     yield ""
 

@@ -20,6 +20,8 @@ from fedpatch.simulator.paper.comparison import (
 )
 from fedpatch.simulator.paper.experiments import (
     RATE_GRID,
+    RESTARTED,
+    RESTARTS,
     SPLIT_OF,
     SPLITS,
     TRIALS,
@@ -325,6 +327,50 @@ def server_rate_agreements(store: Results) -> str:
     return ", ".join(f"{sum(cells)} of {len(cells)} with {server:g}" for server, cells in found.items() if cells)
 
 
+def restarted(store: Results, cell: Cell, where: str) -> list[Comparison]:
+    """Return the computed cells of a table of RESTARTS with the setting of `cell`, one for each rate."""
+    found = compare(store, [one for one in cells_of(where) if one.short_name.startswith(f"{cell.short_name}/")])
+    return [one for one in found if one.results]
+
+
+def restarted_agreements(store: Results) -> str:
+    """Return the number of MNIST cells that agree with the paper if Adam's count of steps restarts, by the rate.
+
+    Args:
+        store: The results.
+
+    Returns:
+        Text such as `9 of 12 with 0.01, 4 of 12 with 0.003`.
+    """
+    found: dict[float, list[bool]] = {}
+    for cell in select_cells("table2", "mnist/fedavg-adam"):
+        for one in restarted(store, cell, RESTARTED):
+            found.setdefault(one.cell.rates[0] if one.cell.rates else 0.0, []).append(one.within is True)
+    return ", ".join(f"{sum(cells)} of {len(cells)} with {rate:g}" for rate, cells in sorted(found.items()))
+
+
+def restarted_table(store: Results) -> str:
+    """Format the cells of FedAvg-Adam with a count of steps that restarts, beside Table 2's and the paper's."""
+    rates = list(dict.fromkeys((one.where, one.rates) for where in RESTARTS for one in cells_of(where)))
+    rows = []
+    for cell in select_cells("table2", "mnist/fedavg-adam"):
+        by_rates = {
+            (one.cell.where, one.cell.rates): one for where in RESTARTS for one in restarted(store, cell, where)
+        }
+        if by_rates:
+            (here,) = compare(store, [cell])
+            texts = [_rounds(by_rates[key]) if key in by_rates else "" for key in rates]
+            rows.append((_named(cell), _rounds(here), *texts, format_rounds(cell.paper)))
+    headings = [
+        f"{SPLIT_OF[where]}, {each[0]:g}" if where in SPLIT_OF else f"{each[0]:g}" for where, each in rates if each
+    ]
+    return table(("cell", "count goes on, 0.003", *headings, "paper"), rows)
+
+
+def _rounds(one: Comparison) -> str:
+    return f"{one.ours()}{_STAR if one.within is False else ''}"
+
+
 def _own_rates(cell: Cell) -> Rates:
     study = study_of(cell, 0)
     return study.learning_rate, study.server_learning_rate
@@ -355,6 +401,7 @@ def agreeing_experiment(store: Results, one: Comparison) -> str:
         "split": lambda: any(other.within or within_chance(other) for other in other_splits(store, one)),
         "another rate": lambda: _near_trial(store, one.cell) == TUNING,
         "another rate, split `even`": lambda: _near_trial(store, one.cell) == TUNING_EVEN,
+        "restarted": lambda: any(other.within for where in RESTARTS for other in restarted(store, one.cell, where)),
         _BETWEEN: lambda: _between_splits(store, one),
     }
     return next((name for name, agrees in experiments.items() if agrees()), _OPEN)
@@ -370,6 +417,7 @@ def agreements(store: Results) -> dict[str, str]:
         "split": "another split of the test data: the mean agrees, or differs by at most two standard errors",
         "another rate": "another learning rate of the grid, one seed",
         "another rate, split `even`": "another learning rate of the grid on another split, one seed",
+        "restarted": "a count of Adam's steps that restarts in each round, with a learning rate of the grid",
         _BETWEEN: _BETWEEN,
         _OPEN: _OPEN,
     }

@@ -21,7 +21,7 @@ from fedpatch.simulator.paper.experiments import (
 from fedpatch.simulator.paper.recheck import Recheck
 from fedpatch.simulator.paper.results import Results, measured_seeds
 from fedpatch.simulator.paper.tuning import choose_rates
-from scripts.reference import differences
+from scripts.reference import differences, testbed
 from scripts.reference.markdown import render, span, table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -86,6 +86,7 @@ def page() -> str:
         private_stats=agreement(compare(store, select_cells("table2", "mnist/*/all/W400,mnist/*/stats/W400"))),
         low_rates=agreement(compare(store, select_cells("tuning", f"mnist/fedadam/*/{_LOW_RATES}"))),
         server_rates=differences.server_rate_agreements(store),
+        restarted_agreements=differences.restarted_agreements(store),
         fewer_sgd=fewer_rounds(select_from(noisy, "fedavg", "fedadam")),
         fewer_adam=fewer_rounds(select_from(noisy, "fedavg-adam")),
         fedadam_none_slower=str(len(list(filter(differences.slower, select_from(mnist, "fedadam", private="none"))))),
@@ -100,6 +101,7 @@ def page() -> str:
         fig5=fig5(store),
         **overtaking(store),
         equation_10=equation_10(),
+        **testbed.table4(RESULTS / "testbed"),
         demo_task=demo_task(),
         adam_constants=adam_constants(),
         affine_share=share_of_rounds(store, "mnist/fedavg/affine/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
@@ -124,6 +126,7 @@ def experiments() -> str:
         ),
         splits=differences.splits_table(store),
         lower_targets=differences.lower_targets(store),
+        restarted=differences.restarted_table(store),
         grids=differences.grids(store),
     )
 

@@ -219,6 +219,25 @@ def test_server_rates_are_counted_by_cell_over_the_rates_of_the_clients(store):
     assert differences.server_rate_agreements(store) == "1 of 2 with 0.003, 0 of 1 with 0.01"
 
 
+def test_cell_agrees_if_one_rate_with_a_restarted_count_of_steps_takes_the_papers_rounds(store):
+    (cell,) = select_cells("table2", "mnist/fedavg-adam/all/W200/C0.5")  # 17 rounds in the paper
+    store.write(cell, 0, result(cell, 0, 31))
+    cells = {one.rates: one for one in select_cells("restarted", cell.short_name)}
+    store.write(cells[0.003, None], 0, result(cells[0.003, None], 0, 26))
+    assert "| **none** | 1 | fedavg-adam all W200 C0.5 |" in differences.agreements(store)["agreements"]
+    for seed, rounds in enumerate((19, 16)):
+        store.write(cells[0.01, None], seed, result(cells[0.01, None], seed, rounds))
+    words = differences.agreements(store)
+    assert (
+        "| a count of Adam's steps that restarts in each round, with a learning rate of the grid | 1 |"
+        in words["agreements"]
+    )
+    assert words["agreeing_count"] == "1"
+    assert differences.restarted_agreements(store) == "0 of 1 with 0.003, 1 of 1 with 0.01"
+    shown = "| fedavg-adam all W200 C0.5 | 31\\* | 26\\* | 17.5 (16-19) | | | | | 17 |"
+    assert shown in differences.restarted_table(store)
+
+
 def test_rates_like_the_papers_on_the_even_split_name_the_split(store):
     (trial,) = select_cells("tuning-even", "mnist/fedadam/all/W400/C1.0/rate0.1-server0.01")
     cell = replace(ALL, strategy="fedadam", paper=77)

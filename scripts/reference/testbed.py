@@ -1,0 +1,41 @@
+"""The section on Table 4 of the page results.md, from results/testbed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.testbed.cells import CPUS, DATASETS, PAPER, Cell, cells_of
+from benchmarks.testbed.table import Documents, communication, markdown, mean_and_range, user_accuracy
+from scripts.reference.markdown import span
+
+_DATASETS = ("mnist", "cifar10")
+
+
+def table4(folder: Path) -> dict[str, str]:
+    """Return the section's texts by placeholder.
+
+    Args:
+        folder: The files that `python -m benchmarks.testbed.run` wrote.
+    """
+    found = {cell: documents for cell in cells_of(_DATASETS) if (documents := _documents(folder, cell))}
+    counts = [len(documents) for documents in found.values()]
+    texts = {
+        "table4": "\n".join(markdown(found)),
+        "table4_seeds": span(min(counts), max(counts)),
+        "table4_cpu_old": f"{CPUS['pi-2b']:g}",
+        "table4_cpu_new": f"{CPUS['pi-3b']:g}",
+    }
+    for dataset in _DATASETS:
+        paper = PAPER[dataset, "mtfl"]
+        texts[f"table4_{dataset}_paper"] = f"{paper.down + paper.up:.0f}"
+        texts[f"table4_{dataset}_mbit"] = f"{DATASETS[dataset].rate_bit_s / 1e6:.0f}"
+        for encodings in ("on", "off"):
+            documents = found[Cell(dataset, "mtfl", encodings)]
+            texts[f"table4_{dataset}_{encodings}"] = mean_and_range(documents, communication, 1)
+            texts[f"table4_{dataset}_{encodings}_ua"] = mean_and_range(documents, user_accuracy, 3)
+    return texts
+
+
+def _documents(folder: Path, cell: Cell) -> Documents:
+    return [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"{cell.name}-seed*.json"))]
