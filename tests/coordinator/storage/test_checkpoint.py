@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.strategies import ServerState, zeros
 from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place
 from fedpatch.coordinator.storage import checkpoint
-from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,
     drop_updates,
@@ -33,9 +32,7 @@ from fedpatch.coordinator.storage.checkpoint import (
     kept_rounds,
     load_checkpoint,
     load_update,
-    pause_of,
     save_checkpoint,
-    save_pause,
     store_update,
     sync_updates,
 )
@@ -73,21 +70,6 @@ def test_rounds_that_counted_are_kept_and_other_checkpoints_have_no_key_for_them
     save_checkpoint(blobs, counted, PUBLIC, {})
     assert load_checkpoint(blobs)[0].counted == counted.counted
     assert b"counted" not in plain
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_pause_is_saved_in_the_newest_undamaged_checkpoint_and_all_are_kept(blobs, damaged):
-    keys = [
-        save_checkpoint(blobs, state_of(number, number), PUBLIC, {"record": number}, kept=3) for number in (1, 2, 3)
-    ]
-    if damaged:
-        flip(blobs, keys[-1], 0.5)
-    number = 2 if damaged else 3
-    save_pause(blobs, pause_of(60.0, BootTime("a", 1.0, 2.0)))
-    state, schema, meta = load_checkpoint(blobs)
-    assert equal(state, state_of(number, number))
-    assert (schema, meta) == (PUBLIC, {"record": number, "pause": [60.0, "a", 1.0, 2.0]})
-    assert [key for key in blobs.list() if key.startswith("checkpoint-")] == keys
 
 
 def equal(one: ServerState, other: ServerState) -> bool:
