@@ -31,7 +31,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint, save_pause
+from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
@@ -346,10 +346,6 @@ class Aggregator:
             self._private.saved(self._next.round)
         self._deltas.commit()
         self.state = self._next
-
-    def save_pause(self, pause: Mapping[str, Any]) -> None:
-        """Save the pause after a failed round with the model, which the round did not change."""
-        save_pause(self._blobs, pause)
 
     def _make_scratch(self, shape: tuple[int, int]) -> Array:
         """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash.

@@ -150,11 +150,9 @@ class EffectRunner:
     def _save_record(self, effect: SaveRecord) -> None:
         """Save the model and the record together, in a checkpoint; the registry may be a round behind after a crash."""
         record = effect.record
-        pause = pause_of(effect.rest_s, self._connection.ports.boot_time()) if effect.rest_s else {}
         if record.outcome == "aggregated":
+            pause = pause_of(effect.rest_s, self._connection.ports.boot_time()) if effect.rest_s else {}
             self._aggregator.save(record, pause)
-        elif pause:
-            self._aggregator.save_pause(pause)
         self.counters.flush()
         self.updates.finish_round(effect)
         if warning := loss_warning([record]):

@@ -98,20 +98,6 @@ def pause_of(rest_s: float, now: BootTime) -> dict[str, Any]:
     return {"pause": [rest_s, now.boot, now.uptime_s, now.unix_s]}
 
 
-def save_pause(place: Place, pause: Mapping[str, Any]) -> None:
-    """Save the pause after a failed round, which has no checkpoint of its own, in the newest undamaged checkpoint.
-
-    Args:
-        place: Blob store of the run, or its directory.
-        pause: The pause (`pause_of`).
-
-    Raises:
-        StateError: There is no undamaged checkpoint, or the store refused the write; the checkpoint is unchanged.
-    """
-    state, schema, meta = load_checkpoint(place)
-    save_checkpoint(place, state, schema, {**meta, **pause}, kept=len(_checkpoints(blobs_at(place))))
-
-
 def load_checkpoint(place: Place) -> tuple[ServerState, Schema, dict[str, Any]]:
     """Return the newest undamaged state, its public schema and its meta; log the damaged ones.
 
