@@ -22,8 +22,8 @@ def main() -> None:
     """Train for ROUNDS rounds."""
     import torch
 
-    reference, data, rounds = sys.argv[1:4]
-    seed = int(sys.argv[4])
+    reference, data, rounds, number = sys.argv[1:]
+    seed = int(number)
     torch.set_num_threads(1)
     task = find_task(reference)
     trainer = LocalTrainer(task, task.load_data(data, data_root()))

@@ -29,7 +29,14 @@ _POLL_S = 0.05
 
 
 def play_alone(hosts: Hosts, dataset: Dataset, rounds: int, seed: int) -> dict[str, Any]:
-    """Train without communication; return the seconds of the slowest device in each round."""
+    """Train without communication; return the seconds of the slowest device in each round.
+
+    Args:
+        hosts: The hosts of the devices.
+        dataset: Data and model.
+        rounds: Number of rounds.
+        seed: Seed of the data, the initial model and the batches.
+    """
     with contextlib.ExitStack() as stack:
         processes = {}
         for number, device in enumerate(device_names()):
@@ -53,7 +60,14 @@ def play_alone(hosts: Hosts, dataset: Dataset, rounds: int, seed: int) -> dict[s
 
 
 class Federation:
-    """Connected, ready agents with the data of a seed, for one cell after the other."""
+    """Connected, ready agents with the data of a seed, for one cell after the other.
+
+    Args:
+        hosts: The hosts of server and devices.
+        dataset: Data and model.
+        folder: A temporary folder for states and logs.
+        seed: Seed of the data, the initial model and the batches.
+    """
 
     def __init__(self, hosts: Hosts, dataset: Dataset, folder: Path, seed: int) -> None:
         self._hosts = hosts

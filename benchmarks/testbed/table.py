@@ -49,7 +49,7 @@ def shares(document: Mapping[str, Any]) -> dict[str, float]:
     return {part: 100.0 * sum(one.get(f"{part}_s", 0.0) for one in rounds) / total for part in PARTS}
 
 
-def share(part: str, document: Mapping[str, Any]) -> float:
+def _share(part: str, document: Mapping[str, Any]) -> float:
     """Return the percentage of a part in the time of all rounds."""
     return shares(document)[part]
 
@@ -61,13 +61,19 @@ def communication(document: Mapping[str, Any]) -> float:
 
 
 def mean_and_range(documents: Documents, measure: Callable[[Mapping[str, Any]], float], digits: int) -> str:
-    """Format the mean of a measure over the documents, with its range if the rounded values differ."""
+    """Format the mean of a measure over the documents, with its range if the rounded values differ.
+
+    Args:
+        documents: A document of each seed.
+        measure: Returns the figure of a document.
+        digits: Digits after the point.
+    """
     values = [measure(document) for document in documents]
     least, mean, most = (f"{one:.{digits}f}" for one in (min(values), statistics.fmean(values), max(values)))
     return mean if least == most else f"{mean} ({least}-{most})"
 
 
-def round_s(document: Mapping[str, Any]) -> float:
+def _round_s(document: Mapping[str, Any]) -> float:
     """Return the mean of the rounds' seconds."""
     return statistics.fmean(one["round_s"] for one in document["rounds"])
 
@@ -87,8 +93,8 @@ def _row(cell: Cell, documents: Documents) -> list[str]:
     return [
         TITLES[cell.scheme],
         ENCODINGS[cell.encodings] if travels else "-",
-        mean_and_range(documents, round_s, 2),
-        *(mean_and_range(documents, partial(share, part), 1) for part in PARTS),
+        mean_and_range(documents, _round_s, 2),
+        *(mean_and_range(documents, partial(_share, part), 1) for part in PARTS),
         mean_and_range(documents, _megabytes, 1) if travels else "-",
         f"{paper.round_s:.0f}" if paper else "-",
         f"{paper.down:.0f} / {paper.client:.0f} / {paper.up:.0f} / {paper.server:.0f}" if paper else "-",

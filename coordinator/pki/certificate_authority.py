@@ -263,7 +263,8 @@ class Authority:
         if number > self.index.crl_number:
             raise StateError(
                 f"{self.directory / INDEX_NAME}: is an older copy than {CRL}, so it may lack revocations; put the newest copy "
-                f"back; without one, delete {CRL}, and revoke again each device that was revoked since"
+                f"back; without one, delete {CRL}, and revoke again each device that was revoked since; if the copy does not "
+                "know such a device, make a new CA"
             )
         # A list that ends before the CA is older than `renew`; the list of an expired CA cannot last longer.
         if number < self.index.crl_number or number < 0 or (ends < self.ends and now < self.ends):

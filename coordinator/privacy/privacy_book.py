@@ -41,15 +41,15 @@ class PrivacyBook:
 
     Args:
         place: Blob store of the run, or its directory.
-        releases: Releases that are known without the book; with one or more, the book must exist.
+        known: Rounds or releases that are known without the book; with one or more, the book must exist.
 
     Raises:
         StateError: The book is damaged or lost, or the store refuses.
     """
 
-    def __init__(self, place: Place, releases: int = 0) -> None:
+    def __init__(self, place: Place, known: int = 0) -> None:
         self._blobs = blobs_at(place)
-        self._pages = self._read(releases)
+        self._pages = self._read(known)
 
     @property
     def most_used(self) -> int:
@@ -57,16 +57,16 @@ class PrivacyBook:
         return max(_totals(self._pages).values(), default=0)
 
     @property
-    def releases(self) -> int:
+    def all_releases(self) -> int:
         """The number of releases that the book counts."""
         return self._pages.releases
 
     def require(self, releases: int) -> None:
         """Raise StateError if the book counts fewer releases than a record of the run names, as an older copy does."""
-        if self.releases < releases:
+        if self.all_releases < releases:
             raise StateError(
-                f"{self._blobs.where(BOOK)}: is an older copy, with {self.releases} of {releases} releases; restore the newest "
-                "one, or start a new run: without it the epsilon of this run is unknown"
+                f"{self._blobs.where(BOOK)}: is an older copy, with {self.all_releases} of {releases} releases; restore the "
+                "newest one, or start a new run: without it the epsilon of this run is unknown"
             )
 
     def most_used_with(self, digest: str, devices: Iterable[str]) -> int:
@@ -88,14 +88,14 @@ class PrivacyBook:
     def _noted(self, digest: str, devices: Iterable[str]) -> _Pages:
         if digest == self._pages.digest:
             return replace(self._pages, devices=tuple(sorted({*self._pages.devices, *devices})))
-        return _Pages(_totals(self._pages), digest, tuple(sorted(devices)), self.releases + 1)
+        return _Pages(_totals(self._pages), digest, tuple(sorted(devices)), self.all_releases + 1)
 
-    def _read(self, releases: int) -> _Pages:
+    def _read(self, known: int) -> _Pages:
         path = self._blobs.where(BOOK)
         remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
         if (data := self._blobs.get(BOOK)) is None:
-            if releases:
-                raise StateError(f"{path}: is lost, and the run has released {releases} models; {remedy}")
+            if known:
+                raise StateError(f"{path}: is lost, and the run has released {known} models; {remedy}")
             return _Pages()
         try:
             return msgspec.msgpack.decode(unseal(path, _BOOK_LINE, data, "a privacy book"), type=_Pages)

@@ -127,7 +127,7 @@ class PrivateAggregation:
             "epsilon": spent if math.isfinite(spent) else None,
             "delta": self._policy.delta,
             "rounds": used,
-            "releases": self._book.releases,
+            "all_releases": self._book.all_releases,
             "noise_multiplier": self._policy.noise_multiplier,
         }
 

@@ -197,7 +197,7 @@ class RoundRecord:
         pull_quantiles: `p50`, `p90` and `max` of that share over all aggregated updates.
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
         privacy: With differential privacy: `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
-            used, the number of these releases (`rounds`), the number of all releases that the book counts (`releases`), and the
+            used, the number of these releases (`rounds`), the number of all releases in the book (`all_releases`), and the
             `noise_multiplier`. Empty without differential privacy, and in a failed round, which releases nothing.
         train_loss: Mean training loss of the devices that reported.
         user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16

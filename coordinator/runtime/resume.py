@@ -77,7 +77,7 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
 
 def _require_book(blobs: BlobStore, records: Iterable[RoundRecord]) -> None:
     """Raise StateError if the privacy book has fewer releases than a record names; without the error epsilon would shrink."""
-    releases = max((round(record.privacy.get("releases") or 0) for record in records), default=0)
+    releases = max((round(record.privacy.get("all_releases") or 0) for record in records), default=0)
     if releases:
         PrivacyBook(blobs, releases).require(releases)
 

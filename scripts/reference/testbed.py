@@ -20,9 +20,11 @@ def table4(folder: Path) -> dict[str, str]:
     """
     found = {cell: documents for cell in cells_of(_DATASETS) if (documents := _documents(folder, cell))}
     counts = [len(documents) for documents in found.values()]
+    loads = [one["machine"]["load"] for documents in found.values() for one in documents]
     texts = {
         "table4": "\n".join(markdown(found)),
         "table4_seeds": span(min(counts), max(counts)),
+        "table4_load": span(*(round(limit(loads)) for limit in (min, max))),
         "table4_cpu_old": f"{CPUS['pi-2b']:g}",
         "table4_cpu_new": f"{CPUS['pi-3b']:g}",
     }

@@ -147,8 +147,8 @@ def rate_cells(cell: Cell) -> tuple[Cell, ...]:
 
 def _restarted_cells(where: str) -> Iterator[Cell]:
     for cell in cells_of("tuned"):
-        if cell.strategy == "fedavg-adam" and (cell.task == "mnist" or where not in SPLIT_OF):
-            rounds = cell.max_rounds if cell.paper is None else _RESTARTED_MARGIN * cell.paper
+        if (cell.task, cell.strategy) == ("mnist", "fedavg-adam") and cell.paper is not None:
+            rounds = _RESTARTED_MARGIN * cell.paper
             for rate in _RESTARTED_RATES:
                 yield replace(cell, where=where, rates=(rate, None), max_rounds=rounds)
 

@@ -229,11 +229,11 @@ def test_cell_agrees_if_one_rate_with_a_restarted_count_of_steps_takes_the_paper
         store.write(cells[0.01, None], seed, result(cells[0.01, None], seed, rounds))
     words = differences.agreements(store)
     assert (
-        "| a count of Adam's steps that restarts in each round, with a learning rate of the grid | 1 |"
+        "| a count of Adam's steps that restarts in each round, with a learning rate of the grid, on one of two splits | 1 |"
         in words["agreements"]
     )
     assert words["agreeing_count"] == "1"
-    assert differences.restarted_agreements(store) == "0 of 1 with 0.003, 1 of 1 with 0.01"
+    assert differences.restarted_agreements(store) == "0 and 0 of 1 with 0.003, 1 and 0 of 1 with 0.01"
     shown = "| fedavg-adam all W200 C0.5 | 31\\* | 26\\* | 17.5 (16-19) | | | | | 17 |"
     assert shown in differences.restarted_table(store)
 

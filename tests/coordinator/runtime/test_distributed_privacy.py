@@ -126,7 +126,7 @@ def test_record_has_the_account_and_no_figure_of_the_devices(fleet):
         "epsilon": policy.epsilon(1),
         "delta": 1e-5,
         "rounds": 1,
-        "releases": 1,
+        "all_releases": 1,
         "noise_multiplier": 1.7,
     }
     figures = (record.user_accuracy, record.train_loss, record.user_accuracy_histogram, record.num_examples)

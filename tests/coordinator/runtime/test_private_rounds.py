@@ -242,7 +242,7 @@ def test_book_of_an_earlier_version_continues(tmp_path, prepared, registry):
     (tmp_path / BOOK).write_bytes(seal(b"fedpatch privacy book 1\n", msgspec.msgpack.encode(content)))
     play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
     PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
-    assert [PrivacyBook(tmp_path).most_used, PrivacyBook(tmp_path).releases] == [5, 1]
+    assert [PrivacyBook(tmp_path).most_used, PrivacyBook(tmp_path).all_releases] == [5, 1]
 
 
 def test_release_whose_record_is_refused_to_a_former_leader_is_not_published(bench, registry, monkeypatch):
@@ -257,7 +257,7 @@ def test_release_whose_record_is_refused_to_a_former_leader_is_not_published(ben
     before = len(bench.link.published)
     with pytest.raises(LeadershipLost):
         bench.upload("b", 0.7)
-    assert PrivacyBook(bench.directory).releases == 1
+    assert PrivacyBook(bench.directory).all_releases == 1
     assert [payload for _, payload, _ in bench.link.published[before:] if payload] == []
 
 
