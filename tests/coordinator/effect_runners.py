@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,8 +84,9 @@ class Bench:
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
         self.event_queue = EventQueue(lambda: time.monotonic())  # a test may patch it
+        ports = replace(REAL, boot_time=lambda: BootTime.now())  # a test may patch it
         connection: Any = SimpleNamespace(
-            send=self._send, fleet="demo", link=link, event_queue=self.event_queue, ports=REAL
+            send=self._send, fleet="demo", link=link, event_queue=self.event_queue, ports=ports
         )
         self.publisher = ModelPublisher(link, "demo", directory / "note")
 
