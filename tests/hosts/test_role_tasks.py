@@ -95,27 +95,41 @@ def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_pat
     assert [path.name for path in held.iterdir()] == ["def"]
 
 
+def installed_version(folder: Path, python: str, checksum: str) -> tuple[dict[str, Any], Path, Path]:
+    """Write a wheelhouse, and an installed version with its libraries, for a Python.
+
+    Args:
+        folder: Folder of all files.
+        python: Name of the host's Python when the version was installed.
+        checksum: Checksum of the wheel that is installed; the wheelhouse has `bbb...`.
+
+    Returns:
+        The inventory, the folder of the version and that of the libraries.
+    """
+    house, opt = folder / "house", folder / "opt"
+    version, libraries = opt / "versions" / "0.1.0", opt / "libraries" / "abc"
+    manifest: dict[str, Any] = {"version": "0.1.0", "wheel": "one.whl", "sha256": "b" * 64}
+    manifest["libraries"] = {"aarch64-cp311": {"file": "none", "digest": "abc"}}
+    for place in (house, version / "bin", version / "lib" / python / "site-packages", libraries):
+        place.mkdir(parents=True)
+    (house / "wheelhouse.json").write_text(json.dumps(manifest))
+    (house / "one.whl").write_bytes(b"a wheel")
+    (version / "bin" / python).touch()
+    (version / "complete").write_text(f"{checksum}\n")
+    (libraries / "complete").touch()
+    return fleet_of({"pi": {}}, fleet_wheelhouse=str(house), fleet_program_dir=str(opt)), version, libraries
+
+
 @pytest.mark.slow
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_rebuilt_version_whose_installation_was_interrupted_is_installed(tmp_path):
     """The wheel is there already; the checksum is still the checksum of the earlier build."""
-    house, opt = tmp_path / "house", tmp_path / "opt"
-    version, libraries = opt / "versions" / "0.1.0", opt / "libraries" / "abc"
-    manifest: dict[str, Any] = {"version": "0.1.0", "wheel": "one.whl", "sha256": "b" * 64}
-    manifest["libraries"] = {"aarch64-cp311": {"file": "none", "digest": "abc"}}
-    for folder in (house, version / "bin", version / "lib" / "python3.11" / "site-packages", libraries):
-        folder.mkdir(parents=True)
-    (house / "wheelhouse.json").write_text(json.dumps(manifest))
-    for place in (house, version):
-        (place / "one.whl").write_bytes(b"a wheel")
-    (version / "bin" / "python3.11").touch()
-    (version / "complete").write_text("a" * 64 + "\n")
-    (libraries / "complete").touch()
+    inventory, version, libraries = installed_version(tmp_path, "python3.11", "a" * 64)
+    (version / "one.whl").write_bytes(b"a wheel")
     stub(libraries / "bin" / "python", f"echo installed >>{tmp_path}/calls")
     known = {"ansible.builtin.set_fact": {**KNOWN, "cacheable": True}}
     play = {"hosts": "devices", "tasks": [known, tasks_of("program", "install.yml")]}
-    inventory = fleet_of({"pi": {}}, fleet_wheelhouse=str(house), fleet_program_dir=str(opt))
     for _ in range(2):
         done = played(tmp_path, inventory, play)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -128,17 +142,7 @@ def test_rebuilt_version_whose_installation_was_interrupted_is_installed(tmp_pat
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_version_is_installed_again_for_another_python_of_the_host(tmp_path):
     """After an upgrade of Debian, also if the first attempt is interrupted."""
-    house, opt = tmp_path / "house", tmp_path / "opt"
-    version, libraries = opt / "versions" / "0.1.0", opt / "libraries" / "abc"
-    manifest: dict[str, Any] = {"version": "0.1.0", "wheel": "one.whl", "sha256": "b" * 64}
-    manifest["libraries"] = {"aarch64-cp311": {"file": "none", "digest": "abc"}}
-    for folder in (house, version / "bin", version / "lib" / "python3.9" / "site-packages", libraries):
-        folder.mkdir(parents=True)
-    (house / "wheelhouse.json").write_text(json.dumps(manifest))
-    (house / "one.whl").write_bytes(b"a wheel")
-    (version / "bin" / "python3.9").touch()
-    (version / "complete").write_text("b" * 64 + "\n")
-    (libraries / "complete").touch()
+    inventory, version, libraries = installed_version(tmp_path, "python3.9", "b" * 64)
     stub(
         tmp_path / "bin" / "python3",
         'for last; do :; done; mkdir -p "$last/lib/python3.11/site-packages"; touch "$last/bin/python3.11"',
@@ -146,7 +150,6 @@ def test_version_is_installed_again_for_another_python_of_the_host(tmp_path):
     known = {"ansible.builtin.set_fact": {**KNOWN, "cacheable": True}}
     path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     play = {"hosts": "devices", "environment": path, "tasks": [known, tasks_of("program", "install.yml")]}
-    inventory = fleet_of({"pi": {}}, fleet_wheelhouse=str(house), fleet_program_dir=str(opt))
     done = played(tmp_path, inventory, play, "--check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (version / "complete").exists()

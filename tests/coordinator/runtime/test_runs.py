@@ -177,6 +177,17 @@ class Reached(Exception):
     """The command has checked the run."""
 
 
+def evaluate(settings: RunSettings, run: str) -> None:
+    """Evaluate a run up to its preparation, which raises Reached with the settings as its argument."""
+
+    def prepare(given: RunSettings) -> Any:
+        raise Reached(given)
+
+    view: Any = SimpleNamespace(say=lambda line: None)
+    ports = replace(REAL, prepare=prepare)
+    run_execution.evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+
+
 @pytest.mark.parametrize(("stopped", "expected"), [("deadline", Reached), ("interrupted", UsageError)])
 def test_carried_work_refuses_an_evaluation_only_of_an_unfinished_run(settings, stopped, expected):
     """A run whose time ends between two rounds has cancelled the work, and a resume would train again."""
@@ -186,14 +197,8 @@ def test_carried_work_refuses_an_evaluation_only_of_an_unfinished_run(settings, 
         registry.rounds.finish(run, RoundRecord(1, "aggregated", 2, 2, 0, 2), {"pi-1": work})
         registry.finish_run(run, stopped_because=stopped, user_accuracy=None, model=None)
 
-    def prepare(_: RunSettings) -> Any:
-        raise Reached
-
-    view: Any = SimpleNamespace(say=lambda line: None)
     with pytest.raises(expected):
-        run_execution.evaluate_run(
-            settings.state_dir, run, view, broker="mqtt://localhost", ports=replace(REAL, prepare=prepare)
-        )
+        evaluate(settings, run)
 
 
 def test_finished_run_with_an_open_round_is_not_evaluated(settings):
@@ -204,13 +209,8 @@ def test_finished_run_with_an_open_round_is_not_evaluated(settings):
         registry.rounds.open(run, RoundJournal(2, 2, ("pi-1", "pi-2"), base="ab" * 32), BootTime.now())
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=None)
 
-    def prepare(_: RunSettings) -> Any:
-        raise Reached
-
-    view: Any = SimpleNamespace(say=lambda line: None)
-    ports = replace(REAL, prepare=prepare)
     with pytest.raises(UsageError, match=r"open work at its devices; `fedpatch resume .*` with more --rounds"):
-        run_execution.evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+        evaluate(settings, run)
 
 
 @pytest.mark.parametrize("encoding", ["delta-int8-half", "delta-int8-quarter"])
@@ -220,16 +220,13 @@ def test_finished_run_whose_encoding_carries_no_work_any_more_is_evaluated(setti
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=None)
 
-    def prepare(given: RunSettings) -> Any:
-        assert (given.encoding, given.concurrency) == ("delta-int8", 5)
-        raise Reached
-
+    with pytest.raises(Reached) as reached:
+        evaluate(settings, run)
+    (given,) = reached.value.args
+    assert (given.encoding, given.concurrency) == ("delta-int8", 5)
     view: Any = SimpleNamespace(say=lambda line: None)
-    ports = replace(REAL, prepare=prepare)
-    with pytest.raises(Reached):
-        run_execution.evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
     with pytest.raises(ConfigError, match="use delta-int8"):
-        run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+        run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost")
 
 
 def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_and_an_earlier_one_does_not(
