@@ -178,7 +178,7 @@ class RoundStart:
 
     @property
     def measures(self) -> bool | None:
-        """Whether a continued masked round measures learning alone; None for another round, or if it is unknown."""
+        """True if a continued masked round measures learning alone; None for another round, or if it is unknown."""
         content = self._saved_terms
         return None if content is None else from_bytes(content, _Measurement).measure_independent
 

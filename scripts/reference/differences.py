@@ -252,9 +252,7 @@ def splits_table(store: Results) -> str:
         others = [with_split(store, cell, split) for split in reversed(SPLITS)]
         if any(others):
             (here,) = compare(store, [cell])
-            texts = (
-                "" if one is None else f"{one.ours()}{_STAR if one.within is False else ''}" for one in (here, *others)
-            )
+            texts = ("" if one is None else _rounds(one) for one in (here, *others))
             rows.append((_named(cell), *texts, format_rounds(cell.paper)))
     return table(("cell", "`shard`", *(f"`{split}`" for split in reversed(SPLITS)), "paper"), rows)
 
