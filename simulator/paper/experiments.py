@@ -6,7 +6,7 @@ share C of the clients that trains in a round.
 Further tables test why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
 `even` splits the test examples in the same way as the training examples. `tuned` takes the learning rates of a grid that reach
 the target first, as the paper did (section 5.2); `tuning` has the single trials of that grid, `tuning-even` the trials of the
-cells with private `all`, on the split of `even`. `restarted` and, on the split of `even`, `restarted-even` have the cells of
+cells with private statistics (`all` and `stats`), on the split of `even`. `restarted` and, on the split of `even`, `restarted-even` have the cells of
 FedAvg-Adam with a count of steps that restarts in each round (simulator.paper.restarted_adam), for three rates of the grid.
 """
 
@@ -129,7 +129,7 @@ def cells_of(which: str) -> tuple[Cell, ...]:
     if which == TUNING:
         return tuple(trial for cell in cells_of("tuned") for trial in rate_cells(cell))
     if which == TUNING_EVEN:
-        trials = (one for one in cells_of(TUNING) if (one.task, one.private) == ("mnist", "all"))
+        trials = (one for one in cells_of(TUNING) if one.task == "mnist" and one.private in ("all", "stats"))
         return tuple(replace(one, where=which) for one in trials)
     if which in RESTARTS:
         return tuple(_restarted_cells(which))
