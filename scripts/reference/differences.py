@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.peers.published_code import PublishedCell
@@ -44,6 +43,7 @@ _STAR = "\\*"
 _PAPER_SEEDS = 5
 _OPEN = "**none**"
 _BETWEEN = "**none**; the paper's rounds lie between those of two splits"
+_SEEDS = "seeds"
 _LOWER_TARGETS = (0.95, 0.96, 0.965)
 WAYS = ("cpu", "gpu", "corrected")
 """Ways to run the published code."""
@@ -82,7 +82,8 @@ def differing_table(store: Results) -> str:
 
 def slower(one: Comparison) -> bool:
     """Return whether ours needs more rounds than the paper's, or never reaches a target that the paper's reaches."""
-    return one.cell.paper is not None and (one.mean_rounds is None or one.mean_rounds > one.cell.paper)
+    ours, paper = one.mean_rounds, one.cell.paper
+    return bool(one.results) and paper is not None and (ours is None or ours > paper)
 
 
 def diverging(comparisons: Sequence[Comparison]) -> str:
@@ -130,7 +131,7 @@ def published(store: Results, cell: Cell, way: str = "cpu") -> list[PublishedCel
 
 
 def published_like_the_papers(store: Results, cell: Cell) -> list[PublishedCell]:
-    """Return a cell's results by the published code as on a GPU, which the paper's authors had, or else as on a CPU.
+    """Return a cell's results by the published code as on a GPU, as in its manual's examples, or else as on a CPU.
 
     The two differ only with FedAvg-Adam.
     """
@@ -192,24 +193,46 @@ def side(results: Sequence[PublishedCell], paper: int) -> int | None:
 
 
 def published_sides(store: Results) -> dict[str, str]:
-    """Return the number of differing cells that the published code ran, and how many of them differ from the paper as ours."""
-    found = [
-        (one, side(results, one.cell.paper))
+    """Return the number of differing cells that the published code ran, and of each outcome.
+
+    The outcomes: `agree` with the paper, `alike` (it differs in the direction of ours), `opposite`, `collapsed` (user accuracy
+    falls to guessing), `undecided` (a run ended before).
+    """
+    names = [
+        _published_outcome(one, results)
         for one in differing(store)
         if one.cell.paper is not None and (results := published_like_the_papers(store, one.cell))
     ]
-    names = Counter(
-        "undecided"
-        if where is None
-        else "agree"
-        if where == 0
-        else "alike"
-        if slower(one) == (where > 0)
-        else "opposite"
-        for one, where in found
-    )
-    counts = {name: names[name] for name in ("agree", "alike", "opposite", "undecided")}
-    return {f"published_{name}": str(count) for name, count in {"count": len(found), **counts}.items()}
+    counts = {name: names.count(name) for name in ("agree", "alike", "opposite", "collapsed", "undecided")}
+    return {f"published_{name}": str(count) for name, count in {"count": len(names), **counts}.items()}
+
+
+def _published_outcome(one: Comparison, results: Sequence[PublishedCell]) -> str:
+    if any(_collapse(each) is not None for each in results):
+        return "collapsed"
+    where = side(results, one.cell.paper or 0)
+    if where is None:
+        return "undecided"
+    if where == 0:
+        return "agree"
+    return "alike" if slower(one) == (where > 0) else "opposite"
+
+
+def zero_step_effect(store: Results) -> dict[str, str]:
+    """Return the number of cells that the published code ran as on a GPU and corrected, with fewer or more rounds if corrected.
+
+    The difference of the two ways is the step on images of zeros.
+    """
+    pairs = [
+        (statistics.fmean(one.rounds for one in gpu), statistics.fmean(one.rounds for one in corrected))
+        for cell in select_cells("table2", "mnist")
+        if (gpu := published(store, cell, "gpu")) and (corrected := published(store, cell, "corrected"))
+    ]
+    return {
+        "corrected_count": str(len(pairs)),
+        "corrected_fewer": str(sum(corrected < gpu for gpu, corrected in pairs)),
+        "corrected_more": str(sum(corrected > gpu for gpu, corrected in pairs)),
+    }
 
 
 def with_split(store: Results, cell: Cell, split: str) -> Comparison | None:
@@ -275,8 +298,8 @@ def rounds_to_lower_targets(store: Results, name: str) -> str:
     return ", ".join(texts)
 
 
-def _first(result: Result, target: float) -> int:
-    return next(at for at, accuracy in enumerate(result.curve) if accuracy >= target)
+def _first(result: Result, target: float) -> int | None:
+    return next((at for at, accuracy in enumerate(result.curve) if accuracy >= target), None)
 
 
 def trials(store: Results, cell: Cell, where: str = TUNING) -> list[tuple[Cell, Result]]:
@@ -338,22 +361,22 @@ def restarted(store: Results, cell: Cell, where: str) -> list[Comparison]:
 
 
 def restarted_agreements(store: Results) -> str:
-    """Return the number of MNIST cells that agree with the paper if Adam's count of steps restarts, and if not, by the rate.
+    """Format the number of MNIST cells that agree with the paper if Adam's count of steps restarts, and if not, by the rate.
 
-    Args:
-        store: The results.
-
-    Returns:
-        Text such as `5 and 4 of 10 with 0.01`: with a restart 5 of 10 cells agree, in Table 2 4 of the same cells.
+    A cell without a restart is its trial with the same rate.
     """
     found: dict[str, list[tuple[bool, bool]]] = {}
-    for here in compare(store, select_cells("table2", "mnist/fedavg-adam")):
-        for one in restarted(store, here.cell, RESTARTED):
-            found.setdefault(rates_text(one.cell), []).append((one.within is True, here.within is True))
-    return ", ".join(
-        f"{sum(restarts for restarts, _ in cells)} and {sum(goes_on for _, goes_on in cells)} of {len(cells)} with {rate}"
+    for cell in select_cells("table2", "mnist/fedavg-adam"):
+        without = {one.rates: Comparison(one, (result,)).within for one, result in trials(store, cell)}
+        for one in restarted(store, cell, RESTARTED):
+            if one.cell.rates in without:
+                agreeing = (one.within is True, without[one.cell.rates] is True)
+                found.setdefault(rates_text(one.cell), []).append(agreeing)
+    rows = [
+        (rate, str(len(cells)), str(sum(restarts for restarts, _ in cells)), str(sum(goes_on for _, goes_on in cells)))
         for rate, cells in sorted(found.items())
-    )
+    ]
+    return table(("rate", "cells", "agree with a restart", "agree without one"), rows)
 
 
 def restarted_table(store: Results) -> str:
@@ -396,44 +419,26 @@ def with_other_rates(store: Results, cell: Cell) -> Comparison | None:
     return one if one.results and one.cell.where == "tuned" else None
 
 
+Experiment = tuple[str, str, Callable[[Results, Comparison], bool]]
+"""Its name, its description, and whether it agrees with the paper on a cell that differs."""
+
+
 def agreeing_experiment(store: Results, one: Comparison) -> str:
     """Return the first experiment on a differing cell that agrees with the paper; a name in bold: none agrees."""
-    experiments: Mapping[str, Callable[[], bool]] = {
-        "best rate": lambda: (tuned := with_other_rates(store, one.cell)) is not None and tuned.within is True,
-        "seeds": lambda: within_chance(one),
-        "published code": lambda: _published_agrees(store, one.cell),
-        "split": lambda: any(other.within or within_chance(other) for other in other_splits(store, one)),
-        "another rate": lambda: _near_trial(store, one.cell) == TUNING,
-        "another rate, split `even`": lambda: _near_trial(store, one.cell) == TUNING_EVEN,
-        "restarted": lambda: any(other.within for where in RESTARTS for other in restarted(store, one.cell, where)),
-        _BETWEEN: lambda: _between_splits(store, one),
-    }
-    return next((name for name, agrees in experiments.items() if agrees()), _OPEN)
+    return next((name for name, _, agrees in EXPERIMENTS if agrees(store, one)), _OPEN)
 
 
 def agreements(store: Results) -> dict[str, str]:
     """Return the number of differing cells, how many have an experiment that agrees, and a table by experiment."""
-    described = {
-        "best rate": "the learning rate of the grid with the fewest rounds",
-        "seeds": "none needed: with so few seeds the means do not differ (two standard errors); or some seeds reach the target "
-        "and others do not, where the paper has X",
-        "published code": "the published code, mostly one seed; FedAvg-Adam as on a GPU",
-        "split": "another split of the test data: the mean agrees, or differs by at most two standard errors",
-        "another rate": "another learning rate of the grid, one seed",
-        "another rate, split `even`": "another learning rate of the grid on another split, one seed",
-        "restarted": "a count of Adam's steps that restarts in each round, with a learning rate of the grid, on one of two "
-        "splits",
-        _BETWEEN: _BETWEEN,
-        _OPEN: _OPEN,
-    }
-    names: dict[str, list[str]] = {name: [] for name in described}
+    names: dict[str, list[str]] = {name: [] for name in (*(name for name, _, _ in EXPERIMENTS), _OPEN)}
     for one in differing(store):
         names[agreeing_experiment(store, one)].append(_named(one.cell))
+    described = {**{name: text for name, text, _ in EXPERIMENTS}, _OPEN: _OPEN}
     rows = [(described[name], str(len(found)), "; ".join(found)) for name, found in names.items() if found]
     total = sum(map(len, names.values()))
     return {
         "differing_count": str(total),
-        "agreeing_count": str(total - len(names[_BETWEEN]) - len(names[_OPEN])),
+        "agreeing_count": str(total - sum(len(names[name]) for name in (_SEEDS, _BETWEEN, _OPEN))),
         "agreements": table(("experiment that agrees with the paper", "cells", ""), rows),
     }
 
@@ -449,26 +454,73 @@ def _near_trial(store: Results, cell: Cell) -> str:
     return "" if found is None else found[0].where
 
 
+def _restart_agrees(store: Results, one: Comparison) -> bool:
+    return any(other.within for where in RESTARTS for other in restarted(store, one.cell, where))
+
+
 def _between_splits(store: Results, one: Comparison) -> bool:
     """Return whether the paper's rounds lie between those of two splits; a split that never reaches the target counts."""
     rounds = [math.inf if each.mean_rounds is None else each.mean_rounds for each in (one, *other_splits(store, one))]
     return len(rounds) > 1 and one.cell.paper is not None and min(rounds) <= one.cell.paper <= max(rounds)
 
 
+EXPERIMENTS: Sequence[Experiment] = (
+    (
+        "best rate",
+        "the learning rate of the grid with the fewest rounds",
+        lambda store, one: (tuned := with_other_rates(store, one.cell)) is not None and tuned.within is True,
+    ),
+    (
+        "published code",
+        "the published code, mostly one seed; FedAvg-Adam as on a GPU",
+        lambda store, one: _published_agrees(store, one.cell),
+    ),
+    (
+        "split",
+        "another split of the test data, mostly one seed; with several seeds the means may differ by two standard errors",
+        lambda store, one: any(other.within or within_chance(other) for other in other_splits(store, one)),
+    ),
+    (
+        "another rate",
+        "another learning rate of the grid, one seed",
+        lambda store, one: _near_trial(store, one.cell) == TUNING,
+    ),
+    (
+        "another rate, split `even`",
+        "another learning rate of the grid on another split, one seed",
+        lambda store, one: _near_trial(store, one.cell) == TUNING_EVEN,
+    ),
+    (
+        "restarted",
+        "a count of Adam's steps that restarts in each round, with a learning rate of the grid, on one of two splits",
+        _restart_agrees,
+    ),
+    (
+        _SEEDS,
+        "**none**; with so few seeds a difference is not shown (two standard errors), or some seeds reach the target and "
+        "others do not, where the paper has X",
+        lambda _, one: within_chance(one),
+    ),
+    (_BETWEEN, _BETWEEN, _between_splits),
+)
+"""The experiments in the order in which a cell is counted."""
+
+
 def grids(store: Results) -> str:
     """Format the trials of learning rates: a row for each cell and rate of the clients, a column for each server rate."""
     parts = []
     for where in TRIALS:
-        for strategy in reversed(TUNED_STRATEGIES):
-            cells = [one for one in cells_of("tuned") if one.strategy == strategy and trials(store, one, where)]
-            if cells:
-                parts.append(_grid(store, strategy, cells, where))
+        groups: dict[tuple[str, str], list[Cell]] = {}
+        for cell in cells_of("tuned"):
+            if trials(store, cell, where):
+                groups.setdefault((cell.task, cell.strategy), []).append(cell)
+        parts += [_grid(store, *names, cells, where) for names, cells in groups.items()]
     return "\n".join(parts) if parts else "No rate is tried yet.\n"
 
 
-def _grid(store: Results, strategy: str, cells: Sequence[Cell], where: str) -> str:
+def _grid(store: Results, task: str, strategy: str, cells: Sequence[Cell], where: str) -> str:
     rates = RATE_GRID[strategy]
-    title = f"{strategy}, split {SPLIT_OF[where]}" if where in SPLIT_OF else strategy
+    title = ", ".join([task, strategy, *([f"split {SPLIT_OF[where]}"] if where in SPLIT_OF else [])])
     outcomes = {(cell, one.rates): outcome(result) for cell in cells for one, result in trials(store, cell, where)}
     if rates[0][1] is None:
         rows = [
@@ -500,7 +552,7 @@ def outcome(result: Result | None) -> str:
     if result.diverged is not None:
         return "div."
     if result.rounds_to_target is None:
-        return f"X ({max(result.curve):.3f})"
+        return f"X ({math.floor(1000 * max(result.curve)) / 1000:.3f})"  # rounded down: below the target
     return format_rounds(result.rounds_to_target)
 
 

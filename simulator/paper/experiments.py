@@ -5,7 +5,7 @@ share C of the clients that trains in a round.
 
 Further tables test why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
 `even` splits the test examples in the same way as the training examples. `tuned` takes the learning rates of a grid that reach
-the target first, as the paper did (section 5.2); `tuning` has the single trials of that grid, `tuning-even` the trials of the
+the target first, as the paper did (section 4.2); `tuning` has the single trials of that grid, `tuning-even` the trials of the
 cells with private statistics (`all` and `stats`), on the split of `even`. `restarted` and, on the split of `even`, `restarted-even` have the cells of
 FedAvg-Adam with a count of steps that restarts in each round (simulator.paper.restarted_adam), for three rates of the grid.
 """

@@ -1,6 +1,6 @@
 """Learning rates of the table `tuned`: each rate of a grid is tried with one seed, and the cell takes the best.
 
-The paper tunes the rates of every cell "such that the target was reached in the fewest rounds" (section 5.2) and does not
+The paper tunes the rates of every cell "such that the target was reached in the fewest rounds" (section 4.2) and does not
 publish them. The results of the trials have the form of a cell's results, with TUNING_SEED, below `tuning/`.
 """
 

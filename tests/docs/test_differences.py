@@ -31,6 +31,11 @@ def compared(cell: Cell, rounds: Sequence[int | None]) -> Comparison:
     return Comparison(cell, tuple(result(cell, seed, one) for seed, one in enumerate(rounds)))
 
 
+def experiment_on(store: Results, cell: Cell) -> str:
+    (one,) = compare(store, [cell])
+    return differences.agreeing_experiment(store, one)
+
+
 def write_published(store: Results, cells: Sequence[PublishedCell]) -> None:
     folder = store.folder / "published"
     folder.mkdir()
@@ -65,27 +70,22 @@ def test_accuracy_at_the_papers_round_is_the_last_one_of_a_run_that_ended_before
 
 
 @pytest.mark.parametrize(
-    ("here", "other", "shown", "row", "agreeing"),
+    ("here", "other", "shown", "experiment", "agreeing"),
     [
-        (
-            148,
-            64,
-            "64",
-            "another split of the test data: the mean agrees, or differs by at most two standard errors",
-            "1",
-        ),
+        (148, 64, "64", "split", "1"),
         (148, 30, "30\\*", "**none**; the paper's rounds lie between those of two splits", "0"),
         (None, 30, "30\\*", "**none**; the paper's rounds lie between those of two splits", "0"),
         (148, 120, "120\\*", "**none**", "0"),
     ],
 )
-def test_a_split_agrees_only_with_rounds_like_the_papers(store, here, other, shown, row, agreeing):
+def test_a_split_agrees_only_with_rounds_like_the_papers(store, here, other, shown, experiment, agreeing):
     store.write(ALL, 0, result(ALL, 0, here))
     (aligned,) = select_cells("aligned", ALL.short_name)
-    assert "| **none** | 1 | fedavg all W400 C1.0 |" in differences.agreements(store)["agreements"]
+    assert experiment_on(store, ALL) == "**none**"
     store.write(aligned, 0, result(aligned, 0, other))
+    assert experiment_on(store, ALL) == experiment
     words = differences.agreements(store)
-    assert f"| {row} | 1 | fedavg all W400 C1.0 |" in words["agreements"]
+    assert "| 1 | fedavg all W400 C1.0 |" in words["agreements"]
     assert (words["differing_count"], words["agreeing_count"]) == ("1", agreeing)
     assert f"| fedavg all W400 C1.0 | {here or 'X'}\\* | | {shown} | 68 |" in differences.splits_table(store)
 
@@ -95,26 +95,25 @@ def test_a_split_agrees_if_its_seeds_are_too_few_to_show_a_difference(store):
     (even,) = select_cells("even", ALL.short_name)
     for seed, rounds in enumerate((40, 70, 150)):  # the mean is 87, the paper's 68
         store.write(even, seed, result(even, seed, rounds))
-    assert "| another split of the test data: " in differences.agreements(store)["agreements"]
+    assert experiment_on(store, ALL) == "split"
     store.write(even, 2, result(even, 2, None))
-    assert "| another split of the test data: " not in differences.agreements(store)["agreements"]
+    assert experiment_on(store, ALL) != "split"
 
 
 @pytest.mark.parametrize(
-    ("trials", "row"),
-    [
-        ((20, 75), "another learning rate of the grid, one seed"),
-        ((70, 90), "the learning rate of the grid with the fewest rounds"),
-    ],
+    ("trials", "experiment"), [((20, 75), "another rate"), ((70, 90), "best rate"), ((20, 30), "seeds")]
 )
-def test_the_best_rate_and_a_slower_one_that_agrees_are_told_apart(store, trials, row):
-    store.write(NONE, 0, result(NONE, 0, 300))
+def test_a_cell_counts_at_the_best_rate_then_at_a_slower_one_and_last_at_too_few_seeds(store, trials, experiment):
+    for seed, rounds in enumerate((60, 70, 110)):  # too few to show a difference from 69
+        store.write(NONE, seed, result(NONE, seed, rounds))
+    assert experiment_on(store, NONE) == "seeds"
+    assert differences.agreements(store)["agreeing_count"] == "0"
     (tuned,) = select_cells("tuned", NONE.short_name)
     for trial, rounds in zip(rate_cells(tuned), trials, strict=False):
         store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, rounds))
     best = choose_rates(tuned, store)
     store.write(best, 0, result(best, 0, min(trials)))
-    assert f"| {row} | 1 | fedadam none W200 C1.0 |" in differences.agreements(store)["agreements"]
+    assert experiment_on(store, NONE) == experiment
 
 
 def test_agreement_on_even_compares_the_seeds_that_both_splits_have(store):
@@ -146,8 +145,7 @@ def test_the_published_code_as_on_a_gpu_is_an_experiment(store, rounds, experime
     curve = [0.5] * (rounds + 1)
     on_cpu = PublishedCell(ALL.name, 0, None, [0.5] * 101, 1.0)
     write_published(store, [on_cpu, PublishedCell(ALL.name, 0, rounds, curve, 1.0, copied=True)])
-    (one,) = compare(store, [ALL])
-    assert differences.agreeing_experiment(store, one) == experiment
+    assert experiment_on(store, ALL) == experiment
     assert f"| {rounds} |" in differences.differing_table(store)
 
 
@@ -193,10 +191,45 @@ def test_side_of_the_published_code_is_decided_by_the_limits_of_agreement(store,
     words = differences.published_sides(store)
     assert words == {
         f"published_{name}": str(int(name in ("count", counted)))
-        for name in ("count", "alike", "agree", "opposite", "undecided")
+        for name in ("count", "alike", "agree", "opposite", "collapsed", "undecided")
     }
     text = f">{curve_rounds}" if rounds is None else str(rounds)
     assert f"| {text} |" in differences.differing_table(store)
+
+
+def test_a_collapse_of_the_published_code_is_no_agreement_with_ours(store):
+    store.write(ALL, 0, result(ALL, 0, None))
+    write_published(store, [PublishedCell(ALL.name, 0, None, [0.5, 0.95, *[0.1] * 99], 1.0)])
+    words = differences.published_sides(store)
+    assert (words["published_collapsed"], words["published_alike"]) == ("1", "0")
+
+
+def test_effect_of_the_step_on_zeros_is_counted_over_cells_that_ran_with_and_without_it(store):
+    cells = select_cells("table2", "mnist/fedavg-adam/all")
+    ran = [
+        PublishedCell(cell.name, 0, rounds, [0.5] * (rounds + 1), 1.0, corrected=corrected, copied=not corrected)
+        for cell, pair in zip(cells, ((28, 36), (29, 25), (24, 24), (30,)), strict=True)
+        for corrected, rounds in zip((False, True), pair, strict=False)
+    ]
+    write_published(store, ran)
+    found = differences.zero_step_effect(store)
+    assert found == {"corrected_count": "3", "corrected_fewer": "1", "corrected_more": "1"}
+
+
+def test_a_trial_that_misses_the_target_does_not_show_it_as_its_best_accuracy():
+    missed = result(NONE, 0, None)
+    assert differences.outcome(replace(missed, curve=(0.9, 0.96996))) == "X (0.969)"
+
+
+def test_each_grid_of_rates_has_one_task(store):
+    for task in ("mnist", "cifar10"):
+        (trial,) = select_cells("tuning", f"{task}/fedadam/all/W200/C0.5/rate0.3-server0.01")
+        store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, 20))
+    shown = differences.grids(store)
+    assert [line.split(" |")[0] for line in shown.splitlines() if "clients" in line] == [
+        "| mnist, fedadam",
+        "| cifar10, fedadam",
+    ]
 
 
 def test_rates_like_the_papers_are_those_of_the_nearest_trial_within_the_limits(store):
@@ -224,18 +257,23 @@ def test_cell_agrees_if_one_rate_with_a_restarted_count_of_steps_takes_the_paper
     store.write(cell, 0, result(cell, 0, 31))
     cells = {one.rates: one for one in select_cells("restarted", cell.short_name)}
     store.write(cells[0.003, None], 0, result(cells[0.003, None], 0, 26))
-    assert "| **none** | 1 | fedavg-adam all W200 C0.5 |" in differences.agreements(store)["agreements"]
+    assert experiment_on(store, cell) == "**none**"
     for seed, rounds in enumerate((19, 16)):
         store.write(cells[0.01, None], seed, result(cells[0.01, None], seed, rounds))
-    words = differences.agreements(store)
-    assert (
-        "| a count of Adam's steps that restarts in each round, with a learning rate of the grid, on one of two splits | 1 |"
-        in words["agreements"]
-    )
-    assert words["agreeing_count"] == "1"
-    assert differences.restarted_agreements(store) == "0 and 0 of 1 with 0.003, 1 and 0 of 1 with 0.01"
+    assert experiment_on(store, cell) == "restarted"
+    assert differences.agreements(store)["agreeing_count"] == "1"
     shown = "| fedavg-adam all W200 C0.5 | 31\\* | 26\\* | 17.5 (16-19) | | | | | 17 |"
     assert shown in differences.restarted_table(store)
+
+
+def test_restarted_steps_are_compared_with_a_trial_of_the_same_rate(store):
+    for rate, without in {0.003: 14, 0.01: 40, 0.03: None}.items():
+        (cell,) = select_cells("restarted", f"mnist/fedavg-adam/all/W200/C0.5/rate{rate}")  # 17 rounds in the paper
+        store.write(cell, 0, result(cell, 0, 18))
+        if without is not None:
+            (trial,) = select_cells("tuning", cell.short_name)
+            store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, without))
+    assert differences.restarted_agreements(store).splitlines()[2:] == ["| 0.003 | 1 | 1 | 1 |", "| 0.01 | 1 | 1 | 0 |"]
 
 
 def test_rates_like_the_papers_on_the_even_split_name_the_split(store):
@@ -266,3 +304,13 @@ def test_policy_orders_count_groups_with_the_papers_order(store):
         "orders_200": "0",
         "affine_first": "0",
     }
+
+
+def test_a_cell_that_two_processors_computed_again_has_one_verdict(store):
+    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")  # 21 rounds in the paper
+    store.write(cell, 0, result(cell, 0, 20))
+    for processor, rounds in (("cortex-a76", 22), ("n100", 26)):
+        again = replace(result(cell, 0, rounds), processor=processor)
+        Results(store.folder / "rechecks" / processor).write(cell, 0, again)
+    found = results.spread(store)
+    assert (found["pairs"], found["same_verdicts"], found["spread_rounds"]) == ("2", "0 of 1", "20 and 26")
