@@ -59,7 +59,7 @@ Folder = Annotated[
     Path,
     typer.Option("--results", metavar="PATH", file_okay=False, help="Folder of results, which are kept."),
 ]
-OnlySummary = Annotated[bool, typer.Option("--summary", help="Only show the existing results.")]
+OnlySummary = Annotated[bool, typer.Option("--summary", help="Show the existing results, and draw a figure from them.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")]
 InsideRounds = Annotated[
     int | None,
@@ -92,6 +92,8 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         raise unknown_name("table or figure", which, ALL)
     if markdown and as_json:
         raise UsageError("--markdown and --json are two forms of one comparison; leave one of them out")
+    if summary:
+        _refuse_with_summary(which, seeds, workers, device, rounds)
     processor = name_processor(device_name(device))
     origin = ResultOrigin(worker_count(workers), device, _command_line(), source_commit(), processor)
     if which in MEASURED:
@@ -119,6 +121,18 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         chosen = tuple(choose_rates(one, store) for one in chosen)
     _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
     raise typer.Exit(exit_code)
+
+
+def _refuse_with_summary(which: str, seeds: int, workers: int | None, device: str, rounds: int | None) -> None:
+    """Raise UsageError for options of computations; check shows the results of a device and of some seeds."""
+    given = {
+        "--seeds": seeds != 1 and which != CHECK,
+        "--workers": workers is not None,
+        "--device": device != "cpu" and which != CHECK,
+        "--rounds": rounds is not None,
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise UsageError(f"--summary computes nothing and shows all seeds; leave out {' and '.join(unused)}")
 
 
 def _refuse_unused(which: str, seeds: int, rounds: int | None) -> None:
@@ -175,6 +189,11 @@ def _check(
         discard_stale(cells, seeds, again, origin)
         exit_code = _compute(cells, seeds, again, origin)
     found = rechecks(cells, seeds, recorded, again)
+    if origin is None and len(found) < len(cells) * len(seeds):
+        raise UsageError(
+            f"{len(cells) * len(seeds) - len(found)} of {len(cells) * len(seeds)} results are not in {again.folder}: this "
+            "processor has not computed them again; leave out --summary to compute them"
+        )
     if as_json:
         print_json({"cells": [one.to_dict() for one in found]})
     else:

@@ -6,8 +6,9 @@ share C of the clients that trains in a round.
 Further tables test why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
 `even` splits the test examples in the same way as the training examples. `tuned` takes the learning rates of a grid that reach
 the target first, as the paper did (section 4.2); `tuning` has the single trials of that grid, `tuning-even` the trials of the
-cells with private statistics (`all` and `stats`), on the split of `even`. `restarted` and, on the split of `even`, `restarted-even` have the cells of
-FedAvg-Adam with a count of steps that restarts in each round (simulator.paper.restarted_adam), for three rates of the grid.
+cells with private statistics (`all` and `stats`), on the split of `even`. `restarted` and, on the split of `even`,
+`restarted-even` have the cells of FedAvg-Adam with a count of steps that restarts in each round
+(simulator.paper.restarted_adam), for three rates of the grid.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def select_named_cells(patterns: str) -> tuple[Cell, ...]:
     for pattern in _globs(patterns, "table2/mnist/*/affine/W200/*"):
         where, _, rest = pattern.partition("/")
         if where not in RECORDED:
-            raise unknown_name(f"table in {pattern!r}", where, RECORDED)
+            raise unknown_name("table", where, RECORDED)
         chosen += select_cells(where, rest or None)
     return tuple(dict.fromkeys(chosen))
 

@@ -83,6 +83,17 @@ def test_check_computes_recorded_cells_again_and_fails_where_one_is_outside_the_
     assert (ended.code, one["verdict"], one["recorded"]["rounds_to_target"]) == (1, "outside", 40)
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_summary_of_a_check_without_new_results_of_this_processor_is_refused(program, player, form):
+    cell = ("--cells", "table2/mnist/fedavg/affine/W200/C1.0")
+    program("paper", "table2", "--cells", "mnist/fedavg/affine/W200/C1.0")
+    ended = program("paper", "check", *cell, "--summary", *form)
+    assert (ended.code, ended.out, len(player.studies)) == (2, "", 1)
+    assert "1 of 1 results are not in results/rechecks/" in ended.err
+    program("paper", "check", *cell)
+    assert program("paper", "check", *cell, "--summary", *form).code == 0
+
+
 def test_tuned_cells_are_computed_after_their_trials(program, player):
     ended = program("paper", "tuned", "--cells", "mnist/fedavg-adam/affine/W400/C1.0")
     assert (ended.code, len(player.studies)) == (0, 5)
@@ -232,7 +243,7 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
     )
     (tmp_path / "results" / "fig4").mkdir(parents=True)
     (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(FIG_4))
-    ended = program("paper", "fig4", "--rounds", 2, *way)
+    ended = program("paper", "fig4", *(way or ("--rounds", 2)))
     pictures = ["results/fig4/fig4.png", "results/fig4/fig4.svg"]
     assert (ended.code, ended.out.splitlines()) == (0, pictures)
     assert all((tmp_path / path).exists() for path in pictures)
@@ -274,6 +285,9 @@ def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_
         (("tuning", "--seeds", 2), "--seeds: the trials of tuning have the seed 1000 alone"),
         (("table2", "--rounds", 9), "it is for fig3 and fig4"),
         (("fig3", "--summary"), "results/fig3/seed0.json is not there yet; leave out --summary to measure it"),
+        (("table2", "--summary", "--seeds", 5, "--workers", 2), "leave out --seeds and --workers"),
+        (("fig4", "--summary", "--rounds", 2), "leave out --rounds"),
+        (("check", "--cells", "fig5/mnist"), "unknown table 'fig5'"),
         ((), "Missing argument 'WHICH'"),
     ],
 )
