@@ -218,27 +218,42 @@ def _rechecked(store: Results) -> dict[Cell, list[Recheck]]:
 
 
 def spread(store: Results) -> dict[str, str]:
-    """Return the largest differences between two processors and between seeds, and the verdicts that differ.
+    """Return the numbers for the text on results that were computed again: on the same machine, and on others.
 
     A cell has the same verdict if it has it on each processor, with the same seeds.
     """
     found = _rechecked(store)
     pairs = [one for pairs in found.values() for one in pairs]
+    repeated, moved = ([one for one in pairs if _on_same_machine(one) is same] for same in (True, False))
     rounds = [
-        (abs(again - recorded) / recorded, f"{recorded} and {again}")
-        for one in pairs
+        (recorded, again)
+        for one in moved
         if (again := one.again.rounds_to_target) is not None and (recorded := one.recorded.rounds_to_target) is not None
     ]
     by_seed = [[rounds for rounds in one.reached if rounds is not None] for one in compare(store, list(found))]
     verdicts = [_same_verdict(cell, pairs) for cell, pairs in found.items()]
     return {
-        "pairs": str(len(pairs)),
-        "same_bits": str(sum(one.same for one in pairs)),
-        "spread_rounds": max(rounds, default=(0.0, "none"))[1],
+        "rechecked_on": ", ".join(sorted({one.again.processor or "" for one in pairs})),
+        "repeated": str(len(repeated)),
+        "repeated_same": str(sum(one.same for one in repeated)),
+        "moved": str(len(moved)),
+        "moved_same": str(sum(one.same for one in moved)),
+        "moved_unnamed": str(sum(one.recorded.processor is None for one in moved)),
+        "spread_share": _largest_change(rounds, lambda before, after: abs(after - before) / before),
+        "spread_rounds": _largest_change(rounds, lambda before, after: abs(after - before)),
         "spread_seeds": str(max((max(one) - min(one) for one in by_seed if one), default=0)),
-        "spread_ua": f"{max((one.largest_difference for one in pairs), default=0.0):.3f}",
+        "spread_ua": f"{max((one.largest_difference for one in moved), default=0.0):.3f}",
         "same_verdicts": f"{sum(verdicts)} of {len(verdicts)}",
     }
+
+
+def _largest_change(pairs: Sequence[tuple[int, int]], size: Callable[[int, int], float]) -> str:
+    before, after = max(pairs, key=lambda pair: size(*pair), default=(0, 0))
+    return f"{before} to {after}"
+
+
+def _on_same_machine(one: Recheck) -> bool:
+    return (one.recorded.processor, one.recorded.versions) == (one.again.processor, one.again.versions)
 
 
 def _same_verdict(cell: Cell, pairs: Sequence[Recheck]) -> bool:

@@ -313,4 +313,18 @@ def test_a_cell_that_two_processors_computed_again_has_one_verdict(store):
         again = replace(result(cell, 0, rounds), processor=processor)
         Results(store.folder / "rechecks" / processor).write(cell, 0, again)
     found = results.spread(store)
-    assert (found["pairs"], found["same_verdicts"], found["spread_rounds"]) == ("2", "0 of 1", "20 and 26")
+    assert (found["same_verdicts"], found["spread_rounds"]) == ("0 of 1", "20 to 26")
+    assert (found["moved"], found["moved_same"], found["moved_unnamed"]) == ("2", "0", "2")
+
+
+@pytest.mark.parametrize(
+    ("change", "repeated"), [({}, 1), ({"processor": "n100"}, 0), ({"versions": {"torch": "9.9"}}, 0)]
+)
+def test_a_result_is_repeated_if_processor_and_versions_are_those_that_it_names(store, change, repeated):
+    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+    recorded = replace(result(cell, 0, 20), processor="cortex-a76")
+    store.write(cell, 0, recorded)
+    Results(store.folder / "rechecks" / "again").write(cell, 0, replace(recorded, **change))
+    found = results.spread(store)
+    assert (found["repeated"], found["moved"]) == (str(repeated), str(1 - repeated))
+    assert (found["repeated_same"], found["moved_same"]) == (found["repeated"], found["moved"])
