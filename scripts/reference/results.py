@@ -103,6 +103,7 @@ def page() -> str:
         **testbed.table4(RESULTS / "testbed"),
         demo_task=demo_task(),
         adam_constants=adam_constants(),
+        fedavg_low_rate=_rounds_of(RESULTS / "fedavg-rate" / "stats-W200-C0.5-seed0.json"),
         all_share=share_of_rounds(store, "mnist/fedavg/all/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
         **fig3(),
         **fig4(),
@@ -463,9 +464,13 @@ def adam_constants() -> str:
     folder = RESULTS / "adam-constants"
     texts = []
     for name, words in _CONSTANTS.items():
-        outcomes = [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"{name}-seed*.json"))]
-        texts.append(f"{words}: {', '.join(format_rounds(one['rounds_to_target']) for one in outcomes)}")
+        rounds = (_rounds_of(path) for path in sorted(folder.glob(f"{name}-seed*.json")))
+        texts.append(f"{words}: {', '.join(rounds)}")
     return "; ".join(texts)
+
+
+def _rounds_of(outcome: Path) -> str:
+    return format_rounds(json.loads(outcome.read_bytes())["rounds_to_target"])
 
 
 def _demo_entry(outcome: dict[str, Any]) -> str:
