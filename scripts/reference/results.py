@@ -208,7 +208,7 @@ def grid(comparisons: Sequence[Comparison]) -> str:
 
 
 def _rechecked(store: Results) -> dict[Cell, list[Recheck]]:
-    """Return the cells that were also computed on another processor, with a pair of results for each seed and processor."""
+    """Return the cells that were computed again, with a pair of results for each seed and processor."""
     found: dict[Cell, list[Recheck]] = {}
     for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir()):
         again = Results(folder)
@@ -240,6 +240,7 @@ def spread(store: Results) -> dict[str, str]:
         "moved": str(len(moved)),
         "moved_same": str(sum(one.same for one in moved)),
         "moved_unnamed": str(sum(one.recorded.processor is None for one in moved)),
+        "rechecked": str(len(pairs)),
         "spread_share": _largest_change(rounds, lambda before, after: abs(after - before) / before),
         "spread_rounds": _largest_change(rounds, lambda before, after: abs(after - before)),
         "spread_seeds": str(max((max(one) - min(one) for one in by_seed if one), default=0)),
@@ -417,6 +418,9 @@ def fig4() -> dict[str, str]:
         "fig4_fl_after": f"{100 * fl[-1, 0]:.1f} %",
         "fig4_fl_end": f"{100 * fl[-1, -1]:.1f} %",
         "fig4_ahead": str(int(ahead[-1]) + 1) if len(ahead) else "0",
+        "fig4_lead_round_5": f"{100 * (mtfl - fl)[4, 0]:.1f}",
+        "fig4_lead_after": f"{100 * (mtfl - fl)[:, 0].max():.1f}",
+        "fig4_lead_after_end": f"{100 * (mtfl - fl)[-1, 0]:.1f}",
         "fig4_lead": f"{lead.max():.1f}",
         "fig4_lead_round": str(int(lead.argmax()) + 1),
         "fig4_behind": f"{-lead[-1]:.1f}",

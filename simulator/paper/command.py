@@ -59,7 +59,9 @@ Folder = Annotated[
     Path,
     typer.Option("--results", metavar="PATH", file_okay=False, help="Folder of results, which are kept."),
 ]
-OnlySummary = Annotated[bool, typer.Option("--summary", help="Show the existing results, and draw a figure from them.")]
+OnlySummary = Annotated[
+    bool, typer.Option("--summary", help="Compute nothing: show the existing results, or draw a figure from them.")
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")]
 InsideRounds = Annotated[
     int | None,
@@ -132,7 +134,7 @@ def _refuse_with_summary(which: str, seeds: int, workers: int | None, device: st
         "--rounds": rounds is not None,
     }
     if unused := [name for name, is_given in given.items() if is_given]:
-        raise UsageError(f"--summary computes nothing and shows all seeds; leave out {' and '.join(unused)}")
+        raise UsageError(f"--summary only shows the existing results; leave out {' and '.join(unused)}")
 
 
 def _refuse_unused(which: str, seeds: int, rounds: int | None) -> None:

@@ -85,19 +85,20 @@ def test_a_split_agrees_only_with_rounds_like_the_papers(store, here, other, sho
     store.write(aligned, 0, result(aligned, 0, other))
     assert experiment_on(store, ALL) == experiment
     words = differences.agreements(store)
-    assert "| 1 | fedavg all W400 C1.0 |" in words["agreements"]
+    described = {name: text for name, text, _ in differences.EXPERIMENTS}
+    assert f"| {described.get(experiment, experiment)} | 1 | fedavg all W400 C1.0 |" in words["agreements"]
     assert (words["differing_count"], words["agreeing_count"]) == ("1", agreeing)
     assert f"| fedavg all W400 C1.0 | {here or 'X'}\\* | | {shown} | 68 |" in differences.splits_table(store)
 
 
-def test_a_split_agrees_if_its_seeds_are_too_few_to_show_a_difference(store):
+def test_a_split_whose_seeds_are_too_few_to_show_a_difference_does_not_agree(store):
     store.write(ALL, 0, result(ALL, 0, None))
     (even,) = select_cells("even", ALL.short_name)
     for seed, rounds in enumerate((40, 70, 150)):  # the mean is 87, the paper's 68
         store.write(even, seed, result(even, seed, rounds))
-    assert experiment_on(store, ALL) == "split"
-    store.write(even, 2, result(even, 2, None))
     assert experiment_on(store, ALL) != "split"
+    store.write(even, 2, result(even, 2, 100))  # the mean is 70
+    assert experiment_on(store, ALL) == "split"
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,15 @@ def test_a_collapse_of_the_published_code_is_no_agreement_with_ours(store):
     assert (words["published_collapsed"], words["published_alike"]) == ("1", "0")
 
 
+@pytest.mark.parametrize(("rounds", "counted"), [(446, "alike"), (None, "undecided")])
+def test_the_published_code_is_like_ours_if_both_reach_a_target_that_the_papers_does_not(store, rounds, counted):
+    for seed, ours in enumerate((480, 490)):
+        store.write(CROSSED, seed, result(CROSSED, seed, ours))
+    write_published(store, [PublishedCell(CROSSED.name, 0, rounds, [0.5] * 447, 1.0)])
+    words = differences.published_sides(store)
+    assert (words["published_count"], words[f"published_{counted}"]) == ("1", "1")
+
+
 def test_effect_of_the_step_on_zeros_is_counted_over_cells_that_ran_with_and_without_it(store):
     cells = select_cells("table2", "mnist/fedavg-adam/all")
     ran = [
@@ -211,6 +221,9 @@ def test_effect_of_the_step_on_zeros_is_counted_over_cells_that_ran_with_and_wit
         for cell, pair in zip(cells, ((28, 36), (29, 25), (24, 24), (30,)), strict=True)
         for corrected, rounds in zip((False, True), pair, strict=False)
     ]
+    (missed,) = select_cells("table2", "mnist/fedavg-adam/affine/W200/C0.5")
+    ran.append(PublishedCell(missed.name, 0, 90, [0.5] * 91, 1.0, copied=True))
+    ran.append(PublishedCell(missed.name, 0, None, [0.5] * 61, 1.0, corrected=True))
     write_published(store, ran)
     found = differences.zero_step_effect(store)
     assert found == {"corrected_count": "3", "corrected_fewer": "1", "corrected_more": "1"}

@@ -92,6 +92,8 @@ def test_summary_of_a_check_without_new_results_of_this_processor_is_refused(pro
     assert "1 of 1 results are not in results/rechecks/" in ended.err
     program("paper", "check", *cell)
     assert program("paper", "check", *cell, "--summary", *form).code == 0
+    ended = program("paper", "check", *cell, "--summary", "--seeds", 2, *form)
+    assert (ended.code, "seed 1 has no result in results to compare with" in ended.err) == (2, True)
 
 
 def test_tuned_cells_are_computed_after_their_trials(program, player):
@@ -287,6 +289,7 @@ def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_
         (("fig3", "--summary"), "results/fig3/seed0.json is not there yet; leave out --summary to measure it"),
         (("table2", "--summary", "--seeds", 5, "--workers", 2), "leave out --seeds and --workers"),
         (("fig4", "--summary", "--rounds", 2), "leave out --rounds"),
+        (("fig5", "--summary", "--device", "cuda"), "leave out --device"),
         (("check", "--cells", "fig5/mnist"), "unknown table 'fig5'"),
         ((), "Missing argument 'WHICH'"),
     ],
