@@ -196,9 +196,10 @@ def computed(comparisons: Iterable[Comparison]) -> list[Comparison]:
 
 def grid(comparisons: Sequence[Comparison]) -> str:
     """Format a table of the paper: ours / the paper's rounds, a row for each strategy and policy."""
-    if not computed(comparisons):
+    cells = computed(comparisons)
+    if not cells:
         return "No cell is computed yet.\n"
-    (found,) = tables(computed(comparisons))
+    (found,) = tables(cells)
     names = len(found.rows[0].names)
     rows = [
         (" ".join(row.names), *("" if one is None else differences.entry(one) for one in row.entries))
@@ -406,7 +407,8 @@ def fig4() -> dict[str, str]:
         return accuracies
 
     mtfl, fl = by_round("affine"), by_round("none")
-    lead = 100 * (mtfl.mean(axis=1) - fl.mean(axis=1))
+    points = 100 * (mtfl - fl)
+    lead = points.mean(axis=1)
     ahead = np.flatnonzero(lead > 0)
     later = np.flatnonzero(mtfl.argmax(axis=1))
     return {
@@ -418,9 +420,9 @@ def fig4() -> dict[str, str]:
         "fig4_fl_after": f"{100 * fl[-1, 0]:.1f} %",
         "fig4_fl_end": f"{100 * fl[-1, -1]:.1f} %",
         "fig4_ahead": str(int(ahead[-1]) + 1) if len(ahead) else "0",
-        "fig4_lead_round_5": f"{100 * (mtfl - fl)[4, 0]:.1f}",
-        "fig4_lead_after": f"{100 * (mtfl - fl)[:, 0].max():.1f}",
-        "fig4_lead_after_end": f"{100 * (mtfl - fl)[-1, 0]:.1f}",
+        "fig4_lead_round_5": f"{points[4, 0]:.1f}",
+        "fig4_lead_after": f"{points[:, 0].max():.1f}",
+        "fig4_lead_after_end": f"{points[-1, 0]:.1f}",
         "fig4_lead": f"{lead.max():.1f}",
         "fig4_lead_round": str(int(lead.argmax()) + 1),
         "fig4_behind": f"{-lead[-1]:.1f}",

@@ -191,10 +191,11 @@ def _check(
         discard_stale(cells, seeds, again, origin)
         exit_code = _compute(cells, seeds, again, origin)
     found = rechecks(cells, seeds, recorded, again)
-    if origin is None and len(found) < len(cells) * len(seeds):
+    wanted = len(cells) * len(seeds)
+    if origin is None and len(found) < wanted:
         raise UsageError(
-            f"{len(cells) * len(seeds) - len(found)} of {len(cells) * len(seeds)} results are not in {again.folder}: this "
-            "processor has not computed them again; leave out --summary to compute them"
+            f"{wanted - len(found)} of {wanted} results are not in {again.folder}: this processor has not computed them "
+            "again; leave out --summary to compute them"
         )
     if as_json:
         print_json({"cells": [one.to_dict() for one in found]})
