@@ -29,11 +29,10 @@ from fedpatch.simulator.paper.experiments import (
     TUNING_EVEN,
     TUNING_SEED,
     Cell,
-    Rates,
     cells_of,
+    published_rates,
     rate_cells,
     select_cells,
-    study_of,
 )
 from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.paper.tuning import choose_rates
@@ -327,7 +326,7 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
     """
     if cell.strategy not in TUNED_STRATEGIES or cell.paper is None:
         return None
-    paper, own = cell.paper, _own_rates(cell)
+    paper, own = cell.paper, published_rates(cell)
     for where in TRIALS:
         away = [
             (abs(result.rounds_to_target - paper), place, one, result)
@@ -409,16 +408,10 @@ def _rounds(one: Comparison) -> str:
     return f"{one.ours()}{_STAR if one.within is False else ''}"
 
 
-def _own_rates(cell: Cell) -> Rates:
-    study = study_of(cell, 0)
-    return study.learning_rate, study.server_learning_rate
-
-
 def with_best_rates(store: Results, cell: Cell) -> Comparison:
-    """Return a cell of Table 2 with the best learning rates of the grid; if these are its own, with Table 2's results."""
+    """Return a cell of Table 2 with the best learning rates of the grid."""
     (tuned,) = select_cells("tuned", cell.short_name)
-    chosen = choose_rates(tuned, store)
-    (one,) = compare(store, [cell if chosen.rates == _own_rates(cell) else chosen])
+    (one,) = compare(store, [choose_rates(tuned, store)])
     return one
 
 

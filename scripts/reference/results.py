@@ -18,7 +18,7 @@ from fedpatch.simulator.paper.experiments import (
     cells_of,
     select_cells,
 )
-from fedpatch.simulator.paper.recheck import Recheck
+from fedpatch.simulator.paper.recheck import Recheck, rechecks
 from fedpatch.simulator.paper.results import Results, measured_seeds
 from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference import differences, testbed
@@ -27,6 +27,7 @@ from scripts.reference.markdown import render, span, table
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _LOW_RATES = "rate0.03-server0.003"
 _PUBLISHED_RATES = "rate0.3-server0.01"
+_MOST_SEEDS = 5
 _POLICIES = ("none", "stats", "affine", "all")
 _STRATEGIES = {"fedavg": "FedAvg", "fedadam": "FedAdam", "fedavg-adam": "FedAvg-Adam"}
 # Classes of docs/examples/adam_constants.py.
@@ -108,6 +109,7 @@ def page() -> str:
         **fig3(),
         **fig4(),
         **spread(store),
+        **order_of_sums(store),
         **differences.agreements(store),
         **differences.published_sides(store),
         **differences.zero_step_effect(store),
@@ -211,12 +213,16 @@ def grid(comparisons: Sequence[Comparison]) -> str:
 def _rechecked(store: Results) -> dict[Cell, list[Recheck]]:
     """Return the cells that were computed again, with a pair of results for each seed and processor."""
     found: dict[Cell, list[Recheck]] = {}
-    for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir()):
+    for folder in _folders(store.folder / "rechecks"):
         again = Results(folder)
         for cell in (cell for which in RECORDED for cell in cells_of(which)):
             for seed in again.seeds(cell):
                 found.setdefault(cell, []).append(_recheck(cell, seed, store, again))
     return found
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(one for one in path.glob("*") if one.is_dir())
 
 
 def spread(store: Results) -> dict[str, str]:
@@ -227,11 +233,6 @@ def spread(store: Results) -> dict[str, str]:
     found = _rechecked(store)
     pairs = [one for pairs in found.values() for one in pairs]
     repeated, moved = ([one for one in pairs if _on_same_machine(one) is same] for same in (True, False))
-    rounds = [
-        (recorded, again)
-        for one in moved
-        if (again := one.again.rounds_to_target) is not None and (recorded := one.recorded.rounds_to_target) is not None
-    ]
     by_seed = [[rounds for rounds in one.reached if rounds is not None] for one in compare(store, list(found))]
     verdicts = [_same_verdict(cell, pairs) for cell, pairs in found.items()]
     return {
@@ -242,16 +243,38 @@ def spread(store: Results) -> dict[str, str]:
         "moved_same": str(sum(one.same for one in moved)),
         "moved_unnamed": str(sum(one.recorded.processor is None for one in moved)),
         "rechecked": str(len(pairs)),
-        "spread_share": _largest_change(rounds, lambda before, after: abs(after - before) / before),
-        "spread_rounds": _largest_change(rounds, lambda before, after: abs(after - before)),
+        "rechecked_w400": str(sum(one.again.study.clients == 400 for one in pairs)),
+        "spread_share": _largest_change(moved, lambda before, after: abs(after - before) / before),
+        "spread_rounds": _largest_change(moved, lambda before, after: abs(after - before)),
         "spread_seeds": str(max((max(one) - min(one) for one in by_seed if one), default=0)),
         "spread_ua": f"{max((one.largest_difference for one in moved), default=0.0):.3f}",
         "same_verdicts": f"{sum(verdicts)} of {len(verdicts)}",
     }
 
 
-def _largest_change(pairs: Sequence[tuple[int, int]], size: Callable[[int, int], float]) -> str:
-    before, after = max(pairs, key=lambda pair: size(*pair), default=(0, 0))
+def order_of_sums(store: Results) -> dict[str, str]:
+    """Return the numbers for the text on results before and after a change of the code, each pair on one processor."""
+    pairs = [
+        pair
+        for folder in _folders(store.folder / "order-of-sums")
+        for pair in rechecks(
+            cells_of("table2"), range(_MOST_SEEDS), Results(folder), Results(store.folder / "rechecks" / folder.name)
+        )
+    ]
+    return {
+        "reordered": str(len(pairs)),
+        "reordered_same": str(sum(one.same for one in pairs)),
+        "reordered_rounds": _largest_change(pairs, lambda before, after: abs(after - before)),
+    }
+
+
+def _largest_change(pairs: Iterable[Recheck], size: Callable[[int, int], float]) -> str:
+    rounds = (
+        (before, after)
+        for one in pairs
+        if (before := one.recorded.rounds_to_target) is not None and (after := one.again.rounds_to_target) is not None
+    )
+    before, after = max(rounds, key=lambda pair: size(*pair), default=(0, 0))
     return f"{before} to {after}"
 
 
@@ -280,8 +303,7 @@ def origins(store: Results) -> str:
     """Return a sentence on the results of the tables and Fig. 5 with commit and processor, and on those without."""
     results = [
         result
-        for which in (*TABLES, "fig5")
-        for cell in named_cells(which, store)
+        for cell in dict.fromkeys(cell for which in (*TABLES, "fig5") for cell in named_cells(which, store))
         for seed in store.seeds(cell)
         if (result := store.read(cell, seed)) is not None
     ]
@@ -293,7 +315,7 @@ def origins(store: Results) -> str:
 
 
 def named_cells(which: str, store: Results) -> Iterable[Cell]:
-    """Return the cells of a table; cells of `tuned` have their chosen rates."""
+    """Return the cells of a table; those of `tuned` with their chosen rates are cells of Table 2, if its rates are best."""
     return (choose_rates(cell, store) if which == "tuned" else cell for cell in cells_of(which))
 
 

@@ -250,6 +250,11 @@ def _cost(cell: Cell) -> float:
     return (rounds + 1) * cell.participation * passes * (20.0 if cell.task == "cifar10" else 1.0)
 
 
+def published_rates(cell: Cell) -> Rates:
+    """Return the learning rates of client and server that the cell has in Table 2."""
+    return _rates(replace(cell, rates=None))[:2]
+
+
 def _rates(cell: Cell) -> tuple[float, float | None, float | None, float | None]:
     """Return (learning rate, server learning rate, alpha, lambda) as Study has them."""
     if cell.rates is not None:

@@ -1,5 +1,7 @@
 """Learning rates of the table `tuned`: each rate of a grid is tried with one seed, and the cell takes the best.
 
+A cell whose best rates are those of Table 2 is Table 2's, and is not computed a second time.
+
 The paper tunes the rates of every cell "such that the target was reached in the fewest rounds" (section 4.2) and does not
 publish them. The results of the trials have the form of a cell's results, with TUNING_SEED, below `tuning/`.
 """
@@ -10,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, rate_cells
+from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, published_rates, rate_cells
 from fedpatch.simulator.paper.results import Result, ResultOrigin, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
 
 
 def choose_rates(cell: Cell, results: Results) -> Cell:
-    """Return the cell with the best learning rates among the finished trials.
+    """Return the cell with the best learning rates among the finished trials: Table 2's, if it has these rates.
 
     The best rates reach the target in the fewest rounds. If no rates reach it, the best have the highest user accuracy.
     Rates with which training diverges are not chosen.
@@ -26,13 +28,15 @@ def choose_rates(cell: Cell, results: Results) -> Cell:
         results: The folder with the trials.
 
     Returns:
-        `cell` with `rates`; `cell` itself if no trial finished without diverging.
+        `cell` with `rates`, or the cell of Table 2 with the same rates; `cell` itself if no trial finished without
+        diverging.
     """
     trials = [(one, results.read(one, TUNING_SEED)) for one in rate_cells(cell)]
     finished = [(one, result) for one, result in trials if result is not None and result.diverged is None]
     if not finished:
         return cell
-    return replace(cell, rates=min(finished, key=lambda trial: _rank(trial[1]))[0].rates)
+    best = min(finished, key=lambda trial: _rank(trial[1]))[0].rates
+    return replace(cell, where="table2") if best == published_rates(cell) else replace(cell, rates=best)
 
 
 def _rank(result: Result) -> tuple[bool, float]:
@@ -63,7 +67,7 @@ def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, ori
         done = play(rate_cells(cell), (TUNING_SEED,))
         chosen = choose_rates(cell, results)
         # If another process computes trials, that process also computes the cell.
-        if chosen.rates is not None and not (done.interrupted or done.elsewhere):
+        if chosen != cell and not (done.interrupted or done.elsewhere):
             done += play((chosen,), seeds)
         total += done
         if done.interrupted:

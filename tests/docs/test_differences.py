@@ -322,6 +322,17 @@ def test_policy_orders_count_groups_with_the_papers_order(store):
     }
 
 
+def test_order_of_sums_compares_both_codes_on_each_processor(store):
+    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+    for folder, rounds in (("order-of-sums/n100", 20), ("rechecks/n100", 27), ("rechecks/cortex-a76", 50)):
+        Results(store.folder / folder).write(cell, 0, result(cell, 0, rounds))
+    assert results.order_of_sums(store) == {
+        "reordered": "1",
+        "reordered_same": "0",
+        "reordered_rounds": "20 to 27",
+    }
+
+
 def test_a_cell_that_two_processors_computed_again_has_one_verdict(store):
     (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")  # 21 rounds in the paper
     store.write(cell, 0, result(cell, 0, 20))

@@ -20,10 +20,10 @@ from tests.simulator.fake_simulation import diverged_result, result
     ("recorded", "again", "verdict"),
     [
         (21, 21, "same"),
-        (21, 26, "within"),
-        (21, 27, "outside"),
+        (21, 28, "within"),
+        (21, 29, "outside"),
         (7, 10, "within"),
-        (100, 74, "outside"),
+        (100, 64, "outside"),
         (None, None, "same"),
         (None, 499, "outside"),
         (499, None, "outside"),

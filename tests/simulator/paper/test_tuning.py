@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from fedpatch.simulator.paper.comparison import compare, markdown
-from fedpatch.simulator.paper.experiments import RATE_GRID, TUNING_SEED, rate_cells, select_cells
+from fedpatch.simulator.paper.experiments import (
+    RATE_GRID,
+    TUNING_SEED,
+    Cell,
+    published_rates,
+    rate_cells,
+    select_cells,
+)
 from fedpatch.simulator.paper.results import ResultOrigin, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
@@ -25,11 +32,15 @@ def results(tmp_path: Path) -> Results:
 
 
 class RateDependentPlayer(Player):
-    """A simulation that needs fewer rounds with the rates of BEST."""
+    """A simulation that needs fewer rounds with the rates of one trial."""
+
+    def __init__(self, best: Cell = BEST) -> None:
+        super().__init__()
+        self._best = best.rates
 
     def __call__(self, study: Study, **options):
         rates = (study.learning_rate, study.server_learning_rate)
-        self._needed = 9 if rates == BEST.rates else 12
+        self._needed = 9 if rates == self._best else 12
         return super().__call__(study, **options)
 
 
@@ -51,6 +62,17 @@ def test_run_tuned_computes_the_cell_with_the_rates_that_need_the_fewest_rounds(
         results.path(chosen, 0).relative_to(results.folder).as_posix()
         == "tuned/mnist/fedadam/affine/W400/C1.0-seed0.json"
     )
+
+
+def test_run_tuned_takes_the_cell_of_table_2_if_its_rates_are_the_best(results):
+    (table_2,) = select_cells("table2", CELL.short_name)
+    (published,) = (one for one in TRIALS if one.rates == published_rates(table_2))
+    run_paper([table_2], range(1), results, ResultOrigin(), simulate=Player(9))
+    player = RateDependentPlayer(published)
+    assert run_tuned([CELL], range(2), results, ResultOrigin(), simulate=player) == Sum(1, len(TRIALS) + 1)
+    assert choose_rates(CELL, results) == table_2
+    assert results.seeds(table_2) == [0, 1]
+    assert results.seeds(CELL) == []
 
 
 def test_run_tuned_again_computes_nothing(results):
