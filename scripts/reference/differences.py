@@ -30,9 +30,9 @@ from fedpatch.simulator.paper.experiments import (
     TUNING_SEED,
     Cell,
     cells_of,
-    published_rates,
     rate_cells,
     select_cells,
+    table2_rates,
 )
 from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.paper.tuning import choose_rates
@@ -326,7 +326,7 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
     """
     if cell.strategy not in TUNED_STRATEGIES or cell.paper is None:
         return None
-    paper, own = cell.paper, published_rates(cell)
+    paper, own = cell.paper, table2_rates(cell)
     for where in TRIALS:
         away = [
             (abs(result.rounds_to_target - paper), place, one, result)
@@ -413,6 +413,30 @@ def with_best_rates(store: Results, cell: Cell) -> Comparison:
     (tuned,) = select_cells("tuned", cell.short_name)
     (one,) = compare(store, [choose_rates(tuned, store)])
     return one
+
+
+def effects_of_tuning(store: Results, tuned: Sequence[Comparison], untuned: Sequence[Comparison]) -> dict[str, str]:
+    """Return counts of the cells with tuned rates.
+
+    Args:
+        store: The folder with the trials.
+        tuned: Cells with the best rates of the grid.
+        untuned: The same cells of Table 2, in this order.
+
+    Returns:
+        `tuned_own`: cells whose best rates are those of Table 2. `tuned_unreached`: cells that no trial's rates bring to
+        the target. `tuned_worse`: cells that need more rounds with the best rates than with the rates of Table 2, or do
+        not reach the target with each seed.
+    """
+    pairs = [(one.mean_rounds, own.mean_rounds) for one, own in zip(tuned, untuned, strict=True) if one.results]
+    unreached = [
+        one for one in untuned if all(result.rounds_to_target is None for _, result in trials(store, one.cell))
+    ]
+    return {
+        "tuned_own": str(sum(one == own for one, own in zip(tuned, untuned, strict=True))),
+        "tuned_unreached": str(len(unreached)),
+        "tuned_worse": str(sum(own is not None and (rounds is None or rounds > own) for rounds, own in pairs)),
+    }
 
 
 def with_other_rates(store: Results, cell: Cell) -> Comparison | None:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from fedpatch.simulator.paper.comparison import Comparison, compare
 from fedpatch.simulator.paper.experiments import RECORDED, TABLES, Cell, cells_of
-from fedpatch.simulator.paper.recheck import Recheck, rechecks
+from fedpatch.simulator.paper.recheck import RELATIVE_SPREAD, SPREAD_ROUNDS, Recheck, rechecks
 from fedpatch.simulator.paper.results import Results
 from fedpatch.simulator.paper.tuning import choose_rates
 
-_MOST_SEEDS = 5
+_NEW_CHUNKS = "2026-11-26T09:27:48+00:00"  # the time of commit 3ecec4e3
 
 
 def spread(store: Results) -> dict[str, str]:
     """Return the numbers for the text on results that were computed again: on the same machine, and on others.
 
-    A cell has the same verdict if it has it on each processor, with the same seeds.
+    A cell has the same verdict if each computation of some of its seeds has the verdict of the recorded results of
+    these seeds.
     """
     found = _rechecked(store)
-    pairs = [one for pairs in found.values() for one in pairs]
+    pairs = [one for groups in found.values() for group in groups for one in group]
     repeated, moved = ([one for one in pairs if _on_same_machine(one) is same] for same in (True, False))
-    by_seed = [[rounds for rounds in one.reached if rounds is not None] for one in compare(store, list(found))]
-    verdicts = [_same_verdict(cell, pairs) for cell, pairs in found.items()]
+    outside = sum(
+        not _on_same_machine(one) and _outside_seeds(store, cell, one)
+        for cell, groups in found.items()
+        for group in groups
+        for one in group
+    )
+    verdicts = [all(_same_verdict(cell, group) for group in groups) for cell, groups in found.items()]
     return {
         "rechecked_on": ", ".join(sorted({one.again.processor or "" for one in pairs})),
         "repeated": str(len(repeated)),
@@ -31,26 +37,26 @@ def spread(store: Results) -> dict[str, str]:
         "moved": str(len(moved)),
         "moved_same": str(sum(one.same for one in moved)),
         "moved_unnamed": str(sum(one.recorded.processor is None for one in moved)),
+        "moved_versions": str(sum(one.recorded.versions != one.again.versions for one in moved)),
+        "moved_order": str(sum(one.recorded.started_at < _NEW_CHUNKS <= one.again.started_at for one in moved)),
+        "moved_outside": str(outside),
         "rechecked": str(len(pairs)),
         "rechecked_w400": str(sum(one.again.study.clients == 400 for one in pairs)),
         "spread_share": _largest_change(moved, lambda before, after: abs(after - before) / before),
         "spread_rounds": _largest_change(moved, lambda before, after: abs(after - before)),
-        "spread_seeds": str(max((max(one) - min(one) for one in by_seed if one), default=0)),
         "spread_ua": f"{max((one.largest_difference for one in moved), default=0.0):.3f}",
         "same_verdicts": f"{sum(verdicts)} of {len(verdicts)}",
+        "allowed_share": f"{RELATIVE_SPREAD:.0%}".replace("%", " %"),
+        "allowed_rounds": str(SPREAD_ROUNDS),
     }
 
 
 def order_of_sums(store: Results) -> dict[str, str]:
-    """Return the numbers for the text on results before and after a change of the code, each pair on one processor."""
-    pairs = [
-        pair
-        for folder in _folders(store.folder / "order-of-sums")
-        for pair in rechecks(
-            cells_of("table2"), range(_MOST_SEEDS), Results(folder), Results(store.folder / "rechecks" / folder.name)
-        )
-    ]
+    """Return the numbers for the text on results before and after a change of the code that reorders sums."""
+    before, after = (Results(store.folder / "order-of-sums" / name) for name in ("before", "after"))
+    pairs = [one for cell in cells_of("table2") for one in _pairs(cell, before, after)]
     return {
+        "reordered_on": ", ".join(sorted({one.again.processor or "" for one in pairs})),
         "reordered": str(len(pairs)),
         "reordered_same": str(sum(one.same for one in pairs)),
         "reordered_rounds": _largest_change(pairs, lambda before, after: abs(after - before)),
@@ -65,38 +71,37 @@ def origins(store: Results) -> str:
         for seed in store.seeds(cell)
         if (result := store.read(cell, seed)) is not None
     ]
-    named = sum(one.commit is not None and one.processor is not None for one in results)
+    named = [one.commit for one in results if one.commit is not None and one.processor is not None]
+    changed = sum("-dirty" in commit for commit in named)
     return (
-        f"{named} of {len(results)} results of the tables and of Fig. 5 name commit and processor. The others are older "
-        "and name neither (`git log --diff-filter=A -- results` has the commits that added them)."
+        f"{len(named)} of {len(results)} results of the tables and of Fig. 5 name commit and processor; {changed} of them "
+        "name a commit with uncommitted changes (`-dirty`). The others are older and name neither (`git log "
+        "--diff-filter=A -- results` has the commits that added them)."
     )
 
 
 def named_cells(which: str, store: Results) -> Iterable[Cell]:
-    """Return the cells of a table; those of `tuned` with their chosen rates are cells of Table 2, if its rates are best."""
+    """Return the cells of a table. A cell of `tuned` has its best rates, or is the cell of Table 2 that has them."""
     return (choose_rates(cell, store) if which == "tuned" else cell for cell in cells_of(which))
 
 
-def _rechecked(store: Results) -> dict[Cell, list[Recheck]]:
-    """Return the cells that were computed again, with a pair of results for each seed and processor."""
-    found: dict[Cell, list[Recheck]] = {}
-    for folder in _folders(store.folder / "rechecks"):
-        again = Results(folder)
+def _rechecked(store: Results) -> dict[Cell, list[list[Recheck]]]:
+    """Return the cells that were computed again, with the pairs of results of each folder of new results."""
+    found: dict[Cell, list[list[Recheck]]] = {}
+    for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir()):
         for cell in (cell for which in RECORDED for cell in cells_of(which)):
-            for seed in again.seeds(cell):
-                found.setdefault(cell, []).append(_recheck(cell, seed, store, again))
+            if group := _pairs(cell, store, Results(folder)):
+                found.setdefault(cell, []).append(group)
     return found
 
 
-def _folders(path: Path) -> list[Path]:
-    return sorted(one for one in path.glob("*") if one.is_dir())
-
-
-def _recheck(cell: Cell, seed: int, store: Results, again: Results) -> Recheck:
-    recorded, new = store.read(cell, seed), again.read(cell, seed)
-    if recorded is None or new is None:
-        raise FileNotFoundError(f"{cell.name}, seed {seed}: one of the two results is missing")
-    return Recheck(recorded, new)
+def _pairs(cell: Cell, recorded: Results, again: Results) -> list[Recheck]:
+    """Return a pair for each new result of the cell. Raises FileNotFoundError if it has no recorded one."""
+    seeds = again.seeds(cell)
+    pairs = rechecks([cell], seeds, recorded, again)
+    if len(pairs) < len(seeds):
+        raise FileNotFoundError(f"{cell.name}: a seed in {again.folder} has no result in {recorded.folder}")
+    return pairs
 
 
 def _on_same_machine(one: Recheck) -> bool:
@@ -104,13 +109,16 @@ def _on_same_machine(one: Recheck) -> bool:
 
 
 def _same_verdict(cell: Cell, pairs: Sequence[Recheck]) -> bool:
-    processors = {one.again.processor for one in pairs}
-    chosen = ([one for one in pairs if one.again.processor == processor] for processor in processors)
-    return all(
-        Comparison(cell, tuple(one.recorded for one in some)).within
-        == Comparison(cell, tuple(one.again for one in some)).within
-        for some in chosen
-    )
+    recorded = Comparison(cell, tuple(one.recorded for one in pairs))
+    again = Comparison(cell, tuple(one.again for one in pairs))
+    return recorded.within == again.within
+
+
+def _outside_seeds(store: Results, cell: Cell, one: Recheck) -> bool:
+    """Return whether the new rounds are fewer or more than those of each recorded seed."""
+    (recorded,) = compare(store, [cell])
+    rounds = [math.inf if found is None else found for found in (*recorded.reached, one.again.rounds_to_target)]
+    return not min(rounds[:-1]) <= rounds[-1] <= max(rounds[:-1])
 
 
 def _largest_change(pairs: Iterable[Recheck], size: Callable[[int, int], float]) -> str:

@@ -86,9 +86,9 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may
     share --results. aligned and even have Table 2's MNIST cells with another split: no test sample (even: few) has a
     label that its client never trains on. tuned has the cells of FedAdam and FedAvg-Adam with learning rates from a
-    grid (Table 2's cell, if its rates are best); tuning the trials of this grid, tuning-even those with private
-    statistics on the split of even. restarted and restarted-even have the MNIST cells of FedAvg-Adam with a count of
-    steps that restarts in each round. check computes cells again, and fails where rounds differ by more than a
+    grid (where Table 2's rates are the best: Table 2's cell); tuning the trials of this grid, tuning-even those with
+    private statistics on the split of even. restarted and restarted-even have the MNIST cells of FedAvg-Adam with a
+    count of steps that restarts in each round. check computes cells again, and fails where rounds differ by more than a
     processor's spread. fig3 and fig4 are slow.
     """
     if which not in ALL:

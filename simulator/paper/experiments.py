@@ -250,7 +250,7 @@ def _cost(cell: Cell) -> float:
     return (rounds + 1) * cell.participation * passes * (20.0 if cell.task == "cifar10" else 1.0)
 
 
-def published_rates(cell: Cell) -> Rates:
+def table2_rates(cell: Cell) -> Rates:
     """Return the learning rates of client and server that the cell has in Table 2."""
     return _rates(replace(cell, rates=None))[:2]
 

@@ -1,7 +1,7 @@
 """Compute recorded cells of the paper again, and decide whether another processor can explain the difference.
 
 A simulation gives the same bits on the same processor with the same code and versions. Another processor adds in another
-order, and a change of the code may; the curves then differ about as much as the curves of two seeds. The new results are
+order, and a change of the code may; the rounds to target then differ by up to a third. The new results are
 below `rechecks/`, by processor.
 """
 

@@ -1,6 +1,6 @@
 """Learning rates of the table `tuned`: each rate of a grid is tried with one seed, and the cell takes the best.
 
-A cell whose best rates are those of Table 2 is Table 2's, and is not computed a second time.
+Where the rates of Table 2 are the best, the cell of Table 2 and its results are used.
 
 The paper tunes the rates of every cell "such that the target was reached in the fewest rounds" (section 4.2) and does not
 publish them. The results of the trials have the form of a cell's results, with TUNING_SEED, below `tuning/`.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, published_rates, rate_cells
+from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, rate_cells, table2_rates
 from fedpatch.simulator.paper.results import Result, ResultOrigin, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
 
@@ -36,7 +36,7 @@ def choose_rates(cell: Cell, results: Results) -> Cell:
     if not finished:
         return cell
     best = min(finished, key=lambda trial: _rank(trial[1]))[0].rates
-    return replace(cell, where="table2") if best == published_rates(cell) else replace(cell, rates=best)
+    return replace(cell, where="table2") if best == table2_rates(cell) else replace(cell, rates=best)
 
 
 def _rank(result: Result) -> tuple[bool, float]:

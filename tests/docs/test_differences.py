@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.peers.published_code import PublishedCell
 from fedpatch.simulator.paper.comparison import Comparison, compare
-from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells, study_of
+from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells, study_of, table2_rates
 from fedpatch.simulator.paper.results import Results
 from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference import differences, results
@@ -20,6 +20,7 @@ from tests.simulator.fake_simulation import diverged_result, result
 (NONE,) = select_cells("table2", "mnist/fedadam/none/W200/C1.0")  # 69 rounds in the paper
 (CROSSED,) = select_cells("table2", "mnist/fedavg/stats/W200/C1.0")  # X
 (ALL,) = select_cells("table2", "mnist/fedavg/all/W400/C1.0")  # 68 rounds
+(ADAM_ALL,) = select_cells("table2", "mnist/fedadam/all/W200/C1.0")  # 37 rounds
 
 
 @pytest.fixture
@@ -118,6 +119,39 @@ def test_a_cell_counts_at_the_best_rate_then_at_a_slower_one_and_last_at_too_few
     best = choose_rates(tuned, store)
     store.write(best, 0, result(best, 0, min(trials)))
     assert experiment_on(store, NONE) == experiment
+
+
+def test_effects_of_tuning_count_cells_whose_best_rates_are_those_of_table_2(store):
+    """FedAdam without private values keeps its rates; with private `all` a rate is best that needs more rounds."""
+    best = {NONE: table2_rates(NONE), ADAM_ALL: (0.1, 0.003)}
+    for cell, rates in best.items():
+        store.write(cell, 0, result(cell, 0, 60))
+        (tuned,) = select_cells("tuned", cell.short_name)
+        trial = next(one for one in rate_cells(tuned) if one.rates == rates)
+        store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, None if cell is NONE else 20))
+    (tuned,) = select_cells("tuned", ADAM_ALL.short_name)
+    chosen = choose_rates(tuned, store)
+    store.write(chosen, 0, result(chosen, 0, 61))
+    comparisons = [differences.with_best_rates(store, cell) for cell in best]
+    assert [one.cell.where for one in comparisons] == ["table2", "tuned"]
+    assert differences.with_other_rates(store, NONE) is None
+    assert differences.effects_of_tuning(store, comparisons, compare(store, list(best))) == {
+        "tuned_own": "1",
+        "tuned_unreached": "1",
+        "tuned_worse": "1",
+    }
+
+
+def test_fewer_rounds_counts_cells_that_differ_and_an_x_of_the_paper_as_more(store):
+    cells: dict[str, int | None] = {
+        "table3/mnist/fedadam/all/W200/C0.5": 30,
+        "table3/mnist/fedadam/affine/W200/C0.5": 43,
+    }  # the paper: 76, 43
+    cells |= {"table3/mnist/fedavg/none/W400/C1.0": 449, "table3/mnist/fedavg/all/W400/C1.0": None}  # the paper: X, 144
+    for name, rounds in cells.items():
+        (cell,) = select_cells("table3", name)
+        store.write(cell, 0, result(cell, 0, rounds))
+    assert results.fewer_rounds(compare(store, select_cells("table3", ",".join(cells)))) == "2 of 3"
 
 
 def test_agreement_on_even_compares_the_seeds_that_both_splits_have(store):

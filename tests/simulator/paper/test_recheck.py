@@ -23,6 +23,7 @@ from tests.simulator.fake_simulation import diverged_result, result
         (21, 28, "within"),
         (21, 29, "outside"),
         (7, 10, "within"),
+        (100, 65, "within"),
         (100, 64, "outside"),
         (None, None, "same"),
         (None, 499, "outside"),

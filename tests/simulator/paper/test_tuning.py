@@ -11,9 +11,9 @@ from fedpatch.simulator.paper.experiments import (
     RATE_GRID,
     TUNING_SEED,
     Cell,
-    published_rates,
     rate_cells,
     select_cells,
+    table2_rates,
 )
 from fedpatch.simulator.paper.results import ResultOrigin, Results
 from fedpatch.simulator.paper.runner import Sum, run_paper
@@ -66,7 +66,7 @@ def test_run_tuned_computes_the_cell_with_the_rates_that_need_the_fewest_rounds(
 
 def test_run_tuned_takes_the_cell_of_table_2_if_its_rates_are_the_best(results):
     (table_2,) = select_cells("table2", CELL.short_name)
-    (published,) = (one for one in TRIALS if one.rates == published_rates(table_2))
+    (published,) = (one for one in TRIALS if one.rates == table2_rates(table_2))
     run_paper([table_2], range(1), results, ResultOrigin(), simulate=Player(9))
     player = RateDependentPlayer(published)
     assert run_tuned([CELL], range(2), results, ResultOrigin(), simulate=player) == Sum(1, len(TRIALS) + 1)
