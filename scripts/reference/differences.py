@@ -23,6 +23,7 @@ from fedpatch.simulator.paper.experiments import (
     RESTARTS,
     SPLIT_OF,
     SPLITS,
+    TABLE3_EVEN,
     TRIALS,
     TUNED_STRATEGIES,
     TUNING,
@@ -256,21 +257,29 @@ def other_splits(store: Results, one: Comparison) -> list[Comparison]:
     return [other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None]
 
 
-def agreement_on_even(store: Results) -> dict[str, str]:
-    """Return the number of cells with 400 clients that have seeds on the split `even` too, and how many agree on each split.
+def agreement_on_even(store: Results, table: str = "table2") -> dict[str, str]:
+    """Count the cells with 400 clients that have seeds on the split `even` too. Both splits have the same seeds here.
 
-    Both splits have the same seeds in this comparison.
+    Args:
+        store: The folder of results.
+        table: `table2` or `table3`.
+
+    Returns:
+        `even_cells`: the cells. `even_agree` and `even_shard_agree`: cells that agree with the paper on each split.
+        `even_reach` and `even_shard_reach`: cells whose seeds all reach the target. The names of `table3` begin with
+        `noisy_`.
     """
+    split, prefix = {"table2": ("even", ""), "table3": (TABLE3_EVEN, "noisy_")}[table]
     pairs = [
         (_with_seeds_of(one, even), _with_seeds_of(even, one))
-        for one in compare(store, select_cells("table2", "mnist/*/W400"))
-        if (even := with_split(store, one.cell, "even")) is not None
+        for one in compare(store, select_cells(table, "mnist/*/W400"))
+        if one.cell.compared and (even := with_split(store, one.cell, split)) is not None
     ]
-    return {
-        "even_cells": str(len(pairs)),
-        "even_agree": str(sum(even.within is True for _, even in pairs)),
-        "even_shard_agree": str(sum(one.within is True for one, _ in pairs)),
-    }
+    counts = {"even_cells": len(pairs)}
+    for name, ones in (("even_shard", [one for one, _ in pairs]), ("even", [even for _, even in pairs])):
+        counts[f"{name}_agree"] = sum(one.within is True for one in ones)
+        counts[f"{name}_reach"] = sum(one.mean_rounds is not None for one in ones)
+    return {f"{prefix}{name}": str(number) for name, number in counts.items()}
 
 
 def _with_seeds_of(one: Comparison, other: Comparison) -> Comparison:

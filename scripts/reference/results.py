@@ -12,6 +12,7 @@ import numpy as np
 
 from fedpatch.simulator.paper.comparison import Comparison, compare, count, format_rounds, tables
 from fedpatch.simulator.paper.experiments import (
+    TABLE3_EVEN,
     select_cells,
 )
 from fedpatch.simulator.paper.results import Results, measured_seeds
@@ -108,6 +109,8 @@ def page() -> str:
         **differences.published_sides(store),
         **differences.zero_step_effect(store),
         **differences.agreement_on_even(store),
+        **differences.agreement_on_even(store, "table3"),
+        noisy_even=grid(compare(store, select_cells(TABLE3_EVEN, "mnist/*/W400"))),
     )
 
 

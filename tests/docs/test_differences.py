@@ -154,12 +154,17 @@ def test_fewer_rounds_counts_cells_that_differ_and_an_x_of_the_paper_as_more(sto
     assert results.fewer_rounds(compare(store, select_cells("table3", ",".join(cells)))) == "2 of 3"
 
 
-def test_agreement_on_even_compares_the_seeds_that_both_splits_have(store):
-    (even,) = select_cells("even", ALL.short_name)
-    for seed, rounds in enumerate((68, None)):
-        store.write(ALL, seed, result(ALL, seed, rounds))
+@pytest.mark.parametrize(("table", "split", "prefix"), [("table2", "even", ""), ("table3", "table3-even", "noisy_")])
+def test_agreement_on_even_compares_the_seeds_that_both_splits_have(store, table, split, prefix):
+    (cell,) = select_cells(table, ALL.short_name)
+    (even,) = select_cells(split, ALL.short_name)
+    assert cell.paper is not None
+    for seed, rounds in enumerate((cell.paper, None)):
+        store.write(cell, seed, result(cell, seed, rounds))
     store.write(even, 0, result(even, 0, 30))
-    assert differences.agreement_on_even(store) == {"even_cells": "1", "even_agree": "0", "even_shard_agree": "1"}
+    counts = {"even_cells": 1, "even_agree": 0, "even_shard_agree": 1, "even_reach": 1, "even_shard_reach": 1}
+    found = differences.agreement_on_even(store, table)
+    assert found == {f"{prefix}{name}": str(number) for name, number in counts.items()}
 
 
 def test_results_of_the_published_code_are_told_apart_by_the_way_it_ran(store):
