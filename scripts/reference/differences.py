@@ -86,6 +86,11 @@ def slower(one: Comparison) -> bool:
     return bool(one.results) and paper is not None and (ours is None or ours > paper)
 
 
+def or_infinity(rounds: float | None) -> float:
+    """Return the rounds, or infinity where the target is not reached."""
+    return math.inf if rounds is None else rounds
+
+
 def diverging(comparisons: Sequence[Comparison]) -> str:
     """Return the number of cells with a result whose training diverged, as `3 of 12 trials, in 2 in the first round`."""
     found = [one for one in comparisons if one.results]
@@ -496,7 +501,7 @@ def _restart_agrees(store: Results, one: Comparison) -> bool:
 
 def _between_splits(store: Results, one: Comparison) -> bool:
     """Return whether the paper's rounds lie between those of two splits; a split that never reaches the target counts."""
-    rounds = [math.inf if each.mean_rounds is None else each.mean_rounds for each in (one, *other_splits(store, one))]
+    rounds = [or_infinity(each.mean_rounds) for each in (one, *other_splits(store, one))]
     return len(rounds) > 1 and one.cell.paper is not None and min(rounds) <= one.cell.paper <= max(rounds)
 
 

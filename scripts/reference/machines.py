@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 from fedpatch.simulator.paper.comparison import Comparison, compare
@@ -10,6 +9,7 @@ from fedpatch.simulator.paper.experiments import RECORDED, TABLES, Cell, cells_o
 from fedpatch.simulator.paper.recheck import RELATIVE_SPREAD, SPREAD_ROUNDS, Recheck, rechecks
 from fedpatch.simulator.paper.results import Results
 from fedpatch.simulator.paper.tuning import choose_rates
+from scripts.reference.differences import or_infinity
 
 _NEW_CHUNKS = "2026-11-26T09:27:48+00:00"  # the time of commit 3ecec4e3
 
@@ -23,12 +23,7 @@ def spread(store: Results) -> dict[str, str]:
     found = _rechecked(store)
     pairs = [one for groups in found.values() for group in groups for one in group]
     repeated, moved = ([one for one in pairs if _on_same_machine(one) is same] for same in (True, False))
-    outside = sum(
-        not _on_same_machine(one) and _outside_seeds(store, cell, one)
-        for cell, groups in found.items()
-        for group in groups
-        for one in group
-    )
+    seeds = {one.cell.name: one.reached for one in compare(store, list(found))}
     verdicts = [all(_same_verdict(cell, group) for group in groups) for cell, groups in found.items()]
     return {
         "rechecked_on": ", ".join(sorted({one.again.processor or "" for one in pairs})),
@@ -39,7 +34,7 @@ def spread(store: Results) -> dict[str, str]:
         "moved_unnamed": str(sum(one.recorded.processor is None for one in moved)),
         "moved_versions": str(sum(one.recorded.versions != one.again.versions for one in moved)),
         "moved_order": str(sum(one.recorded.started_at < _NEW_CHUNKS <= one.again.started_at for one in moved)),
-        "moved_outside": str(outside),
+        "moved_outside": str(sum(_is_outside(one.again.rounds_to_target, seeds[one.again.cell]) for one in moved)),
         "rechecked": str(len(pairs)),
         "rechecked_w400": str(sum(one.again.study.clients == 400 for one in pairs)),
         "spread_share": _largest_change(moved, lambda before, after: abs(after - before) / before),
@@ -67,7 +62,7 @@ def origins(store: Results) -> str:
     """Return a sentence on the results of the tables and Fig. 5 with commit and processor, and on those without."""
     results = [
         result
-        for cell in dict.fromkeys(cell for which in (*TABLES, "fig5") for cell in named_cells(which, store))
+        for cell in dict.fromkeys(cell for which in (*TABLES, "fig5") for cell in _named_cells(which, store))
         for seed in store.seeds(cell)
         if (result := store.read(cell, seed)) is not None
     ]
@@ -80,7 +75,7 @@ def origins(store: Results) -> str:
     )
 
 
-def named_cells(which: str, store: Results) -> Iterable[Cell]:
+def _named_cells(which: str, store: Results) -> Iterable[Cell]:
     """Return the cells of a table. A cell of `tuned` has its best rates, or is the cell of Table 2 that has them."""
     return (choose_rates(cell, store) if which == "tuned" else cell for cell in cells_of(which))
 
@@ -114,11 +109,10 @@ def _same_verdict(cell: Cell, pairs: Sequence[Recheck]) -> bool:
     return recorded.within == again.within
 
 
-def _outside_seeds(store: Results, cell: Cell, one: Recheck) -> bool:
-    """Return whether the new rounds are fewer or more than those of each recorded seed."""
-    (recorded,) = compare(store, [cell])
-    rounds = [math.inf if found is None else found for found in (*recorded.reached, one.again.rounds_to_target)]
-    return not min(rounds[:-1]) <= rounds[-1] <= max(rounds[:-1])
+def _is_outside(rounds: int | None, seeds: Sequence[int | None]) -> bool:
+    """Return whether the rounds are fewer or more than those of each seed; None is more than any number."""
+    new, *others = map(or_infinity, (rounds, *seeds))
+    return not min(others) <= new <= max(others)
 
 
 def _largest_change(pairs: Iterable[Recheck], size: Callable[[int, int], float]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fedpatch.simulator.paper.experiments import (
 from fedpatch.simulator.paper.results import Results, measured_seeds
 from fedpatch.simulator.paper.tuning import choose_rates
 from scripts.reference import differences, machines, testbed
+from scripts.reference.differences import or_infinity
 from scripts.reference.markdown import render, span, table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -185,7 +185,7 @@ def on_gpu(comparisons: Sequence[Comparison]) -> str:
 def fewer_rounds(comparisons: Sequence[Comparison]) -> str:
     """Return the number of cells that differ from the paper since ours needs fewer rounds, as `9 of 10` that differ."""
     differing = [one for one in comparisons if one.within is False]
-    pairs = [(_infinite(one.mean_rounds), _infinite(one.cell.paper)) for one in differing]
+    pairs = [(or_infinity(one.mean_rounds), or_infinity(one.cell.paper)) for one in differing]
     return f"{sum(ours < paper for ours, paper in pairs)} of {len(pairs)}"
 
 
@@ -250,19 +250,15 @@ def policy_orders(comparisons: Sequence[Comparison]) -> dict[str, str]:
         groups.setdefault(key, {})[one.cell.private] = one
     agreeing = {200: 0, 400: 0}
     for (_, clients, _), found in groups.items():
-        pairs = [(_infinite(one.mean_rounds), _infinite(one.cell.paper)) for one in found.values()]
+        pairs = [(or_infinity(one.mean_rounds), or_infinity(one.cell.paper)) for one in found.values()]
         agreeing[clients] += all(
             (ours < other) == (paper < others_paper) for ours, paper in pairs for other, others_paper in pairs
         )
     first = sum(
-        min(found, key=lambda name: _infinite(found[name].mean_rounds)) == "affine" for found in groups.values()
+        min(found, key=lambda name: or_infinity(found[name].mean_rounds)) == "affine" for found in groups.values()
     )
     numbers = {f"orders_{clients}": count for clients, count in agreeing.items()}
     return {name: str(count) for name, count in {**numbers, "affine_first": first, "order_groups": len(groups)}.items()}
-
-
-def _infinite(rounds: float | None) -> float:
-    return math.inf if rounds is None else rounds
 
 
 def share_of_rounds(store: Results, pattern: str, other: str) -> str:

@@ -45,9 +45,7 @@ def test_a_new_result_without_a_recorded_one_is_an_error(store):
         machines.spread(store)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "outside"), [(20, "0"), (24, "0"), (19, "1"), (25, "1"), (None, "1")], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("rounds", "outside"), [(20, "0"), (24, "0"), (19, "1"), (25, "1"), (None, "1")], ids=str)
 def test_spread_counts_new_rounds_outside_the_range_of_the_recorded_seeds(store, rounds, outside):
     write(store, ".", result(CELL, 0, 20), result(CELL, 1, 24))
     write(store, "rechecks/n100", replace(result(CELL, 0, rounds), processor="n100"))
