@@ -23,7 +23,6 @@ from tests.support.identities import DAY_S, Certified
 
 KEYS = MaskingKeys(b"\x01" * 32, b"\x02" * 32)
 REQUEST, OTHER_REQUEST = b"\x03" * 32, b"\x04" * 32
-NOW = time.time()
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +41,14 @@ def signed(fleet: Certified, holder: str = "pi-1", device: str = "pi-1", request
     return sign_keys(device, KEYS, request, certificate=certificate, private_key=key)
 
 
-def refusal(keys: MaskingKeys, trusted: Authorities, device: str = "pi-1", now: float | None = NOW) -> str:
+def refusal(keys: MaskingKeys, trusted: Authorities, device: str = "pi-1", now: float | None = None) -> str:
     with pytest.raises(WireError) as refused:
         check_signed_keys(device, keys, REQUEST, trusted, now)
     return str(refused.value)
 
 
 def test_keys_of_a_device_of_the_fleet_are_signed(fleet):
-    check_signed_keys("pi-1", signed(fleet), REQUEST, authorities(fleet), NOW)
+    check_signed_keys("pi-1", signed(fleet), REQUEST, authorities(fleet))
 
 
 def test_unsigned_keys_are_refused(fleet):
@@ -91,7 +90,7 @@ def test_certificate_with_two_equal_extensions_is_refused(fleet):
     """Every member can send a certificate of its own making, which must not end the coordinator."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pi-1")])
-    now = datetime.fromtimestamp(NOW, UTC)
+    now = datetime.now(UTC)
     made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
     made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
     first, second = (x509.UnrecognizedExtension(x509.ObjectIdentifier(f"1.2.3.{last}"), b"") for last in (4, 5))
@@ -119,7 +118,7 @@ def test_certificate_of_another_fleet_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("days", "word"), [(60, "expired"), (-60, "not yet valid")])
 def test_certificate_outside_its_dates_is_refused(fleet, days, word):
-    assert word in refusal(signed(fleet), authorities(fleet), now=NOW + days * DAY_S)
+    assert word in refusal(signed(fleet), authorities(fleet), now=time.time() + days * DAY_S)
     check_signed_keys("pi-1", signed(fleet), REQUEST, authorities(fleet))
 
 
@@ -146,7 +145,7 @@ def test_key_that_cannot_sign_is_refused(fleet):
 def test_certificate_that_does_not_fit_into_a_message_is_refused():
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "o" * 60) for _ in range(9)])
-    begin, end = (datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (-1, 1))
+    begin, end = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
     certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end).sign(key, SHA256())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     with pytest.raises(WireError, match=f"pi-1 has {len(certificate.public_bytes(Encoding.DER))} bytes"):
