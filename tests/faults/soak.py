@@ -34,7 +34,7 @@ from tests.faults.gauges import (
     rows_beyond_the_ledger,
     training_processes,
 )
-from tests.faults.slopes import BLOCKS, SIGNIFICANT, Slope, slope
+from tests.faults.slopes import BLOCKS, SIGNIFICANT, WARM_UP, Slope, slope
 from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
@@ -77,8 +77,13 @@ class Soak:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def enough(self) -> bool:
-        """Return whether each gauge has been read often enough to estimate its slope."""
-        return all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
+        """Return whether each gauge has been read often enough, and over enough rounds, to estimate its slope."""
+        read = all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
+        return read and self.measured_rounds() >= BLOCKS
+
+    def measured_rounds(self) -> float:
+        """Return the number of rounds between the first and the last sample after the warm-up."""
+        return (1 - WARM_UP) * (self.samples[-1]["round"] - self.samples[0]["round"])
 
     def slopes(self) -> dict[str, Slope]:
         found = {}
@@ -99,7 +104,7 @@ class Soak:
 
 
 def soak(directory: Path, *, agents: int, rounds: int, limit_s: float, kill_every_s: float) -> Soak:
-    """Run `rounds` rounds, or fewer if `limit_s` have passed and there are enough samples.
+    """Run `rounds` rounds, or fewer if `limit_s` have passed and there are enough samples of enough rounds.
 
     Raises RuntimeError if the run fails.
     """

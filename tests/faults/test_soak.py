@@ -8,8 +8,11 @@ import pytest
 
 from tests.faults.soak import BOUNDS, lines, soak
 
-# None of a hundred runs of the suite should fail by chance; a leak of one item per round is a hundred standard errors.
+# None of a hundred runs of the suite should fail by chance.
 CERTAIN = 5.0
+# Items. A gauge varies by this much within a round, e.g. while the broker retains two models. On a slow machine the few
+# rounds of a minute begin and end at different points of a round, which is no growth. A leak per round adds 12 or more.
+WITHIN_A_ROUND = 3.0
 # Memory needs longer than a minute to settle: allocators fill their arenas first. `make soak` judges it.
 COUNTED = [name for name in BOUNDS if not name.endswith("resident_kib")]
 
@@ -24,5 +27,5 @@ def test_rounds_of_a_minute_leave_nothing_behind(tmp_path: Path):
     report = "\n".join(lines(measured))
     assert measured.broker_kills >= 3
     assert measured.aggregated >= measured.rounds / 2 > 5, report
-    found = measured.slopes()
-    assert [name for name in COUNTED if found[name].exceeds(BOUNDS[name], CERTAIN)] == [], report
+    found, tolerance = measured.slopes(), 100 * WITHIN_A_ROUND / measured.measured_rounds()
+    assert [name for name in COUNTED if found[name].exceeds(BOUNDS[name] + tolerance, CERTAIN)] == [], report
