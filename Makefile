@@ -74,7 +74,7 @@ demo: $(DEMO_STAMP) ## train a small fleet on this machine (options: make demo A
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup $(if $(CI),system-deps,mosquitto) lint types imports $(if $(CI),audit,bandit) ## run every check, then the quick tests (with CI=true all but hosts, arm64 and packages)
-	@# Where Python is told to write no bytecode, each of the hundreds of processes that tests start would compile our modules anew.
+	@# With PYTHONDONTWRITEBYTECODE each of the hundreds of processes that tests start would compile our modules again.
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m '$(if $(CI),not hosts and not arm64 and not packages,$(QUICK))'
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins

@@ -28,7 +28,7 @@ const Charts = (() => {
     return found;
   }
 
-  // At most `most` points with what stands out: of each stretch the least and the greatest.
+  // Return at most `most` points: the lowest and the highest of each section.
   function thinned(points, most) {
     if (points.length <= most) return points;
     const size = Math.ceil(points.length / (most / 2 - 1)), kept = new Set([0, points.length - 1]);
