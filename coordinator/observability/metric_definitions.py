@@ -33,7 +33,7 @@ PULL_STATS = ("p50", "p90", "max")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
 EVALUATION_STATS = ("mean", "p10", "min", "devices")
 FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
-SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
+SIGNS = ("reporting", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
 IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full", "other_context")
 WAYS = ("mqtt", "url")
@@ -164,7 +164,7 @@ class FleetGauges:
         )
         self.signs = gauge(
             "devices_showing",
-            "Devices by sign in vitals: told (any vitals), on_battery, under_voltage, throttled, hot (80 °C or more)",
+            "Devices by sign in vitals: reporting (any vitals), on_battery, under_voltage, throttled, hot (80 °C or more)",
             "sign",
         )
         self.declines = counter(

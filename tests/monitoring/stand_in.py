@@ -108,7 +108,7 @@ class _Fleet(Collector):
         yield _gauge("devices", ("state",), [((state,), 1) for state in DEVICE_STATES])
         yield _gauge("participants", ("state",), [((state,), 1) for state in PARTICIPANT_STATES])
         yield _gauge("unwilling_devices", ("condition",), [((str(one),), 1) for one in Condition])
-        signs = ("told", "on_battery", "under_voltage", "throttled", "hot")
+        signs = ("reporting", "on_battery", "under_voltage", "throttled", "hot")
         yield _gauge("devices_showing", ("sign",), [((sign,), 1) for sign in signs])
         accuracies = [((s, m), 0.9) for s in ("mean", "p10", "min") for m in ("before", "after")]
         yield _gauge("user_accuracy", ("stat", "moment"), accuracies)

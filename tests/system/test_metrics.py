@@ -138,7 +138,7 @@ def test_metrics_count_updates_devices_and_bytes(watched):
         "fedpatch_rounds_failed_in_a_row": 0,
         "sum(fedpatch_failures_total) + sum(fedpatch_declines_total)": 0,
         "count(fedpatch_round_phase_seconds_count > 0)": 10,
-        "fedpatch_devices_showing{sign='told'}": len(DEVICES),
+        "fedpatch_devices_showing{sign='reporting'}": len(DEVICES),
         "count(fedpatch_device_temperature_celsius == 48.25 or fedpatch_device_temperature_celsius == 48.2)": len(
             DEVICES
         ),

@@ -369,11 +369,11 @@ def test_stale_vitals_and_those_of_offline_devices_have_no_series(played):
     played.look()
     assert played.value("device_temperature_celsius", device="a") == 61.5
     assert played.value("device_temperature_celsius", device="b") is None
-    assert played.value("devices_showing", sign="told") == 1
+    assert played.value("devices_showing", sign="reporting") == 1
     played.now += STALE_S
     played.look()
     assert played.value("device_temperature_celsius", device="a") is None
-    assert played.value("devices_showing", sign="told") == 0
+    assert played.value("devices_showing", sign="reporting") == 0
 
 
 def test_vitals_of_an_evicted_device_are_dropped(tmp_path):
@@ -385,7 +385,7 @@ def test_vitals_of_an_evicted_device_are_dropped(tmp_path):
     played.vitals("c", WELL)
     played.look()
     assert sorted(played.engine.fleet.members) == ["a", "c"]
-    assert played.value("devices_showing", sign="told") == 1
+    assert played.value("devices_showing", sign="reporting") == 1
     assert played.meter._vitals._seen.keys() == {"c"}
 
 
@@ -394,7 +394,7 @@ def test_signs_of_trouble_are_counted_over_all_devices(played):
     played.vitals("b", replace(WELL, external_power=False, under_voltage=None, temperature_c=79.9))
     played.look()
     counts = {sign: played.value("devices_showing", sign=sign) for sign in SIGNS}
-    assert counts == {"told": 2, "on_battery": 1, "under_voltage": 1, "throttled": 1, "hot": 1}
+    assert counts == {"reporting": 2, "on_battery": 1, "under_voltage": 1, "throttled": 1, "hot": 1}
 
 
 def test_upload_time_of_a_device_is_observed_once_per_round(played):
@@ -440,4 +440,4 @@ def test_vitals_of_unknown_devices_are_ignored(tmp_path_factory, vitals):
     for device, one in vitals:
         played.vitals(device, one)
     played.look()
-    assert played.value("devices_showing", sign="told") == len({device for device, _ in vitals} & set("ab"))
+    assert played.value("devices_showing", sign="reporting") == len({device for device, _ in vitals} & set("ab"))

@@ -117,7 +117,7 @@ def _rankings() -> Section:
 def _health() -> Section:
     hottest = Query(f"sort_desc(topk(10, fedpatch_device_temperature_celsius{{{OF}}}))", "{{device}}")
     least = Query(f"sort(bottomk(10, fedpatch_device_free_disk_bytes{{{OF}}}))", "{{device}}")
-    signs = Query(f'fedpatch_devices_showing{{{OF}, sign!="told"}}', "{{sign}}")
+    signs = Query(f'fedpatch_devices_showing{{{OF}, sign!="reporting"}}', "{{sign}}")
     heat = Look("celsius", width=8, height=10, steps=((70, WARNING), (80, BAD)), link=_LINK)
     return Section(
         "The devices themselves",
