@@ -50,6 +50,8 @@ def page() -> str:
         table2_mnist=grid(mnist),
         table2_mnist_count=str(count(mnist)),
         table2_mnist_seeds=seeds(mnist),
+        table2_mnist_hours=f"{sum(run.seconds for one in mnist for run in one.results) / 3600:.0f}",
+        table2_mnist_on_gpu=on_gpu(mnist),
         tuned=grid(tuned),
         tuned_count=str(count(tuned)),
         tuned_seeds=seeds(tuned),

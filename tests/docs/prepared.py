@@ -133,6 +133,7 @@ mkdir -p /var/lib/prometheus/node-exporter
     "docs/explanation/performance.md": PROJECT,
     "docs/how-to/personal-model.md": USER,
     "docs/explanation/results.md": PROJECT,
+    "docs/tutorials/ten-pis.md": "git clone ... fedpatch && cd fedpatch\n",
     "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
     "docs/how-to/watch.md": f"""{HOUSE}{KITCHEN}
 cp $READER_HOME/house/ca.crt ca.pem

@@ -55,7 +55,7 @@ fedpatch() {
             ours fedpatch "$@" --print-config > /dev/null
             local small=(--devices "$READER_DEVICES" --rounds "${READER_ROUNDS:-1}" --target-ua none --wait-s 200 --grace-s 100 --recruit-deadline-s 100)
             case ${READER_RUNS:-} in
-                on) serving run.log 9464 ours fedpatch "$@" ;;  # for those who look at it
+                on) serving run.log 9464 ours fedpatch "$@" ;;  # for readers of its console or its metrics
                 later) { ours fedpatch "$@" "${small[@]}" &> run.log && code=0 || code=$?; echo $code > run.code; } & ;;  # the page begins its devices after it
                 *) ours fedpatch "$@" "${small[@]}" ;;
             esac ;;
@@ -65,10 +65,10 @@ fedpatch() {
         "device add "* | "device rotate "*)  # the bundle of the line before has been carried to its device
             rm -f "$(option --out "$@")"; ours fedpatch "$@" ;;
         "simulate fleet "*) ours fedpatch "$@" --devices 30 --rounds 2 ;;
-        "simulate paper fig3"* | "simulate paper fig4"*) ours fedpatch "${@/--rounds/--seeds}" --seeds 1 --summary ;;
+        "simulate paper fig3"* | "simulate paper fig4"*) ours fedpatch "${@/--rounds/--seeds}" --seeds 1 --summary --results results ;;
         "simulate robustness "*) ours fedpatch "$@" --clients 4 --rounds 1 --seeds 1 --rules mean,centred --attacks sign --workers 1 ;;
         "simulate compare "*) ours fedpatch "$@" --clients 4 --rounds 2 --seeds 1 --task "$(small_task "$@")" --workers 1 ;;
-        "simulate paper "*) ours fedpatch "$@" --seeds 1 ;;  # what is there is not computed again
+        "simulate paper "*) ours fedpatch "$@" --seeds 1 --results results ;;  # has all results, so nothing is computed
         # Noise on the mean of a few clients would make the model infinite.
         "simulate "*" --dp "*) ours fedpatch "$@" --clients 60 --rounds 2 --workers 1 ;;
         "simulate "*) ours fedpatch "$@" --clients 4 --rounds 2 --task "$(small_task "$@")" --target-ua 0.2 --workers 1 ;;
@@ -143,7 +143,7 @@ mosquitto_of_system() {
 case $name in
     fedpatch) if [ "${1:-}" = --in-terminal ]; then ours fedpatch "${@:2}"; else fedpatch "$@"; fi ;;
     fedpatch-agent) agent "$@" ;;
-    fedpatch-relay)  # its two brokers are those of others, so that only its words are understood
+    fedpatch-relay)  # its two brokers do not exist here, so only the options are checked
         case "$*" in
             "run "*) ours fedpatch-relay "$@" --print-config > /dev/null ;;
             "status"*) ours fedpatch-relay "$@" || [ $? = 2 ] ;;  # 2: no relay ever ran here
