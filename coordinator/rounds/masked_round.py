@@ -146,26 +146,21 @@ class MaskedRound:
         """True if the groups are drawn, or only relays are left."""
         return self._without_groups or bool(self.groups)
 
-    def add_keys(self, device: str, keys: MaskingKeys | None) -> bool:
-        """Take the keys of an acceptance; return False for missing or unusable keys, or keys other than those in the roster.
+    def add_keys(self, device: str, keys: MaskingKeys | None) -> None:
+        """Take the keys of an acceptance.
 
-        Where keys must be signed, unsigned keys are unusable: the other members would refuse the whole roster.
+        Raises:
+            WireError: Keys are missing or unusable, or other than the keys in the roster. Where keys must be signed, a bad
+                signature makes them unusable: the other members would refuse the whole roster.
         """
-        if keys is None or not _usable(keys) or not self._signed(device, keys):
-            return False
+        if keys is None or not _usable(keys):
+            raise WireError(f"{device} has sent no keys that can be used")
+        if self._policy.authorities is not None:
+            check_signed_keys(device, keys, self._request, self._policy.authorities)
         if not self.drawn:
             self.keys[device] = keys
-        return self.keys.get(device) == keys
-
-    def _signed(self, device: str, keys: MaskingKeys) -> bool:
-        if self._policy.authorities is None:
-            return True
-        try:
-            # The broker has checked the dates of the certificate, and the members check them again.
-            check_signed_keys(device, keys, self._request, self._policy.authorities)
-        except WireError:
-            return False
-        return True
+        if self.keys.get(device) != keys:
+            raise WireError(f"{device} has sent other keys than its roster has")
 
     def _draw(self, now: float) -> list[Effect]:
         """Draw the groups of the devices that accepted; return the effects that save the rosters and send them."""

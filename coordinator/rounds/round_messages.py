@@ -769,8 +769,10 @@ class ActiveRound:
     def _accepted(self, device: str, body: Accept, now: float) -> list[Effect]:
         if self.masked is None or device in self.masked.sums:
             return self._seen(device, Event.ACCEPT, now)
-        if not self.masked.add_keys(device, body.keys):
-            return self.masked.leave(device, OTHER_KEYS if self.masked.drawn else NO_KEYS, now)
+        try:
+            self.masked.add_keys(device, body.keys)
+        except WireError as error:
+            return self.masked.leave(device, OTHER_KEYS if self.masked.drawn else NO_KEYS, now, str(error))
         return [*self._seen(device, Event.ACCEPT, now), *self.masked.remind(device)]
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:

@@ -7,6 +7,7 @@ names the device. A signature is of no use in another round, with another reques
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import msgpack
@@ -45,7 +46,7 @@ class Authorities:
         try:
             found = [one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(pem)]
             authorities = tuple(der for der in found if read_der(der).is_ca)
-        except ValueError:
+        except _unreadable():
             authorities = ()
         if not authorities:
             raise WireError("the CA file has no certificate that can be read")
@@ -73,7 +74,7 @@ def sign_keys(device: str, keys: MaskingKeys, request: bytes, *, certificate: by
     try:
         der = x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER)
         key = load_pem_private_key(private_key, None)
-    except (ValueError, TypeError) as error:
+    except _unreadable() as error:
         raise WireError(f"the certificate of {device} or its key cannot be read: {error}") from None
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
         raise WireError(f"the certificate of {device} is not over P-256, so it cannot sign keys")
@@ -92,7 +93,7 @@ def check_signed_keys(
         keys: Its public keys, with certificate and signature.
         request: `request_digest` of the round's request.
         authorities: The CAs of the fleet.
-        now: Unix time in seconds, at which the certificate must be valid; None: at any time.
+        now: Unix time in seconds, at which the certificate must be valid; None: the present.
 
     Raises:
         WireError: The keys are not those of the device; the message names the reason.
@@ -108,9 +109,9 @@ def check_signed_keys(
         about = read_der(keys.certificate)
         certificate = x509.load_der_x509_certificate(keys.certificate)
         public = certificate.public_key()
-    except (ValueError, TypeError) as error:
+    except _unreadable() as error:
         raise WireError(f"the certificate of {device} cannot be read: {error}") from None
-    if why := _for_another(about, device, authorities.fleet, now):
+    if why := _for_another(about, device, authorities.fleet, time.time() if now is None else now):
         raise WireError(f"the certificate of {device} {why}")
     if not any(_issued(certificate, authority) for authority in authorities.certificates):
         raise WireError(f"the certificate of {device} was not issued by the CA of this fleet")
@@ -124,12 +125,20 @@ def check_signed_keys(
         raise WireError(f"the signature of {device} is not one of these keys in this round") from None
 
 
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Return the errors that `cryptography` raises for a certificate or a key that it cannot read."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.x509 import InvalidVersion
+
+    return ValueError, TypeError, UnsupportedAlgorithm, InvalidVersion
+
+
 def _signed(device: str, keys: MaskingKeys, request: bytes) -> bytes:
     packed: bytes = msgpack.packb([_PURPOSE, request, device, keys.share, keys.mask])
     return packed
 
 
-def _for_another(about: Certificate, device: str, fleet: str, now: float | None) -> str:
+def _for_another(about: Certificate, device: str, fleet: str, now: float) -> str:
     """Return why a certificate is not a valid one of the device; "" if it is."""
     holder = about.holder
     if holder is not None and (holder.fleet, holder.part) != (fleet, _DEVICE):
@@ -138,7 +147,7 @@ def _for_another(about: Certificate, device: str, fleet: str, now: float | None)
         return f"is one of {name!r}"
     if about.is_ca:
         return "is one of a CA"
-    if now is not None and (standing := about.standing(now)) != "good":
+    if (standing := about.standing(now)) != "good":
         return f"is {standing}"
     return ""
 
@@ -166,6 +175,6 @@ def _issued(certificate: object, authority: bytes) -> bool:
     assert isinstance(certificate, x509.Certificate)
     try:
         certificate.verify_directly_issued_by(x509.load_der_x509_certificate(authority))
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, *_unreadable()):
         return False
     return True

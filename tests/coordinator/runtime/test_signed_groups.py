@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.keys import SecretKeys
-from fedpatch.shared.wire.masking_messages import GroupMember, Roster
+from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster
 from fedpatch.shared.wire.messages import SIGNED_FEATURE, Accept
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, names
 from tests.support.checkups import quiet_checkup
-from tests.support.identities import Certified
+from tests.support.identities import DAY_S, Certified
 from tests.system.views import Silent
 
 COUNT = 9
@@ -90,14 +91,39 @@ def test_device_that_cannot_sign_is_not_asked(fleet):
     assert barred == {"pi-03": CANNOT_SIGN}
 
 
-@pytest.mark.parametrize("spoil", [{"signature": b"", "certificate": b""}, {"signature": b"\x30\x06"}])
+def without_signature(keys: MaskingKeys) -> MaskingKeys:
+    return replace(keys, signature=b"", certificate=b"")
+
+
+def with_another_signature(keys: MaskingKeys) -> MaskingKeys:
+    return replace(keys, signature=b"\x30\x06")
+
+
+def with_an_unknown_curve(keys: MaskingKeys) -> MaskingKeys:
+    known, unknown = (bytes.fromhex(f"2a8648ce3d03010{last}") for last in (7, 8))
+    return replace(keys, certificate=keys.certificate.replace(known, unknown))
+
+
+@pytest.mark.parametrize("spoil", [without_signature, with_another_signature, with_an_unknown_curve])
 def test_device_without_a_good_signature_is_out_of_its_round_only(fleet, spoil):
     def change(device: str, answer: Any) -> Any:
         if device != "pi-03" or not isinstance(answer, Accept) or answer.keys is None:
             return answer
-        return replace(answer, keys=replace(answer.keys, **spoil))
+        return replace(answer, keys=spoil(answer.keys))
 
     fleet.change = change
+    fleet.come().wait(700.0)
+    [record] = records(fleet)
+    assert (record.outcome, record.reported, record.failures) == ("aggregated", COUNT - 1, {"no_keys": 1})
+
+
+def test_device_with_an_expired_certificate_is_out_of_its_round_only(fleet, tmp_path, certified):
+    """The other members would refuse the whole roster. The broker checks dates only when a device connects."""
+    shutil.copytree(certified.directory, tmp_path / "ca")
+    now = time.time()
+    expired = Certified(tmp_path / "ca", "demo").device("pi-03", now=now - 2 * DAY_S, days=1)
+    certificates = CertificateFiles.of(expired, "pi-03", "demo")
+    fleet.devices["pi-03"].rounds = MaskingRounds("pi-03", random.Random("pi-03").randbytes, certificates=certificates)
     fleet.come().wait(700.0)
     [record] = records(fleet)
     assert (record.outcome, record.reported, record.failures) == ("aggregated", COUNT - 1, {"no_keys": 1})

@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
@@ -125,6 +127,33 @@ def test_certificate_outside_its_dates_is_refused(fleet, days, word):
 @pytest.mark.parametrize("certificate", [b"\x30", b"\x30\x03\x02\x01\x01", bytes(100)])
 def test_damaged_certificate_is_refused(fleet, certificate):
     assert "cannot be read" in refusal(replace(signed(fleet), certificate=certificate), authorities(fleet))
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        (bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030108")),
+        (bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d0209")),
+        (bytes.fromhex("a003020102"), bytes.fromhex("a003020109")),
+    ],
+    ids=["unknown curve", "unknown kind of key", "unknown version"],
+)
+def test_certificate_with_an_unknown_algorithm_or_version_is_refused(fleet, part, other):
+    keys = signed(fleet)
+    assert part in keys.certificate
+    changed = replace(keys, certificate=keys.certificate.replace(part, other))
+    assert "cannot be read" in refusal(changed, authorities(fleet))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(1, 255)), min_size=1, max_size=3))
+def test_keys_with_a_changed_certificate_are_refused_with_an_error_of_the_protocol(fleet, changes):
+    """Every member can send a certificate of its own making, which must not end the coordinator."""
+    keys = signed(fleet)
+    certificate = bytearray(keys.certificate)
+    for place, change in changes:
+        certificate[place % len(certificate)] ^= change
+    if bytes(certificate) != keys.certificate:
+        refusal(replace(keys, certificate=bytes(certificate)), authorities(fleet))
 
 
 def test_file_without_a_ca_is_refused(fleet):
