@@ -23,7 +23,7 @@ from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.gains import gain_figures, gain_of, gain_words
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 from fedpatch.shared.typed_values import learn_types
-from fedpatch.shared.wire.field_types import Count, Measure, Positive
+from fedpatch.shared.wire.field_types import MAX_MEASURE, Count, Measure, Positive
 from fedpatch.shared.wire.messages import UpdateReport
 
 if TYPE_CHECKING:
@@ -543,7 +543,7 @@ class StoredUpdate:
 
 
 def _finite(value: Any) -> Any:
-    """Return `value` with None for floats that JSON does not have, and Python's numbers for numpy's."""
+    """Return `value` with None for floats that JSON does not have, limited to Measure, and Python's numbers for numpy's."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):
@@ -553,4 +553,4 @@ def _finite(value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     number = float(value)
-    return number if math.isfinite(number) else None
+    return max(-MAX_MEASURE, min(number, MAX_MEASURE)) if math.isfinite(number) else None

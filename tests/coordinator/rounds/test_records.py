@@ -27,10 +27,12 @@ from fedpatch.coordinator.rounds.run_records import (
     status_words,
 )
 from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import UpdateReport
 from tests.coordinator.arbitrary_records import records
 
 COUNTS = st.integers(0, 1000)
+REPORTED = st.floats(-MAX_MEASURE, MAX_MEASURE)
 SHARES = st.none() | st.floats(0, 1)
 WORDS = st.sampled_from(["", "quorum_missed", "pi-1"])
 REASONS = st.dictionaries(st.sampled_from(["busy", "deadline", "late"]), st.integers(1, 9))
@@ -157,6 +159,15 @@ def test_figures_without_a_measure_are_empty_and_no_loss():
 def test_fleet_without_a_losing_device_never_loses(pairs):
     reports = [report(max(pair), min(pair)) for pair in pairs]
     assert not fleet_loses(figures(reports, MetricTerms()))
+
+
+@given(st.lists(st.tuples(st.sampled_from([-MAX_MEASURE, 0.0, MAX_MEASURE]), REPORTED), min_size=1, max_size=8))
+def test_record_of_any_gains_can_be_read_again(pairs):
+    """A difference of two values of a metric without limits can be twice as large as a value of a record."""
+    gains = figures([report(*pair) for pair in pairs], MetricTerms("RMSE", "min"))
+    read = RoundRecord.from_dict(json.loads(json.dumps(replace(RECORD, independent=gains).to_dict())))
+    assert read.independent.keys() == gains.keys()
+    assert all(-MAX_MEASURE <= gain <= MAX_MEASURE for gain in read.independent.values())
 
 
 def test_loss_warning_follows_the_last_measure_and_names_the_remedy():
