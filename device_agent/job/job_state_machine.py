@@ -113,6 +113,9 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
 
+REVEALED = Decline(DeclineReason.UNWILLING, "this device has revealed its shares of this round already")
+"""A repeated masked round is declined, such as one after a damaged checkpoint. The reason does not last for later rounds."""
+
 
 class EffectHandler(Protocol):
     """Performs effects: the agent's EffectRunner, and the devices of simulator, benchmarks and tests."""
@@ -332,8 +335,7 @@ class Job:
         except WireError as error:
             return Decline(DeclineReason.UNSUPPORTED, str(error)[:500])
         if keys is None:
-            detail = "this device has revealed its shares of this round already"
-            return Decline(_known_to_coordinator(DeclineReason.SECURE_TERMS, request), detail)
+            return REVEALED
         return None
 
     def _acceptance(self) -> list[Effect]:

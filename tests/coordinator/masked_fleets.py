@@ -12,6 +12,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
 from fedpatch.coordinator.rounds.run_events import ChunkReceived, DeviceMessage, DevicePresence, TimePassed
+from fedpatch.device_agent.job.job_state_machine import REVEALED
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.masking.device_vector import make_vector
@@ -87,6 +88,8 @@ class MaskedDevice:
             case WorkRequest():
                 self.request = envelope.body
                 keys = self.rounds.begin(name, envelope.body)
+                if keys is None:
+                    return [REVEALED]
                 return [Accept(1, keys), *([Offer(self.blobs[number][1])] if number in self.blobs else [])]
             case Roster() | Inbox() | Unmask():
                 answer = self.rounds.handle(name, envelope.body)

@@ -20,6 +20,7 @@ from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Change, Clock, MaskedDevice, MaskedFleet
 from tests.coordinator.registry_builders import new_run
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
+from tests.coordinator.runtime.test_resume import checkpoint_names
 from tests.faults.simulated.lesson import prepared
 
 DEVICES, SILENT, LATE = 11, "pi-04", "pi-07"
@@ -169,6 +170,20 @@ def test_masked_round_whose_saved_terms_are_damaged_starts_again(tmp_path, prepa
     assert "round 1 was open without its masked terms; it starts again" in again.bench.lines
     first, *_ = registry.rounds.records(again.bench.engine.spec.run)
     assert (first.round, first.outcome) == (1, "aggregated"), again.bench.lines
+
+
+def test_masked_round_repeated_after_a_damaged_checkpoint_fails_and_the_run_goes_on(
+    tmp_path, prepared, registry, clock
+):
+    """Each device reveals its shares of a round once, so it declines the repeated round, but no later one."""
+    terms = {**TERMS, "devices": 9, "rounds": 1, "group_size": 9}
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 9).come()
+    newest = checkpoint_names(fleet.bench)[-1]
+    fleet.bench.blobs.put(newest, fleet.bench.blobs.get(newest)[:-1])
+    again = MaskedFleet(fleet.bench.again(rounds=3), clock, devices=fleet.devices).come().wait(900.0)
+    first, second, *_ = registry.rounds.records(again.bench.engine.spec.run)
+    assert (first.round, first.outcome, first.failure) == (1, "failed", "too_few_accepted"), again.bench.lines
+    assert (second.round, second.outcome) == (2, "aggregated"), again.bench.lines
 
 
 def resumed_with_damage(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.job.job_effects import (
     EndJob,
     ForgetMasking,
@@ -294,17 +295,15 @@ def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
     assert accept == Accept(10)
 
 
-@pytest.mark.parametrize(
-    ("features", "reason"), [((MASKED_FEATURE,), DeclineReason.SECURE_TERMS), ((), DeclineReason.UNSUPPORTED)]
-)
-def test_round_in_which_shares_were_revealed_is_declined(features, reason):
-    """The decline has a reason that the coordinator understands."""
+def test_round_in_which_shares_were_revealed_is_declined_for_this_round_only():
+    """For a lasting reason the coordinator would invite the device to no other round of the run either."""
     job, keys = training()
     group = in_group(job, keys)
     receive(job, Unmask(group.context, b"\x07"))
-    changed = replace(MASKED, features=features, private="all")
-    [decline] = bodies(ask_masked(job, changed, epoch=2))
-    assert decline.reason is reason
+    [decline] = bodies(ask_masked(job, replace(MASKED, private="all"), epoch=2))
+    assert isinstance(decline, Decline) and not lasts(decline)
+    [accept] = bodies(ask_masked(job, MASKED, round_number=2, epoch=2))
+    assert isinstance(accept, Accept)
 
 
 def test_masking_message_to_a_device_without_masks_is_ignored():
