@@ -737,9 +737,11 @@ class ActiveRound:
             # The devices would refuse other groups in this round, but not in the next one.
             self._groups_damaged = True
             return known
+        # Saved acceptances have no keys: until the groups are drawn, only relays, which need none, have accepted.
+        accepted = known.accepted if self.masked.drawn else known.accepted & self.masked.sums
         return replace(
             known,
-            accepted=known.accepted | self.masked.keys.keys(),
+            accepted=accepted | self.masked.keys.keys(),
             grouped=self.masked.drawn,
             unmasking=any(entry.step == "reported" for entry in entries),
         )

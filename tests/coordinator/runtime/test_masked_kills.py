@@ -172,6 +172,18 @@ def test_masked_round_whose_saved_terms_are_damaged_starts_again(tmp_path, prepa
     assert (first.round, first.outcome) == (1, "aggregated"), again.bench.lines
 
 
+def test_devices_that_accepted_before_a_kill_send_their_keys_again(tmp_path, prepared, registry, clock):
+    """Acceptances are saved without keys. Here the last device answers the next coordinator before all others."""
+    terms = {**TERMS, "devices": 10, "rounds": 1, "group_size": 10}
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 10)
+    fleet.change = lambda device, answer: None if device == "pi-00" else answer
+    fleet.come()
+    fleet.bench.performer.counters.flush()
+    again = MaskedFleet(fleet.bench.again(), clock, devices=fleet.devices).come().wait(900.0)
+    [record] = registry.rounds.records(again.bench.engine.spec.run)
+    assert (record.outcome, record.reported) == ("aggregated", 10), again.bench.lines
+
+
 def test_masked_round_repeated_after_a_damaged_checkpoint_fails_and_the_run_goes_on(
     tmp_path, prepared, registry, clock
 ):
