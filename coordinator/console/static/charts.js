@@ -45,7 +45,7 @@ const Charts = (() => {
 
   const at = points => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-  // A chart in `host` that is drawn anew for each width. `draw(svg, box)` fills it; `tell(x)` names what is at a round.
+  // A chart in `host`, redrawn at each new width. `draw(svg, box)` fills it; `tell(x)` returns the text for a round.
   class Chart {
     constructor(host, label) {
       this.host = host;

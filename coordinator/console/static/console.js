@@ -1,4 +1,4 @@
-// The live page: events of the server come in, and only what they change is drawn. All text is set as text.
+// The live page: each event of the server redraws only the changed parts. Text is set as text, never as HTML.
 "use strict";
 (() => {
   const {Chart, shape, element} = Charts;
@@ -102,7 +102,7 @@
     put("spoken", `Round ${row.n} ${outcome(row)}${row.ua === undefined ? "" : `, ${state.metric.name} ${ua(row.ua)}`}`);
   }
 
-  // --- Drawing: at most once per frame, only what is dirty.
+  // --- Drawing: at most once per frame, and only the changed parts.
   let asked = false;
   function mark(name) {
     dirty.add(name);
