@@ -20,6 +20,8 @@ import shlex
 import shutil
 import sqlite3
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -145,6 +147,12 @@ _SUSPICIOUS = {*_UNREADABLE, sqlite3.SQLITE_ERROR, None}
 
 _log = logging.getLogger("fedpatch.registry")
 
+# SQLite's locks are those of POSIX: if a process closes any descriptor of a file, it loses all its locks on this file. So the
+# file itself is read only while no connection of this process has it open.
+_opening = threading.Lock()
+_connections: Counter[tuple[int, int]] = Counter()
+"""Open connections of this process to each file, by device and inode; `_opening` guards it."""
+
 
 class SqliteConnection(sqlite3.Connection):
     """A connection that holds the writers' lock until it is closed.
@@ -152,15 +160,21 @@ class SqliteConnection(sqlite3.Connection):
     Attributes:
         is_copy: Whether the copy has just replaced a damaged registry.
         in_memory: Whether it is a copy in memory, which no other process changes.
+        file: Device and inode of its file; None in memory, and once it is closed.
     """
 
     lock: SharedLock | None = None
     is_copy: bool = False
     in_memory: bool = False
+    file: tuple[int, int] | None = None
 
     def close(self) -> None:
         """Release the file and the lock."""
-        super().close()
+        with _opening:
+            super().close()
+            if self.file is not None:
+                _connections[self.file] -= 1
+                self.file = None
         if self.lock is not None:
             self.lock.release()
 
@@ -305,7 +319,7 @@ def _open_to_read(path: Path) -> SqliteConnection:
         try:
             version = _version(db, path)
         except sqlite3.OperationalError as error:
-            if (_code(error) or 0) & 0xFF not in _NO_ROOM:
+            if (_code(error) or 0) & 0xFF not in _NO_ROOM or (db.file and _connections[db.file] > 1):
                 raise
             db = _read_elsewhere(db, path)
             version = _version(db, path)
@@ -373,9 +387,18 @@ def _make_private(path: Path) -> None:
 
 def _connect(path: Path, how: str) -> SqliteConnection:
     uri = f"{path.absolute().as_uri()}?{how}"
-    return sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=SqliteConnection
-    )
+    with _opening:
+        db = sqlite3.connect(
+            uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=SqliteConnection
+        )
+        db.file = _identity(path)
+        _connections[db.file] += 1
+    return db
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _in_memory(db: sqlite3.Connection | None = None) -> SqliteConnection:
@@ -450,9 +473,15 @@ def _problem(path: Path) -> str | None:
 
 
 def _header_problem(path: Path) -> str | None:
-    """Return the problem of a header whose version is not SQLite's; SQLite would open such a file as read-only."""
-    with path.open("rb") as file:
-        header = file.read(100)
+    """Return the problem of a header whose version is not SQLite's; SQLite would open such a file as read-only.
+
+    The header of a file that this process has open through SQLite was checked when it was opened.
+    """
+    with _opening:
+        if _connections[_identity(path)]:
+            return None
+        with path.open("rb") as file:
+            header = file.read(100)
     if not header or (header[:16] == _MAGIC and set(header[_VERSION_BYTES]) <= {1, 2}):
         return None
     return _damage("file is not a database")

@@ -204,6 +204,28 @@ def test_readonly_registry_sees_a_run_in_progress(registry, place):
             reader.reopen(run.id)
 
 
+@pytest.mark.parametrize("readonly", [True, False])
+def test_second_registry_of_the_same_process_keeps_the_locks_of_the_first(path, readonly):
+    """Without the locks another process would delete SQLite's log, and with it all later changes of the first registry."""
+    program = f"""
+from pathlib import Path
+from fedpatch.coordinator.storage.run_registry import Registry
+with Registry(Path({str(path)!r})) as registry:
+    print(*sorted(device.id for device in registry.devices()))
+"""
+
+    def devices_of_another_process() -> list[str]:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+        return done.stdout.split()
+
+    with Registry(path) as registry:
+        seen(registry, "pi-1")
+        Registry(path, readonly=readonly).close()
+        assert devices_of_another_process() == ["pi-1"]
+        seen(registry, "pi-2")
+        assert devices_of_another_process() == ["pi-1", "pi-2"]
+
+
 def test_readonly_registry_where_none_is_raises_and_makes_nothing(path):
     with pytest.raises(UsageError, match=r"no runs in .*state .*--state-dir"):
         Registry(path, readonly=True)
