@@ -174,8 +174,8 @@ class ObjectBlobs:
             try:
                 return done.result(_LOOK_S)
             except TimeoutError:
-                if done.done():
-                    raise
+                if done.done():  # it ended just after the wait, or raised a TimeoutError of its own
+                    return done.result()
             if self._ending.is_set():
                 ending_since = ending_since or time.monotonic()
                 if time.monotonic() >= ending_since + ENDING_S:

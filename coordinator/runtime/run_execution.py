@@ -418,8 +418,9 @@ def _taken_up(
         reconcile(registry, run.id, places.move_in(before), prepared, view.say)
         with refusals_of(directory):
             make_directory(directory)
+        earlier = places.earlier(before)
         epoch = registry.next_epoch(run.id)
-        places.drop_earlier(before)
+        places.drop(earlier)
         spec = run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes, leader_epoch=connection.leader_epoch)
         yield spec, prepared, connection
 

@@ -11,7 +11,7 @@ refuse such a write: not every S3 server supports conditional requests. A run th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,17 +63,26 @@ class BlobPlaces:
                 pass
         return target
 
-    def drop_earlier(self, before: int) -> None:
-        """Delete the blobs of earlier leaders, except those of the previous leader, which a reader may be reading.
+    def earlier(self, before: int) -> list[str]:
+        """Return the names of the blobs of earlier leaders, except the previous leader's, which a reader may be reading.
+
+        Call it before this process writes its epoch. That write fails if there is a later leader, so `drop` deletes no blob of
+        a later leader, even if this process is paused and continues after it has lost the lead.
 
         Args:
             before: Epoch of the previous leader.
         """
         if self.leader_epoch is None:
-            return
-        root = open_blobs(self.url, self.directory, None, self.ending)
+            return []
         kept = {f"{epoch_folder(epoch)}/" for epoch in (before, self.leader_epoch)}
-        root.delete(*(name for name in root.list() if name not in kept))
+        return [name for name in self._root().list() if name not in kept]
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Delete the blobs that `earlier` returned."""
+        self._root().delete(*names)
+
+    def _root(self) -> BlobStore:
+        return open_blobs(self.url, self.directory, None, self.ending)
 
 
 def keys_of(blobs: BlobStore, folder: str = "") -> Iterator[str]:

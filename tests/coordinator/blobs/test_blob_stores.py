@@ -6,10 +6,11 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -255,6 +256,22 @@ def test_request_that_the_store_never_answers_is_abandoned_soon_after_the_proces
         assert time.monotonic() - since < 0.5 + ENDING_S + 1.0
 
 
+def test_request_that_ends_just_after_a_wait_has_its_result(s3, monkeypatch):
+    class Late(Future[Any]):
+        """Its result comes between the end of a wait and the next look."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            found = super().result()
+            if timeout is not None:
+                raise TimeoutError
+            return found
+
+    monkeypatch.setattr(object_blobs, "Future", Late)
+    blobs = open_blobs(s3, Path("r-1"))
+    blobs.put("a", b"x")
+    assert blobs.get("a") == b"x"
+
+
 @pytest.mark.parametrize("before", [None, 6])
 def test_next_leader_has_all_blobs_in_a_folder_of_its_own_where_the_one_before_does_not_write(
     store: str, tmp_path: Path, before: int | None
@@ -271,13 +288,28 @@ def test_next_leader_has_all_blobs_in_a_folder_of_its_own_where_the_one_before_d
     assert own.list() == ["checkpoint-000001.fp", "privacy-book.fp", "updates/"]
     assert own.get("updates/000002/pi-1.fp") == b"updates/000002/pi-1.fp"
     assert run_blobs({"blobs": store}, run, 7).where() == own.where()
-    places.drop_earlier(before or 6)
+    places.drop(places.earlier(before or 6))
     left = {
         key.partition("/")[0]
         for name in open_blobs(store, run).list()
         for key in keys_of(open_blobs(store, run), name.rstrip("/"))
     }
     assert left == ({"epoch-000007"} if before is None else {"epoch-000006", "epoch-000007"})
+
+
+def test_former_leader_that_wakes_up_deletes_no_blob_of_a_later_leader(store: str, tmp_path: Path):
+    """It was paused after it had written its epoch, before it deleted the blobs of earlier leaders."""
+    run = tmp_path / "r-1"
+    open_blobs(store, run, 5).put("checkpoint-000001.fp", b"oldest")
+    open_blobs(store, run, 6).put("checkpoint-000002.fp", b"old")
+    former, leader = BlobPlaces(store, run, 7), BlobPlaces(store, run, 8)
+    former.move_in(6)
+    listed = former.earlier(6)
+    own = leader.move_in(7)
+    own.put("checkpoint-000003.fp", b"new")
+    former.drop(listed)
+    assert own.list() == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
+    assert open_blobs(store, run, 5).list() == []
 
 
 def test_run_that_is_resumed_without_standbys_moves_back(store: str, tmp_path: Path):
