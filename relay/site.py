@@ -27,6 +27,7 @@ from fedpatch.coordinator.runtime.connection import REAL, Connection
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
+from fedpatch.coordinator.storage.database.value_checks import RUN_ID
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.training_messages import (
     Evaluated,
@@ -69,13 +70,13 @@ _SETTLE_S = 5.0
 _QUIET_S = 1.0
 # Longer than most deadlines of parents; where a URL has expired, the chunks come by MQTT.
 _URLS_VALID_S = LONGEST_DEADLINE_S + MARGIN_S
-_SAFE_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_MAX_RUN_LENGTH = 64
 _ID_FILE = "relay-id"
 
 
 def is_usable_run(run: str) -> bool:
-    """Return whether the name of a parent's run can be the name of a folder here."""
-    return _SAFE_RUN.fullmatch(run) is not None
+    """Return whether the name of a parent's run can be the name of a folder here, and be in a registry."""
+    return len(run) <= _MAX_RUN_LENGTH and RUN_ID.fullmatch(run) is not None
 
 
 def relay_id(directory: Path) -> str:

@@ -303,7 +303,8 @@ def test_relay_lists_no_feature_that_it_declines_and_no_encoding_with_a_residual
 
 
 @pytest.mark.parametrize(
-    ("run", "usable"), [("20261126-101500-ab12cd", True), ("../x", False), ("", False), (".x", False)]
+    ("run", "usable"),
+    [("20261126-101500-ab12cd", True), ("../x", False), ("", False), (".x", False), ("_x", False), ("-x", False)],
 )
 def test_run_whose_name_is_no_folder_is_refused(run, usable):
     assert is_usable_run(run) == usable

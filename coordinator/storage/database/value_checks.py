@@ -22,7 +22,7 @@ from fedpatch.shared.config.fields import NAME
 STATUSES = ("running", "finished", "interrupted", "failed")
 OUTCOMES = ("aggregated", "failed", *EVALUATION_OUTCOMES)
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAMES = re.compile(NAME.regex)
 
@@ -63,7 +63,7 @@ def row_problem(table: str, row: Row, check: Callable[[Row], None] | None = None
 def check_run(run: RunInfo) -> None:
     """Raise ValueError or TypeError for values that no run has."""
     _require_text(run.id, "id")
-    _require(_RUN_ID.fullmatch(run.id), "id", run.id)
+    _require(RUN_ID.fullmatch(run.id), "id", run.id)
     for name in ("task", "strategy", "private", "schema"):
         _require(isinstance(getattr(run, name), str), name, getattr(run, name))
     _require_number(run.created_at, "created_at")
