@@ -32,11 +32,11 @@ from fedpatch.coordinator.pki.issued_certificates import (
     write_index,
 )
 from fedpatch.coordinator.pki.x509 import (
-    BACKDATED_S,
     Issuer,
     Pair,
     Period,
     Subject,
+    backdated,
     check_server_names,
     make_ca,
     make_crl,
@@ -184,7 +184,7 @@ class Authority:
             raise UsageError(f"the CA of fleet {self.fleet!r} has expired; renew it with `fedpatch ca renew`")
         key = key or new_key()
         serial = self._new_serial()
-        period = Period(int(now) - BACKDATED_S, min(int(now) + days * DAY_S, self.ends))
+        period = Period(backdated(now), min(int(now) + days * DAY_S, self.ends))
         entry = Entry(
             serial=f"{serial:x}", part=part, name=name, not_before=period.not_before, not_after=period.not_after
         )
@@ -242,7 +242,7 @@ class Authority:
     def renew(self, *, now: float, days: int = CA_DAYS) -> None:
         """Issue a new certificate for the CA's own key; issued certificates stay valid."""
         key = (self.directory / KEY).read_bytes()
-        period = Period(int(now) - BACKDATED_S, int(now) + days * DAY_S)
+        period = Period(backdated(now), int(now) + days * DAY_S)
         certificate = make_ca(self.fleet, key, self._new_serial(), period)
         self._write(self.directory / CERTIFICATE, certificate, mode=0o644)
         self._issuer = read_issuer(certificate, key)
@@ -308,7 +308,7 @@ def _begin(directory: Path, fleet: str, now: int, days: int) -> None:
         if not path.exists():
             write_atomic(path, new_key())
         key = path.read_bytes()
-        certificate = make_ca(fleet, key, new_serial(), Period(now - BACKDATED_S, now + days * DAY_S))
+        certificate = make_ca(fleet, key, new_serial(), Period(backdated(now), now + days * DAY_S))
         write_atomic(directory / CERTIFICATE, certificate, mode=0o644)
 
 

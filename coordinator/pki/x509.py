@@ -24,8 +24,7 @@ except ModuleNotFoundError as error:
         f"certificates need the package {error.name}, which is not installed; pip install 'fedpatch[coordinator]'"
     ) from error
 
-BACKDATED_S = 3600
-
+_BACKDATED_S = 3600
 _SHA256 = hashes.SHA256()
 
 
@@ -69,6 +68,15 @@ class Issuer:
     def pem(self) -> bytes:
         """The certificate as PEM."""
         return _pem(self.certificate)
+
+
+def backdated(now: float) -> int:
+    """Return the beginning of the validity of a certificate or a list that is made now, for devices whose clock is behind.
+
+    Args:
+        now: Unix time in seconds. The clock of a machine without a battery may begin in 1970.
+    """
+    return max(0, int(now) - _BACKDATED_S)
 
 
 def new_key() -> bytes:
@@ -155,7 +163,7 @@ def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int,
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(issuer.certificate.subject)
-        .last_update(_moment(now - BACKDATED_S))
+        .last_update(_moment(backdated(now)))
         .next_update(_moment(max(issuer.ends, now)))
         .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False)

@@ -71,6 +71,14 @@ def test_openssl_loads_the_files_of_the_coordinator(authority: Authority):
     assert (authority.directory / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
+def test_ca_made_in_the_first_hour_of_1970_can_be_opened(tmp_path: Path):
+    """The clock of a machine without a battery begins there."""
+    with Authority.create(tmp_path / "ca", "kitchen", now=600.0) as authority:
+        authority.issue(DEVICE, "pi-1", now=600.0)
+    with Authority.open(tmp_path / "ca", now=600.0) as again:
+        assert again.fleet == "kitchen"
+
+
 def test_ca_does_not_keep_the_key_of_a_device(authority: Authority):
     issued = authority.issue(DEVICE, "pi-1", now=NOW)
     assert b"PRIVATE KEY" in issued.pair.key
