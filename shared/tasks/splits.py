@@ -110,7 +110,13 @@ def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> t
     when = np.asarray(times)
     cut = np.sort(when)[-_test_count(len(when), test_share) :][:1]  # nothing where there is no example
     test = _both_parts(when >= cut)
-    train = when < cut - gap if gap else when < cut
+    train = when < cut
+    if gap and when.dtype.kind in "iu":
+        # The difference of unsigned or short numbers would wrap; after the cut it may, because `train` is False there.
+        wide = when if when.dtype == np.uint64 else when.astype(np.int64)
+        train &= wide[test].min() - wide > gap
+    elif gap:
+        train = when < cut - gap
     if not train.any():
         raise DataError(f"a gap of {gap:g} leaves no training example; take a smaller one, or collect more examples")
     return train, test

@@ -51,15 +51,15 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
         ordered: As for `validation_mask`.
 
     Returns:
-        The same test data; training and validation data in the order of the training data before. If `share` of them
-        is less than MIN_VALIDATION_EXAMPLES, the validation part is empty, and held-out examples are in no part.
+        The same test data; training and validation data in the order of the training data before. If fewer than
+        MIN_VALIDATION_EXAMPLES are held out, the validation part is empty, and the held-out examples are in no part.
     """
     if data.val_x is not None:
         return data
     x, y = np.asarray(data.train_x), np.asarray(data.train_y)
     held_out = validation_mask(x, share, ordered=ordered)
     train, validation = (_first_and_last if ordered else _chosen)(held_out)
-    if len(x) * share < MIN_VALIDATION_EXAMPLES:
+    if held_out.sum() < MIN_VALIDATION_EXAMPLES:
         validation = slice(0)
     return replace(data, train_x=x[train], train_y=y[train], val_x=x[validation], val_y=y[validation])
 

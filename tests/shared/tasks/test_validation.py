@@ -50,13 +50,21 @@ def test_a_split_shares_out_every_example_once_and_keeps_order_targets_and_test_
     data = replace(_data(count), train_y=np.arange(count))
     split, val_x, val_y = _split(data, share, ordered=ordered)
     targets = np.concatenate([split.train_y, val_y])
-    aside = validation_mask(data.train_x, share, ordered=ordered) & (count * share < MIN_VALIDATION_EXAMPLES)
+    aside = validation_mask(data.train_x, share, ordered=ordered)
+    aside &= aside.sum() < MIN_VALIDATION_EXAMPLES
     assert sorted([*targets.tolist(), *np.flatnonzero(aside).tolist()]) == list(range(count))
     assert np.array_equal(np.concatenate([split.train_x, val_x]), data.train_x[targets])
     for part in (split.train_y, val_y):
         assert np.array_equal(part, np.sort(part))
     assert split.test_x is data.test_x and split.test_y is data.test_y
     assert val_x.dtype == split.train_x.dtype and val_x.shape[1:] == split.train_x.shape[1:]
+
+
+@given(COUNTS, SHARES, st.booleans())
+@example(49, 0.1, False)
+def test_validation_part_has_enough_examples_or_none(count, share, ordered):
+    _, val_x, _ = _split(_data(count), share, ordered=ordered)
+    assert len(val_x) == 0 or len(val_x) >= MIN_VALIDATION_EXAMPLES
 
 
 @given(COUNTS, SHARES, st.randoms(use_true_random=False))
