@@ -76,10 +76,13 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     done = Enrolled(bundle.device, bundle.fleet, bundle.broker)
     config = _behind_link(config)
     text, table = _settings(config)
-    _check_broker(bundle, str(table.get("broker", "")))
+    broker = bundle.broker or str(table.get("broker", ""))
+    has_tls = not broker or parse_broker_url(broker).tls
+    if bundle.certificate and not has_tls:
+        raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts:// as the broker")
     place = state_dir.absolute() / DIRECTORY
     own = _check_certificate(bundle, done) if bundle.certificate else None
-    values = _values(bundle, place)
+    values = _values(bundle, place, has_tls=has_tls)
     if not config.exists() and state_dir != AgentSettings.state_dir:
         values["state_dir"] = str(place.parent)  # else the agent would use its default directory
     if not replace:
@@ -96,7 +99,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
                 _put(place / OWN_NAME, _together(bundle), done)
             if bundle.password:
                 _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), done)
-        _put_settings(config, text, values, _contradicting(bundle, table, place), owner, done)
+        _put_settings(config, text, values, _contradicting(bundle, table, place, has_tls=has_tls), owner, done)
         # Files of the former identity are deleted last, since the settings named them until now.
         with _acting_as(owner):
             for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
@@ -171,13 +174,13 @@ def _settings(config: Path) -> tuple[str, dict[str, object]]:
         raise ConfigError([f"{config}: cannot be read: {error.strerror or error}"]) from None
 
 
-def _values(bundle: Bundle, place: Path) -> dict[str, str]:
+def _values(bundle: Bundle, place: Path, *, has_tls: bool) -> dict[str, str]:
     values = {"fleet": bundle.fleet, "device_id": bundle.device}
     if bundle.broker:
         values["broker"] = bundle.broker
     if bundle.broker_profile:
         values["broker_profile"] = bundle.broker_profile
-    if bundle.ca and (not bundle.broker or parse_broker_url(bundle.broker).tls):
+    if bundle.ca and has_tls:
         values["ca_file"] = str(place / CA_NAME)
     if bundle.certificate:
         values["cert_file"] = values["key_file"] = str(place / OWN_NAME)
@@ -186,7 +189,7 @@ def _values(bundle: Bundle, place: Path) -> dict[str, str]:
     return values
 
 
-def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> list[str]:
+def _contradicting(bundle: Bundle, table: dict[str, object], place: Path, *, has_tls: bool) -> list[str]:
     """Return settings with which an agent would not start beside those of the bundle, and those left by an earlier bundle."""
     keys = []
     if bundle.password:
@@ -198,16 +201,9 @@ def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> lis
     known = str(table.get("broker", ""))
     if bundle.broker and known and not bundle.broker_profile and fitting_profile(parse_broker_url(known).host):
         keys.append("broker_profile")
-    if bundle.broker and not parse_broker_url(bundle.broker).tls and table.get("ca_file") == str(place / CA_NAME):
+    if not has_tls and table.get("ca_file") == str(place / CA_NAME):
         keys.append("ca_file")
     return keys
-
-
-def _check_broker(bundle: Bundle, known: str) -> None:
-    """Check the broker of the bundle or, if it names none, that of the settings: a certificate needs TLS."""
-    broker = bundle.broker or known
-    if broker and not parse_broker_url(broker).tls and bundle.certificate:
-        raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts:// as the broker")
 
 
 def _check_not_another(bundle: Bundle, table: dict[str, object], place: Path, config: Path) -> None:

@@ -261,6 +261,19 @@ def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, devic
     assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("former", ["mqtt://localhost", "mqtts://broker.lan"])
+def test_password_without_a_broker_leaves_settings_with_which_the_agent_starts(
+    tmp_path: Path, device: Device, former: str
+):
+    """The bundle has the fleet's CA, which a broker without TLS makes an error. `former`: the broker of an earlier bundle."""
+    bundle = Bundle(fleet="kitchen", device="pi-1", broker=former, ca=bundle_of(tmp_path).ca, password="s3")
+    device.install(bundle)
+    device.config.write_text(device.config.read_text().replace(former, "mqtt://localhost"))
+    device.install(replace(bundle, broker=""))
+    assert device.settings["broker"] == "mqtt://localhost"
+    assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
+
+
 def test_a_certificate_of_the_owner_s_own_stays_beside_a_password(tmp_path: Path, device: Device):
     device.config.write_text('cert_file = "/etc/ssl/mine.pem"\n')
     device.install(Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret"))
