@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
@@ -17,6 +20,16 @@ from fedpatch.simulator.comparison.recommend import ALONE, Arm, recommend, rows
 
 def arm(name, *values):
     return Arm(name, {(0, client): value for client, value in enumerate(values)}, 5, 100)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.sampled_from(["max", "min"]))
+@example([0.8, 0.2, 0.4], "max")
+@example([0.2, 0.1, 0.9], "min")
+def test_learning_alone_reaches_its_own_user_accuracy(values, goal):
+    """A curve has the mean by NumPy, which can differ in the last bit."""
+    curve = [1.0 - (goal == "max"), float(np.mean(values))]
+    [row] = rows([replace(arm(ALONE, *values), curves={0: curve})], MetricTerms("f1", goal))
+    assert row.rounds_to_target is not None
 
 
 def test_rows_compare_client_by_client():
