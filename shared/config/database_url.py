@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 from fedpatch.shared.config.listen_address import is_loopback
@@ -27,17 +28,25 @@ def database_problem(url: str, *, insecure: bool) -> str | None:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
-        terms = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        terms = parse_qs(parts.query)
     except ValueError:
         return f"is no URL such as {_EXAMPLE}"
     if "password" in terms or parts.password is not None:
         return "a password must not stand in the URL; write it into ~/.pgpass (chmod 600) or PGPASSWORD"
     if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
         return f"is no URL such as {_EXAMPLE}"
-    hosts = {host, terms.get("host", "")}
-    if insecure or all(map(_is_local, hosts)) or terms.get("sslmode") in _WITH_TLS:
+    modes = set(terms.get("sslmode", ()))
+    other = next((one for one in _hosts(host, terms) if not _is_local(one)), None)
+    if insecure or other is None or (modes and modes <= _WITH_TLS):
         return None
-    return f"{terms.get('host', host)} is another machine; add ?sslmode=verify-full, or allow it with insecure"
+    return f"{other} is another machine; add ?sslmode=verify-full, or allow it with insecure"
+
+
+def _hosts(host: str, terms: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield all hosts and addresses that libpq may connect to; a service of pg_service.conf may name any host."""
+    for given in (host, *terms.get("host", ()), *terms.get("hostaddr", ())):
+        yield from given.split(",")
+    yield from (f"service {name}" for name in terms.get("service", ()))
 
 
 def _is_local(host: str) -> bool:

@@ -23,6 +23,11 @@ LOCAL = "postgresql://fedpatch@localhost/fedpatch"
         (f"{LOCAL}?password=hunter2", "must not stand in the URL"),
         ("postgresql://fedpatch@db.local/fedpatch", r"db.local is another machine; add \?sslmode=verify-full"),
         ("postgresql://fedpatch@/fedpatch?host=db.local&sslmode=prefer", "db.local is another machine"),
+        (f"{LOCAL}?hostaddr=203.0.113.5", "203.0.113.5 is another machine"),
+        (f"{LOCAL}?host=203.0.113.5&host=localhost", "203.0.113.5 is another machine"),
+        (f"{LOCAL}?host=localhost,db.local", "db.local is another machine"),
+        (f"{LOCAL}?service=remote", "service remote is another machine"),
+        ("postgresql://fedpatch@db.local/fedpatch?sslmode=disable&sslmode=require", "db.local is another machine"),
     ],
 )
 def test_unusable_url_is_reported_without_a_password(url: str, problem: str):
@@ -40,6 +45,8 @@ def test_unusable_url_is_reported_without_a_password(url: str, problem: str):
         "postgresql://fedpatch@/fedpatch?host=LOCALHOST",
         "postgresql://fedpatch@/fedpatch?host=/run/postgresql",
         "postgresql://fedpatch@db.local/fedpatch?sslmode=verify-full",
+        "postgresql://fedpatch@/fedpatch?host=localhost,127.0.0.2&hostaddr=127.0.0.1",
+        f"{LOCAL}?hostaddr=203.0.113.5&sslmode=verify-full",
     ],
 )
 def test_local_url_and_one_with_tls_are_permitted(url: str):
