@@ -38,10 +38,11 @@ class Revocations:
         self._fleet = fleet
         # The stamp is taken before the record is read, so that a change in between is read at the next poll. It includes owner
         # and mode, since a change of those may make the record readable.
-        self._stamp = stamp_of(self._file)
+        self._stamp: tuple[int, ...] | None = stamp_of(self._file)
         self.index = self._read()
         self.revoked = self.index.revoked_devices()
         self._logged: set[str] = set()
+        self._problem = ""
 
     def poll(self, members: Collection[str]) -> frozenset[str]:
         """Read the CA's record again if it has changed, and return the revoked devices; log those of `members` once."""
@@ -58,8 +59,12 @@ class Revocations:
         try:
             index = self._read()
         except StateError as error:
-            _log.warning("%s; earlier revocations stay in force", error)
+            self._stamp = None  # the next poll reads again: the cause may be this machine, such as too many open files
+            if str(error) != self._problem:
+                _log.warning("%s; earlier revocations stay in force", error)
+            self._problem = str(error)
             return
+        self._problem = ""
         if not index.entries and self.index.entries:
             _log.warning("%s has disappeared; earlier revocations stay in force", self._file)
             return

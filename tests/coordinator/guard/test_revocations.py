@@ -187,6 +187,27 @@ def test_record_that_becomes_readable_is_read_again(tmp_path: Path, monkeypatch:
     assert "a" in revocations.revoked
 
 
+def test_record_that_cannot_be_read_once_is_read_at_the_next_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Such as with too many open files: the record itself does not change again."""
+    record(tmp_path)
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    record(tmp_path, revoked="a")
+
+    def refused(directory: Path) -> Index | None:
+        raise StateError(f"{directory}: Too many open files")
+
+    with monkeypatch.context() as patch, caplog.at_level("WARNING", WORDS):
+        patch.setattr("fedpatch.coordinator.guard.revocations.read_index", refused)
+        for number in (1, 2):
+            poll(revocations, run, 2.0 * number)
+    assert "a" not in revocations.revoked
+    assert caplog.text.count("Too many open files") == 1
+    poll(revocations, run, 6.0)
+    assert "a" in revocations.revoked
+
+
 def test_unreadable_record_at_the_start_raises(tmp_path: Path):
     (tmp_path / INDEX_NAME).write_text("{")
     with pytest.raises(StateError, match="the record of a CA is damaged"):
