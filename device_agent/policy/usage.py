@@ -217,7 +217,11 @@ class UsageLedger:
     @property
     def today(self) -> Usage:
         """Usage that counts on this local day."""
-        self._book = self._book.on(self._clock().date())
+        before, day = self._book, self._clock().date()
+        self._book = before.on(day)
+        # A clock that was ahead: after a restart the file must show the days since then, or its usage would count for ever.
+        if self._book != before and before.latest.day > day:
+            self._write()
         return self._book.spent
 
     def note(self, more: Usage) -> None:
@@ -225,6 +229,9 @@ class UsageLedger:
         if more == NOTHING:
             return
         self._book = self._book.on(self._clock().date()).note(more)
+        self._write()
+
+    def _write(self) -> None:
         try:
             write_atomic(self._path, msgspec.json.encode(self._book))
         except OSError as error:

@@ -190,6 +190,31 @@ def test_reader_sees_the_same_usage_and_changes_no_file(ledger, tmp_path, clock,
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {USAGE_NAME: b"{ no"}
 
 
+@pytest.mark.parametrize("later_days", [1, 3])
+def test_usage_under_a_clock_that_was_ahead_counts_on_one_day_with_restarts_between(ledger, clock, later_days):
+    """A device may be switched off each night, so that no midnight passes while its agent runs."""
+    right = clock.now
+    clock.now = right + timedelta(days=1000)
+    ledger().note(SPENT)
+    clock.now = right
+    assert ledger().today == SPENT
+    clock.now = right + timedelta(days=later_days)
+    ledger().today  # noqa: B018  # the agent looks before each decision
+    clock.now += timedelta(days=1)
+    assert ledger().today == NOTHING
+
+
+def test_midnight_under_a_corrected_clock_is_known_after_a_restart(ledger, clock):
+    right = clock.now
+    clock.now = right + timedelta(days=1000)
+    ledger().note(SPENT)
+    clock.now = right
+    running = ledger()
+    assert running.today == SPENT
+    clock.now = right + timedelta(days=1)
+    assert running.today == ledger().today == NOTHING
+
+
 def test_a_disk_that_refuses_costs_no_job(tmp_path, clock, caplog):
     """The usage still counts until the agent ends."""
     gone = tmp_path / "gone"
