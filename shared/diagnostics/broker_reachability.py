@@ -88,9 +88,13 @@ def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
 def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> tuple[socket.socket, Any] | None:
     """Return a connection to the first address that accepts one, and the address: a closed connection names none."""
     give_up_at = time.monotonic() + STEP_TIMEOUT_S
-    fault: OSError = TimeoutError()
+    fault: OSError | None = None
     for family, kind, number, _name, address in addresses:
-        sock = socket.socket(family, kind, number)
+        try:
+            sock = socket.socket(family, kind, number)
+        except OSError as error:  # a kind of address that this machine lacks, such as IPv6
+            fault = fault or error
+            continue
         sock.settimeout(max(0.5, give_up_at - time.monotonic()))
         try:
             sock.connect(address)
@@ -100,6 +104,7 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> tuple
             continue
         checkup.good("broker_port", f"{broker} takes connections")
         return sock, address
+    fault = fault or TimeoutError()
     if isinstance(fault, ConnectionRefusedError):
         text = f"{broker} refuses connections: the host is there, and nothing listens on port {broker.port}"
         remedy = "start the broker (systemctl start mosquitto), or correct the port; mosquitto needs a `listener` line"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,26 @@ def test_port_without_listener_fails():
     found = ask(settings_for("device", f"mqtt://{HOST}:{free_port()}"), "device")
     assert verdicts(found) == {"broker_port": "fail", "broker_login": "skip"}
     assert "refuses connections" in found["broker_port"].detail and "start the broker" in found["broker_port"].remedy
+
+
+def test_machine_without_ipv6_reports_the_fault_of_the_other_address(monkeypatch):
+    """The name has an address of each kind."""
+    port, make = free_port(), socket.socket
+
+    def both(*_: object, **__: object) -> list[Any]:
+        kinds = (socket.AF_INET6, "::1"), (socket.AF_INET, HOST), (socket.AF_INET6, "::1")
+        return [(family, socket.SOCK_STREAM, 0, "", (address, port)) for family, address in kinds]
+
+    def refuse_ipv6(family: int, *given: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return make(family, *given)
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    monkeypatch.setattr(socket, "socket", refuse_ipv6)
+    checkup = quiet_checkup()
+    assert reach(parse_broker_url(f"mqtt://{HOST}:{port}"), TlsFiles(), checkup) is None
+    assert "refuses connections" in next(one for one in checkup.findings if one.name == "broker_port").detail
 
 
 def test_unknown_host_name_fails():
