@@ -37,6 +37,7 @@ from fedpatch.simulator.paper.experiments import (
 )
 from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.paper.tuning import choose_rates
+from fedpatch.simulator.spec.published import MAX_ROUNDS
 from scripts.reference.markdown import span, table
 
 _STAR = "\\*"
@@ -175,20 +176,30 @@ def _collapse(one: PublishedCell) -> int | None:
 
 
 def published_rounds(results: Sequence[PublishedCell]) -> str:
-    """Format rounds to target, seed by seed; `>100` if 100 rounds do not reach it."""
-    return ", ".join(f">{one.rounds}" if one.rounds_to_target is None else str(one.rounds_to_target) for one in results)
+    """Format rounds to target, seed by seed; `>100` if 100 rounds do not reach it, X if the most rounds do not."""
+    return ", ".join(map(_published_entry, results))
 
 
-def side(results: Sequence[PublishedCell], paper: int) -> int | None:
+def _published_entry(one: PublishedCell) -> str:
+    if one.rounds_to_target is not None:
+        return str(one.rounds_to_target)
+    return "X" if one.rounds >= MAX_ROUNDS else f">{one.rounds}"
+
+
+def side(results: Sequence[PublishedCell], paper: int | None) -> int | None:
     """Return whether the published code needs more or fewer rounds than the paper.
 
     Args:
         results: The published code's results of a cell, by seed.
-        paper: The paper's rounds.
+        paper: The paper's rounds; None for its X.
 
     Returns:
-        0: the mean is within the limits of agreement; 1: more rounds; -1: fewer; None: undecided, since a run ended before.
+        0: the mean is within the limits of agreement, or no seed reaches a target that the paper does not reach; 1: more
+        rounds; -1: fewer; None: undecided, since a run ended before.
     """
+    if paper is None:
+        reached = any(one.rounds_to_target is not None for one in results)
+        return -1 if reached else 0 if all(one.rounds >= MAX_ROUNDS for one in results) else None
     away = statistics.fmean(one.rounds for one in results) - paper
     if away > slack(paper):
         return 1
@@ -215,8 +226,6 @@ def published_sides(store: Results) -> dict[str, str]:
 def _published_outcome(one: Comparison, results: Sequence[PublishedCell]) -> str:
     if any(_collapse(each) is not None for each in results):
         return "collapsed"
-    if one.cell.paper is None:  # ours reaches the target with some seeds
-        return "alike" if any(each.rounds_to_target is not None for each in results) else "undecided"
     where = side(results, one.cell.paper)
     if where is None:
         return "undecided"
@@ -486,7 +495,7 @@ def agreements(store: Results) -> dict[str, str]:
 
 def _published_agrees(store: Results, cell: Cell) -> bool:
     found = published_like_the_papers(store, cell)
-    return bool(found) and cell.paper is not None and side(found, cell.paper) == 0
+    return bool(found) and side(found, cell.paper) == 0
 
 
 def _near_trial(store: Results, cell: Cell) -> str:

@@ -247,13 +247,19 @@ def test_a_collapse_of_the_published_code_is_no_agreement_with_ours(store):
     assert (words["published_collapsed"], words["published_alike"]) == ("1", "0")
 
 
-@pytest.mark.parametrize(("rounds", "counted"), [(446, "alike"), (None, "undecided")])
-def test_the_published_code_is_like_ours_if_both_reach_a_target_that_the_papers_does_not(store, rounds, counted):
+@pytest.mark.parametrize(
+    ("rounds", "curve_rounds", "counted", "text"),
+    [(446, 446, "alike", "446"), (None, 446, "undecided", ">446"), (None, 500, "agree", "X")],
+)
+def test_the_published_code_is_like_ours_if_both_reach_a_target_that_the_papers_does_not(
+    store, rounds, curve_rounds, counted, text
+):
     for seed, ours in enumerate((480, 490)):
         store.write(CROSSED, seed, result(CROSSED, seed, ours))
-    write_published(store, [PublishedCell(CROSSED.name, 0, rounds, [0.5] * 447, 1.0)])
+    write_published(store, [PublishedCell(CROSSED.name, 0, rounds, [0.5] * (curve_rounds + 1), 1.0)])
     words = differences.published_sides(store)
     assert (words["published_count"], words[f"published_{counted}"]) == ("1", "1")
+    assert f"| {text} |" in differences.differing_table(store)
 
 
 def test_effect_of_the_step_on_zeros_is_counted_over_cells_that_ran_with_and_without_it(store):
