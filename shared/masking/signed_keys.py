@@ -175,6 +175,8 @@ def _issued(certificate: object, authority: bytes) -> bool:
     assert isinstance(certificate, x509.Certificate)
     try:
         certificate.verify_directly_issued_by(x509.load_der_x509_certificate(authority))
-    except (InvalidSignature, *_unreadable()):
+    except InvalidSignature:
+        return False
+    except _unreadable():
         return False
     return True

@@ -191,7 +191,7 @@ def test_masked_round_repeated_after_a_damaged_checkpoint_fails_and_the_run_goes
     terms = {**TERMS, "devices": 9, "rounds": 1, "group_size": 9}
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 9).come()
     newest = checkpoint_names(fleet.bench)[-1]
-    fleet.bench.blobs.put(newest, fleet.bench.blobs.get(newest)[:-1])
+    fleet.bench.blobs.put(newest, b"damaged")
     again = MaskedFleet(fleet.bench.again(rounds=3), clock, devices=fleet.devices).come().wait(900.0)
     first, second, *_ = registry.rounds.records(again.bench.engine.spec.run)
     assert (first.round, first.outcome, first.failure) == (1, "failed", "too_few_accepted"), again.bench.lines
