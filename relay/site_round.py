@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,6 +203,7 @@ def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: floa
         clip=terms.clip,
         weight_cap=terms.weight_cap,
         share_deadline_s=min(settings.downwards.share_deadline_s, deadline_s / 4),
+        unix_time=time.time,
         authorities=site_authorities(settings, terms),
         given=terms,
     )

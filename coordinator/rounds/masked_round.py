@@ -155,8 +155,9 @@ class MaskedRound:
         """
         if keys is None or not _usable(keys):
             raise WireError(f"{device} has sent no keys that can be used")
-        if self._policy.authorities is not None:
-            check_signed_keys(device, keys, self._request, self._policy.authorities)
+        policy = self._policy
+        if policy.authorities is not None:
+            check_signed_keys(device, keys, self._request, policy.authorities, policy.unix_time())
         if not self.drawn:
             self.keys[device] = keys
         if self.keys.get(device) != keys:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -142,6 +142,7 @@ class SecurePolicy:
         clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
         weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
         share_deadline_s: Time for the members of a group to send their shares, in seconds.
+        unix_time: Returns the time at which certificates must be valid, in Unix seconds.
         authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
         given: The terms of the parent's round, which a relay's site uses unchanged; None: they follow from the rest.
     """
@@ -154,6 +155,7 @@ class SecurePolicy:
     clip: float | None
     weight_cap: int | None
     share_deadline_s: float
+    unix_time: Callable[[], float]
     authorities: Authorities | None = None
     given: SecureTerms | None = None
 

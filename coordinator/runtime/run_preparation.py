@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.aggregation.limit_settings import (
@@ -252,5 +253,6 @@ def secure_policy(settings: RunSettings) -> SecurePolicy:
         clip=settings.clip if settings.dp == "off" else settings.dp_clip,
         weight_cap=settings.weight_cap if settings.dp == "off" else 1,
         share_deadline_s=settings.share_deadline_s,
+        unix_time=time.time,
         authorities=masking_authorities(settings),
     )

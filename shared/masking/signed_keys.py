@@ -7,7 +7,6 @@ names the device. A signature is of no use in another round, with another reques
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import msgpack
@@ -93,7 +92,7 @@ def check_signed_keys(
         keys: Its public keys, with certificate and signature.
         request: `request_digest` of the round's request.
         authorities: The CAs of the fleet.
-        now: Unix time in seconds, at which the certificate must be valid; None: the present.
+        now: Unix time in seconds, at which the certificate must be valid; None: at any time.
 
     Raises:
         WireError: The keys are not those of the device; the message names the reason.
@@ -111,7 +110,7 @@ def check_signed_keys(
         public = certificate.public_key()
     except _unreadable() as error:
         raise WireError(f"the certificate of {device} cannot be read: {error}") from None
-    if why := _for_another(about, device, authorities.fleet, time.time() if now is None else now):
+    if why := _for_another(about, device, authorities.fleet, now):
         raise WireError(f"the certificate of {device} {why}")
     if not any(_issued(certificate, authority) for authority in authorities.certificates):
         raise WireError(f"the certificate of {device} was not issued by the CA of this fleet")
@@ -138,7 +137,7 @@ def _signed(device: str, keys: MaskingKeys, request: bytes) -> bytes:
     return packed
 
 
-def _for_another(about: Certificate, device: str, fleet: str, now: float) -> str:
+def _for_another(about: Certificate, device: str, fleet: str, now: float | None) -> str:
     """Return why a certificate is not a valid one of the device; "" if it is."""
     holder = about.holder
     if holder is not None and (holder.fleet, holder.part) != (fleet, _DEVICE):
@@ -147,7 +146,7 @@ def _for_another(about: Certificate, device: str, fleet: str, now: float) -> str
         return f"is one of {name!r}"
     if about.is_ca:
         return "is one of a CA"
-    if (standing := about.standing(now)) != "good":
+    if now is not None and (standing := about.standing(now)) != "good":
         return f"is {standing}"
     return ""
 
