@@ -155,13 +155,14 @@ class MaskedRound:
         """
         if keys is None or not _usable(keys):
             raise WireError(f"{device} has sent no keys that can be used")
+        if self.drawn:
+            if self.keys.get(device) != keys:
+                raise WireError(f"{device} is in no roster, or its roster has other keys")
+            return
         policy = self._policy
         if policy.authorities is not None:
             check_signed_keys(device, keys, self._request, policy.authorities, policy.unix_time())
-        if not self.drawn:
-            self.keys[device] = keys
-        if self.keys.get(device) != keys:
-            raise WireError(f"{device} has sent other keys than its roster has")
+        self.keys[device] = keys
 
     def _draw(self, now: float) -> list[Effect]:
         """Draw the groups of the devices that accepted; return the effects that save the rosters and send them."""

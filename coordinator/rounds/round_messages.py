@@ -766,7 +766,8 @@ class ActiveRound:
         self.round.handle(device, event, now)
         if event is not Event.ACCEPT and device not in self.works:
             self._issued_invitations.mark_downloaded(device)
-        return [CountEvent(device, "accepted")] if participant.accepted and not before else []
+        counted = before or device in self._opening.ledger.accepted
+        return [CountEvent(device, "accepted")] if participant.accepted and not counted else []
 
     def _accepted(self, device: str, body: Accept, now: float) -> list[Effect]:
         if self.masked is None or device in self.masked.sums:

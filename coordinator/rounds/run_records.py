@@ -543,7 +543,7 @@ class StoredUpdate:
 
 
 def _finite(value: Any) -> Any:
-    """Return `value` with None for floats that JSON does not have, limited to Measure, and Python's numbers for numpy's."""
+    """Return `value` for JSON: Python's numbers for numpy's, None for NaN and infinities, floats within ±MAX_MEASURE."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):

@@ -77,6 +77,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     config = _behind_link(config)
     text, table = _settings(config)
     broker = bundle.broker or str(table.get("broker", ""))
+    # Without a broker in both, the owner still has to name one: `mqtts://`, if the fleet has a CA.
     has_tls = not broker or parse_broker_url(broker).tls
     if bundle.certificate and not has_tls:
         raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts:// as the broker")

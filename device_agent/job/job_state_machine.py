@@ -114,7 +114,7 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
 
 REVEALED = Decline(DeclineReason.UNWILLING, "this device has revealed its shares of this round already")
-"""A repeated masked round is declined, such as one after a damaged checkpoint. The reason does not last for later rounds."""
+"""The answer to a repeated masked round, such as after a damaged checkpoint. Later rounds invite the device again."""
 
 
 class EffectHandler(Protocol):

@@ -176,7 +176,7 @@ def _collapse(one: PublishedCell) -> int | None:
 
 
 def published_rounds(results: Sequence[PublishedCell]) -> str:
-    """Format rounds to target, seed by seed; `>100` if 100 rounds do not reach it, X if the most rounds do not."""
+    """Format rounds to target, seed by seed; `>100` if 100 rounds do not reach it, X if MAX_ROUNDS rounds do not."""
     return ", ".join(map(_published_entry, results))
 
 

@@ -107,11 +107,10 @@ class Unit:
     def _home(self) -> list[str]:
         """Return the lines that hide all homes, except directories that the program itself needs."""
         within = sorted({path for path in (*self.needed, self.config, self.state_dir) if _in_a_home(path)})
-        if not within:
-            return ["ProtectHome=yes"]
         bound = [f"{'BindPaths' if path == self.state_dir else 'BindReadOnlyPaths'}={path}" for path in within]
+        # With ProtectHome=yes a further BindReadOnlyPaths of the owner would have no effect.
         return [
-            "# fedpatch is installed in a home: of all homes, only these paths are visible.",
+            "# Of all homes, only the paths of BindPaths and BindReadOnlyPaths are visible.",
             "ProtectHome=tmpfs",
             *bound,
         ]

@@ -92,7 +92,7 @@ def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> t
     Args:
         times: Time of each example, in any order and unit; equal times stay in one part.
         test_share: Share of the examples, the latest ones, that is for testing.
-        gap: Training examples that are nearer than this to the first test example, in the unit of `times`, are left out.
+        gap: Training examples are farther than this from the first test example, in the unit of `times`; 0: no gap.
 
     Returns:
         Masks of the training and of the test examples; an example in the gap is in neither.

@@ -319,9 +319,9 @@ def _open_to_read(path: Path) -> SqliteConnection:
         try:
             version = _version(db, path)
         except sqlite3.OperationalError as error:
-            if (_code(error) or 0) & 0xFF not in _NO_ROOM or (db.file and _connections[db.file] > 1):
+            if (_code(error) or 0) & 0xFF not in _NO_ROOM:
                 raise
-            db = _read_elsewhere(db, path)
+            db = _read_elsewhere(db, path, error)
             version = _version(db, path)
         if why := _check(db, path):
             raise damaged(path, why)
@@ -335,13 +335,19 @@ def _open_to_read(path: Path) -> SqliteConnection:
     return db
 
 
-def _read_elsewhere(db: sqlite3.Connection, path: Path) -> SqliteConnection:
-    """Open a registry whose disk is read-only or has no room for SQLite's own files beside it."""
+def _read_elsewhere(db: sqlite3.Connection, path: Path, refusal: sqlite3.OperationalError) -> SqliteConnection:
+    """Open a registry whose disk is read-only or has no room for SQLite's own files beside it.
+
+    Raises `refusal` if this process has the file open otherwise: a copy would drop that connection's locks.
+    """
     db.close()
     with tempfile.TemporaryDirectory(prefix="fedpatch-registry-") as folder:
-        for part in ("", "-wal"):
-            if (found := path.with_name(path.name + part)).is_file():
-                shutil.copyfile(found, Path(folder) / found.name)
+        with _opening:
+            if _connections[_identity(path)]:
+                raise refusal
+            for part in ("", "-wal"):
+                if (found := path.with_name(path.name + part)).is_file():
+                    shutil.copyfile(found, Path(folder) / found.name)
         memory = _in_memory(_connect(Path(folder) / path.name, "mode=rw"))
     memory.execute("PRAGMA query_only = ON")
     return memory

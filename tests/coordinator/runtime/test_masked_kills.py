@@ -18,7 +18,7 @@ from fedpatch.shared.wire.messages import Accept, Decline, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Change, Clock, MaskedDevice, MaskedFleet
-from tests.coordinator.registry_builders import new_run
+from tests.coordinator.registry_builders import new_run, seen
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
 from tests.coordinator.runtime.test_resume import checkpoint_names
 from tests.faults.simulated.lesson import prepared
@@ -176,12 +176,16 @@ def test_devices_that_accepted_before_a_kill_send_their_keys_again(tmp_path, pre
     """Acceptances are saved without keys. Here the last device answers the next coordinator before all others."""
     terms = {**TERMS, "devices": 10, "rounds": 1, "group_size": 10}
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 10)
+    for name in fleet.devices:
+        seen(registry, name, fleet="demo")
     fleet.change = lambda device, answer: None if device == "pi-00" else answer
     fleet.come()
     fleet.bench.performer.counters.flush()
     again = MaskedFleet(fleet.bench.again(), clock, devices=fleet.devices).come().wait(900.0)
     [record] = registry.rounds.records(again.bench.engine.spec.run)
     assert (record.outcome, record.reported) == ("aggregated", 10), again.bench.lines
+    again.bench.performer.counters.flush()
+    assert [device.accepted for device in registry.devices()] == [1] * 10
 
 
 def test_masked_round_repeated_after_a_damaged_checkpoint_fails_and_the_run_goes_on(

@@ -101,7 +101,7 @@ def test_agent_that_uses_up_each_of_its_time_limits_ends_before_systemd_kills_it
 @pytest.mark.parametrize(
     ("unit", "key", "values"),
     [
-        (PLAIN, "ProtectHome", ["yes"]),
+        (PLAIN, "ProtectHome", ["tmpfs"]),
         (PLAIN, "BindReadOnlyPaths", []),
         (IN_A_HOME, "ProtectHome", ["tmpfs"]),
         (IN_A_HOME, "BindReadOnlyPaths", ["/home/ann/venv"]),
