@@ -86,6 +86,8 @@ def rebuild_registry(path: Path) -> Rebuilt:
                     .fetchone()
                 )
             aside = tuple(_make_way(path))
+            # A power cut could keep the second rename and lose the first one: then the damaged file would be gone.
+            sync_directory(state_dir)
             unfinished.rename(path)
             sync_directory(state_dir)
         finally:

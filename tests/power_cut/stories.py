@@ -8,18 +8,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.tensors.arrays import values_digest
-from fedpatch.shared.wire.messages import Committed, Envelope, Offer, WorkRequest
+from fedpatch.shared.wire.messages import Committed, Envelope, Manifest, Offer, WorkRequest
 from tests.coordinator.effect_runners import Bench
 
 Mark = Callable[..., None]
@@ -103,6 +112,36 @@ def attend(state: Path, mark: Mark) -> None:
         story.round(number, committed=committed)
 
 
+def keep_and_delete(state: Path, mark: Mark) -> None:
+    """Files that a store keeps or deletes durably, outside the rounds of the other stories."""
+    with Registry(state / REGISTRY_FILE) as registry:
+        terms: Any = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}}
+        run = registry.create_run(created_at=0.0, schema="0" * 64, **terms).id
+    rebuild_registry(state / REGISTRY_FILE)
+    mark("rebuilt")
+    noise = SealedNoise(run_directory(state, run))
+    noise.of_round(1, 8)
+    mark("drawn")
+    noise.drop_until(1)
+    mark("deleted")
+    patches = PatchStore(state / "patches")
+    key = PatchKey("toy", "0" * 64, "affine")
+    gamma = PatchState({"gamma": np.ones(4, np.float32)}, 0)
+    for number in (1, 2):
+        patches.save(PatchRecord(key, run, number, gamma, gamma))
+        mark("saved")
+    write_atomic(patches.directory / key.file_name, b"damaged")
+    patches.load(key, run, 3)
+    mark("set aside")
+    patches.forget(key)
+    mark("deleted")
+    spool = UpdateSpool(state / "spool")
+    spool.save(Spooled(JobKey(run, 1, 1, "toy"), Manifest("0" * 64, 8, 8, 1, "fp32", 8, "0" * 64)))
+    mark("offered")
+    spool.note_committed()
+    mark("committed")
+
+
 def marker(path: Path) -> Mark:
     """Writes each mark in one call."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -121,7 +160,24 @@ STORIES: dict[str, Callable[[Path, Mark], None]] = {
     "coordinator": coordinate,
     "coordinator-by-differences": coordinate_by_differences,
     "device": attend,
+    "stores": keep_and_delete,
 }
 
+
+def mark_sites_of_syncs(mark: Mark) -> None:
+    """Mark each call of os.fsync with its site: the line that calls it or `sync_directory`."""
+    real = os.fsync
+
+    def fsync(fd: Any) -> None:
+        frames = [one for one in traceback.extract_stack()[:-1] if one.name != "sync_directory"]
+        mark("sync", site=f"{Path(frames[-1].filename).name}:{frames[-1].name}:{frames[-1].lineno}")
+        real(fd)
+
+    os.fsync = fsync
+
+
 if __name__ == "__main__":
-    STORIES[sys.argv[1]](Path(sys.argv[2]), marker(Path(sys.argv[3])))
+    to_file = marker(Path(sys.argv[3]))
+    if sys.argv[4:] == ["sites"]:
+        mark_sites_of_syncs(to_file)
+    STORIES[sys.argv[1]](Path(sys.argv[2]), to_file)

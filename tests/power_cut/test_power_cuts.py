@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from tests.power_cut.disk import Record, Sync
 from tests.power_cut.judging import Judge, coordinator_keeps, device_keeps, problems
-from tests.power_cut.tracing import read_calls, traced
+from tests.power_cut.recording import recorded_story
 from tests.support.examples import QUICK
-from tests.support.paths import ROOT
 
 JUDGES: dict[str, Judge] = {
     "coordinator": coordinator_keeps,
@@ -39,19 +35,10 @@ def record_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recor
 
     def record(name: str) -> Record:
         if name not in known:
-            known[name] = _played(name, tmp_path_factory.mktemp(name))
+            known[name] = recorded_story(name, tmp_path_factory.mktemp(name))
         return known[name]
 
     return record
-
-
-def _played(name: str, folder: Path) -> Record:
-    root, log, marks = folder.resolve() / "disk", folder / "log", folder.resolve() / "marks"
-    root.mkdir()
-    story = [sys.executable, "-m", "tests.power_cut.stories", name, str(root / "state"), str(marks)]
-    done = subprocess.run(traced(story, log), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Record.of(read_calls(log), root, marks)
 
 
 @pytest.mark.slow
