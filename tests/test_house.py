@@ -6,23 +6,13 @@ import ast
 import re
 import subprocess
 import sys
-import sysconfig
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 
 PACKAGES = ("coordinator", "device_agent", "relay", "shared", "simulator")
-
-
-def test_import_rules_hold():
-    lint_imports = Path(sysconfig.get_path("scripts")) / "lint-imports"
-    result = subprocess.run(
-        [lint_imports, "--no-logo", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_importing_the_agent_loads_neither_torch_nor_numpy():
@@ -42,17 +32,6 @@ def test_a_folder_of_packages_cannot_be_imported_by_its_own_name():
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert result.returncode == 1
         assert f"import fedpatch.{package}, not {package}" in result.stderr.splitlines()[-1]
-
-
-def test_no_room_has_more_than_fourteen_modules():
-    """A larger room must be divided into rooms below it."""
-    counts = {
-        str(folder.relative_to(ROOT)): sum(not path.name.startswith("__") for path in folder.glob("*.py"))
-        for package in PACKAGES
-        for folder in (ROOT / package, *(ROOT / package).rglob("*/"))
-        if folder.is_dir()
-    }
-    assert {room: count for room, count in counts.items() if count > 14} == {}
 
 
 def test_every_package_documents_its_content():
@@ -85,7 +64,7 @@ def test_no_class_name_stands_for_two_things():
     assert {name for name, count in counts.items() if count > 1} == SAME_IN_BOTH_PROCESSES
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_no_module_or_class_has_a_retired_name():
     """The glossary in docs/explanation/concepts.md has the present names."""
     modules = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
