@@ -36,8 +36,13 @@ COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 # How many files of tests are played at a time; the tests of CI wait most of the time. 0: one after the other, in one process.
 TEST_JOBS ?= $(shell n=$$(nproc); echo $$(((n > 4 ? 4 : n > 2 ? 3 : n + 1)$(if $(CI), + 2))))
 
-# What `make test` plays without CI=true. `make coverage` adds the slow tests, and the system tests that alone run some of the code.
-QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
+# Tests with a target of their own, which `make check-all` plays. The other tests are played by CI=true, and of these the quick
+# ones by `make test`. `make coverage` adds the slow tests, and the system tests that alone run some of the code.
+OWN_TARGETS := faults benchmarks pages hosts arm64 packages
+CHECK := not slow$(foreach marker,$(OWN_TARGETS), and not $(marker))
+QUICK := $(CHECK) and not medium and not system
+# The parts of `make check-all`, in their order.
+PARTS ?= test slow faults docs-check bench-check packages extras hosts arm64
 SYSTEM_TO_COVER := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
 	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py
 
@@ -65,7 +70,11 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup mosquitto system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers extras fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
+# Run the tests that an expression of markers selects, several files at a time.
+# With PYTHONDONTWRITEBYTECODE each of the hundreds of processes that tests start would compile our modules again.
+pytest = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m '$(1)'
+
+.PHONY: help setup mosquitto system-deps demo check-all slow docs-check bench-check coverage dist docs packages recording release test lint style ansible-lint types imports bandit audit format precommit bench bench-peers extras fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,18 +82,33 @@ help: ## list the targets
 demo: $(DEMO_STAMP) ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
 
-test: setup $(if $(CI),system-deps,mosquitto) lint types imports $(if $(CI),audit,bandit) ## run every check, then the quick tests (with CI=true all but hosts, arm64 and packages)
-	@# With PYTHONDONTWRITEBYTECODE each of the hundreds of processes that tests start would compile our modules again.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m '$(if $(CI),not hosts and not arm64 and not packages,$(QUICK))'
+test: setup $(if $(CI),system-deps,mosquitto) ## run the quick tests, with style, types and import rules (with CI=true also tests of real processes)
+	@$(call pytest,$(if $(CI),$(CHECK),$(QUICK)))
+
+check-all: setup ## play everything, hours, and print what was played (make check-all PARTS="slow faults")
+	@$(BIN)/python -m scripts.check_all $(PARTS)
+
+slow: setup system-deps ## run the tests that take long: whole fleets, long schedules, tables and pictures
+	@$(call pytest,slow$(foreach marker,$(OWN_TARGETS), and not $(marker)))
+
+docs-check: setup system-deps ## follow the pages of docs/: their commands, tutorials and notebook
+	@$(call pytest,pages)
+
+bench-check: setup system-deps ## run each benchmark at toy size
+	@$(call pytest,benchmarks)
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:
 
-lint: setup ## check style and layout
+lint: style ansible-lint ## check style and layout
+
+style: setup
 	@$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/yamllint --strict ansible
-	cd ansible && LC_ALL=C.UTF-8 PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q
+
+ansible-lint: setup
+	@cd ansible && LC_ALL=C.UTF-8 PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q
 
 types: setup ## check types
 	@$(BIN)/mypy
@@ -116,7 +140,7 @@ coverage: setup system-deps ## fail where the tests leave too much of the code u
 	@rm -rf build/coverage
 	# With CI=true examples that are drawn are the same each time, and so is what they run.
 	run() { CI=true FEDPATCH_EXAMPLES=100 $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder "$$@"; }
-	run -m '$(subst not slow and ,,$(QUICK))'
+	run -m '$(subst not slow and ,,$(subst  and not medium,,$(QUICK)))'
 	run -m system $(SYSTEM_TO_COVER)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet -o build/coverage/report.json

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shlex
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tests.support.nginx import Nginx
 from tests.support.programs import Program
 from tests.support.s3_server import S3Server
 from tests.support.same_examples import forget_what_is_loaded
+from tests.system.commands import Command
 
 # No test fails because the machine is busy. In CI, where a failure stops other people, the examples are always the same.
 # A developer's run draws a few new examples each time. FEDPATCH_EXAMPLES=1000 draws more.
@@ -40,6 +42,9 @@ settings.register_profile(
 _SIMULATED = Path(__file__).parent / "faults" / "simulated"
 """Tests of schedules in virtual time, which take long but have no marker."""
 settings.load_profile("house")
+Command.preloads = True
+REPEATED = ("CI", "FEDPATCH_EXAMPLES", "FEDPATCH_FUZZ_EFFORT", "FAULT_SEEDS", "STANDBY_SEEDS")
+"""Settings of a run on which its examples and schedules depend."""
 if _CI:
     forget_what_is_loaded()
 # Tests and the processes that they start also import onnxruntime directly.
@@ -75,6 +80,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             weight += item.path.is_relative_to(_SIMULATED)
             longest[str(item.path)] = max(weight, longest.get(str(item.path), 0))
         items.sort(key=lambda item: -longest[str(item.path)])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure the command that repeats it, with the settings of this run."""
+    report = yield
+    if report.failed:
+        settings_of_run = "".join(f"{name}={os.environ[name]} " for name in REPEATED if os.environ.get(name))
+        report.sections.append(("again", f"{settings_of_run}.venv/bin/python -m pytest {shlex.quote(item.nodeid)}"))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

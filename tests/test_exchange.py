@@ -80,7 +80,7 @@ def play(spec: RunSpec, devices: int = 4, **options) -> Exchange:
     return Exchange(spec, devices, **options).start().run(PATIENCE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(200, suppress_health_check=[HealthCheck.too_slow])
 @given(runs, faults, accidents(), st.integers(0, 2**32))
 def test_any_run_ends_and_leaves_nobody_at_work(spec, bad, events, seed):
@@ -120,7 +120,7 @@ def test_on_a_bad_link_rounds_still_come_about(bad, seed):
     assert [(record.outcome, record.reported) for record in world.records] == [("aggregated", 4)] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(100)
 @given(passable, accidents(longest_s=3.0), st.integers(0, 2**32))
 def test_short_accidents_cost_no_device(bad, events, seed):

@@ -99,7 +99,7 @@ def test_public_object_has_args_and_an_example(name, found):
     assert "Example:" in text
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "found"), DOCUMENTED, ids=[name for name, _ in DOCUMENTED])
 def test_example_of_a_public_object_runs(name, found, monkeypatch):
     monkeypatch.setenv("FEDPATCH_DATA", "/nowhere")  # an example sets it

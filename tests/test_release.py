@@ -55,7 +55,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_release_is_built_from_what_is_committed_and_tagged(clone: Path):
     """Wheel and source distribution in dist/, an annotated tag with the changelog's text, and a tree as clean as before."""
     (clone / "build" / "lib" / "shared").mkdir(parents=True)

@@ -141,7 +141,7 @@ def _product_files() -> set[str]:
     return {path.as_posix() for path in own | rooms}
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_wheel_holds_the_package_fedpatch_and_nothing_else(wheel: Path):
     """All modules, templates and units, and py.typed, which marks them as typed."""
     names = zipfile.ZipFile(wheel).namelist()
@@ -161,14 +161,14 @@ def test_the_source_distribution_holds_the_package_fedpatch_and_nothing_else(whe
     }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fedpatch_lives_beside_a_package_shared_of_another_project(installed: Installed):
     """Both are imported from one environment."""
     ask = "import shared, fedpatch; print(shared.OWNER, fedpatch.Task.__name__)"
     assert installed.run("python", "-c", ask) == "another project Task\n"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_version_is_written_in_one_place(installed: Installed):
     for command in COMMANDS:
         assert installed.run(command, "--version") == f"{command} {__version__}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.hosts.plays import HERE, ROLES, by_ansible, fleet_of, played, tasks_of
@@ -33,6 +34,7 @@ def test_firewall_refuses_a_name_that_is_hexadecimal_digits_alone(tmp_path):
     assert "neither an address nor a network" in done.stdout
 
 
+@pytest.mark.slow
 @by_ansible
 def test_services_listen_where_hosts_with_ipv6_addresses_are_reached(tmp_path):
     """The broker for a coordinator on another host, and the metrics of that coordinator."""
@@ -51,6 +53,7 @@ def test_services_listen_where_hosts_with_ipv6_addresses_are_reached(tmp_path):
     assert listens == ["0.0.0.0 0.0.0.0:9464", ":: [::]:9464"], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @by_ansible
 def test_services_listen_on_ipv6_only_where_the_host_has_it(tmp_path):
     """With `ipv6.disable=1` the kernel refuses [::], and a service that names it does not start."""

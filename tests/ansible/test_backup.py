@@ -62,7 +62,7 @@ def test_coordinator_that_waits_for_its_restart_runs_after_the_backup_which_name
     assert last == {"between": "start", "standing": "stop"}
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_backup_that_does_not_fit_on_the_disk_leaves_nothing_there_and_the_coordinator_runs_again(tmp_path):
@@ -120,7 +120,7 @@ def test_ca_is_copied_though_the_coordinators_host_is_away(tmp_path):
         assert "./ca.key" in packed.getnames()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_coordinator_runs_again_after_a_backup_whose_playbook_was_killed(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, refused, tasks_of
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @by_ansible
 def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
     """Refused: capitals, the name of a relay, and a name that another device has by its settings or the inventory alone."""
@@ -32,7 +32,7 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
     assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name has 1 to 32 of a-z")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @by_ansible
 def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     """The name is `device_agent_id` if the host has it, else the host's name in the inventory."""

@@ -45,6 +45,7 @@ def test_enrolment_of_a_revoked_device_that_is_interrupted_is_repeated_though_th
     assert begun == ["pi", "pi"]
 
 
+@pytest.mark.slow
 @by_ansible
 def test_agent_that_runs_with_its_former_password_is_restarted(tmp_path):
     """An agent reads the password only when it starts. It has run since before a revoked device was enrolled again."""

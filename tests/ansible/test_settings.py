@@ -43,6 +43,7 @@ def test_changed_settings_restart_the_service_once_and_its_secrets_are_in_a_file
     assert "$d" not in plays[0].stdout
 
 
+@pytest.mark.slow
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_changed_settings_restart_the_service_if_a_later_task_fails(tmp_path):
@@ -61,6 +62,7 @@ def test_changed_settings_restart_the_service_if_a_later_task_fails(tmp_path):
     assert done.stdout.count('"msg": "restarted"') == 1
 
 
+@pytest.mark.slow
 @by_ansible
 def test_service_that_started_before_its_files_were_written_is_restarted(tmp_path):
     """The connection was lost before the handlers of the former play. A wrong clock may have written a time in the future."""

@@ -21,7 +21,7 @@ from tests.attacks.table import ATTACKS
 from tests.support.brokers import PATIENCE_S, Mosquitto, client
 from tests.system.commands import run
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 
 PLAYED = devices_of(ATTACKS)
 MORE_MIB = 160.0

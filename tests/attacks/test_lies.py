@@ -18,7 +18,7 @@ from tests.attacks.by_lies import LIAR, LIES, LONG, lie
 from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

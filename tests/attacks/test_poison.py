@@ -30,7 +30,7 @@ def unattacked() -> float:
     return float(play(FLEETS[0], DEFAULT, 0, "none")["user_accuracy"])
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("attack", [one.measured_as for one in POISONS if one.measured_as] + ["step counts of 1e9"])
 def test_user_accuracy_of_the_honest_stays_with_the_default(attack, unattacked):
     """One of six devices attacks in every round, after all checks; the coordinator's own code computes the mean."""
@@ -39,7 +39,7 @@ def test_user_accuracy_of_the_honest_stays_with_the_default(attack, unattacked):
     assert attacked["user_accuracy"] >= unattacked - LOSS
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("attack", ["noise x 1e6", "running_var of 1e30"])
 def test_without_a_bound_the_same_attack_ruins_the_model(attack, unattacked):
     """This proves that the bound protects the model, not the task."""
@@ -60,7 +60,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
         yield outcome
 
 
-system = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+system = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("at", range(len(POISONS)), ids=[one.name for one in POISONS])

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from benchmarks.network import bytes as byte_count
 from fedpatch.shared.app.command import run_app
 from tests.support.programs import Program
 
 
-@pytest.mark.benchmarks
-@pytest.mark.slow
 def test_encodings_are_counted_beside_the_reference(monkeypatch, capsys, tmp_path):
     """Each encoding has a run, a delta encoding sends fewer bytes, curves are drawn, and kept runs are not repeated."""
     program, out = Program(lambda: run_app(byte_count.app, "bytes"), monkeypatch, capsys), tmp_path / "bytes"

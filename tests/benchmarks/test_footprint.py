@@ -8,9 +8,7 @@ from benchmarks.device import footprint
 from fedpatch.shared.errors import FedpatchError
 
 
-@pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.benchmarks
 def test_a_run_that_fails_is_reported_with_the_end_of_its_log(monkeypatch, tmp_path):
     process = footprint._process
 

@@ -16,8 +16,6 @@ from tests.support.programs import Program
 ROUNDS, DEVICES = 2, 20
 
 
-@pytest.mark.benchmarks
-@pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.system
 @pytest.mark.timeout(900)
@@ -54,7 +52,6 @@ def test_a_variant_that_cannot_be_read_is_an_error(monkeypatch, capsys):
     assert "'encoding' is not NAME=VALUE" in ended.err
 
 
-@pytest.mark.benchmarks
 def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
     """Each fleet size with each model size is measured in a process of its own."""
     out = tmp_path / "virtual.json"
@@ -70,7 +67,6 @@ def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
     assert all(one["reported"] > 0 and one["us_per_event"] > 0 for one in fleets)
 
 
-@pytest.mark.benchmarks
 def test_hub_of_virtual_sites_waits_for_the_rounds_of_its_sites():
     terms = FleetTerms(devices=20, rounds=2, participation=1.0, quorum=1.0)
     found = load_virtual.measure_sites(terms, 3)

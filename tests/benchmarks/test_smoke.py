@@ -40,8 +40,6 @@ MB = 1e6
 Toy = Callable[[str], dict[str, Any]]
 
 pytestmark = [
-    pytest.mark.benchmarks,
-    pytest.mark.slow,
     pytest.mark.broker,
     pytest.mark.system,
     pytest.mark.timeout(600),

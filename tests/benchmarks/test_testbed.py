@@ -31,8 +31,6 @@ def lab() -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.benchmarks
-@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.system
 @pytest.mark.timeout(900)
@@ -66,7 +64,6 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     assert "| FL(FedAvg) | fp32+zstd |" in again.out
 
 
-@pytest.mark.benchmarks
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_hosts_exchange_packets_and_share_a_processor(lab):
@@ -91,7 +88,6 @@ def test_hosts_exchange_packets_and_share_a_processor(lab):
     assert _left_behind() == []
 
 
-@pytest.mark.benchmarks
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):

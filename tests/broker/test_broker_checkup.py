@@ -74,7 +74,7 @@ def test_a_missing_rule_for_writing_is_found(side, rule):
     assert f"`{rule}`" in found.remedy and "fedpatch broker acl --fleet home" in found.remedy
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("rule", ["dev/+/up", "dev/+/blob/+/+"])
 def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
     """The subscription is granted, but no message arrives; `doctor` detects this if the coordinator may also write there."""
@@ -86,7 +86,7 @@ def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
     assert f"`{line}`" in found.remedy
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("side", SIDES)
 def test_half_a_rule_is_found(side):
     """The same side writes and reads presence: with a rule for writing only, no message arrives either."""
@@ -204,7 +204,7 @@ def test_nothing_is_left_behind_and_nobody_is_disturbed(mosquitto):
     assert b"doctor" not in (mosquitto.directory / "mosquitto.db").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_broker_that_freezes_meanwhile(mosquitto):
     def freeze(finding: Finding) -> None:
         if finding.name == "broker_login":

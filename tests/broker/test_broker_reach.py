@@ -58,7 +58,7 @@ def test_unknown_host_name_fails():
     assert "getent hosts no.such.host.invalid" in found["broker_name"].remedy
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_port_that_drops_connections_fails():
     """As behind a firewall: here the queue of a listener is full, so the kernel drops further connections."""
     with contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def test_port_that_drops_connections_fails():
     assert "does not answer within 4 s" in found["broker_port"].detail and "firewall" in found["broker_port"].remedy
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_listener_that_never_answers_fails():
     with socket.create_server((HOST, 0)) as silent:
         found = ask(settings_for("device", f"mqtt://{HOST}:{silent.getsockname()[1]}"), "device", connect_s=6.0)

@@ -25,7 +25,7 @@ def found(url: str) -> int:
     return find_chunk_bytes(RunSettings(broker=url, fleet="home", state_dir=Path("nowhere")), boot="b007")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("old", [False, True], ids=["mqtt-5", "mqtt-3.1.1"])
 @pytest.mark.parametrize("option", ["message_size_limit", "max_packet_size"])
 def test_limit_below_chunk_kib_gives_chunks_that_pass(option: str, old: bool, caplog: pytest.LogCaptureFixture):
@@ -69,7 +69,7 @@ def test_broker_that_refuses_the_topic_is_named_as_the_cause_and_not_its_size_li
             find_chunk_bytes(settings, boot="b007")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_slow_link_keeps_the_configured_size():
     """At 24 kB/s a chunk takes eleven seconds; a missing answer before that is not taken as a refusal."""
     with Mosquitto() as broker, Relay(broker.port, bytes_per_s=24_000) as relay:

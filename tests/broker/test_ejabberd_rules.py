@@ -78,7 +78,7 @@ def _login(certificates: Certified, user: str, password: str = "") -> dict[str, 
     }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_broker_delivers_exactly_the_messages_of_the_topic_table(broker, certificates):
     """Each user subscribes to every topic by name and to all by wildcard, and writes on every topic."""
     url = broker.url.replace("mqtt:", "mqtts:")
@@ -120,7 +120,7 @@ def _expected() -> set[tuple[str, str, str]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_nobody_gets_in_without_a_password_or_in_plain_text(broker, certificates):
     url = broker.url.replace("mqtt:", "mqtts:")
     with client(url, OWNER, **_login(certificates, OWNER, "guess")) as one, pytest.raises(BrokerError):

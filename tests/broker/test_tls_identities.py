@@ -166,7 +166,7 @@ def test_a_revoked_device_is_refused_once_the_broker_has_read_the_list(tmp_path:
             two.wait(Connected)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path: Path):
     """The link reconnects with the new certificate; a key that does not fit, as between two writes, breaks nothing."""
     house = Certified(tmp_path / "ca").make("pi-1")

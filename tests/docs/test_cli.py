@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
 COMMANDS = [path for name, app in PROGRAMS.items() for path, _ in commands(get_command(app), (name,))]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_an_example(path):
     program, *names = path
@@ -30,7 +30,7 @@ def test_every_command_has_help_with_an_example(path):
     assert re.search(rf"^    {' '.join(path)}(\s|$)", PAGE, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_prints_the_version(path):
     program, *names = path
@@ -38,7 +38,7 @@ def test_every_command_prints_the_version(path):
     assert (result.exit_code, result.stdout) == (0, f"{program} {__version__}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("line", re.findall(r"^    (fedpatch(?:-agent)? .*)$", PAGE, re.MULTILINE))
 def test_the_options_of_every_documented_example_exist(line):
     """An example of the page uses only options that its command has."""

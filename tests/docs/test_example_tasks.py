@@ -48,7 +48,7 @@ def test_spec_without_number_is_refused_with_an_example(example):
         example[0].load_data("3", Path())
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("task", TASKS)
 def test_published_methods_fit_the_example_and_affine_only_where_there_is_batch_norm(task, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)

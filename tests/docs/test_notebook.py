@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]
+pytestmark = [pytest.mark.pages, pytest.mark.system]
 
 NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
 

@@ -46,7 +46,7 @@ PAGES = sorted({block.page for block in TYPED} - FOLLOWED_ALONE.keys() - PLAYED_
 SHOWN = sorted({command for block in TYPED for command in commands(block.text)})
 CODE_MARK = "==== code"
 
-pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.pages, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def test_documented_admission_output_is_parsed():
     assert (power.external.value, power.battery_percent.value) == (True, 83.5)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_documented_settings_problems_are_printed(tmp_path):
     toml = [""] * 14
     toml[11], toml[13] = "quorum = 1.5", "raunds = 5"

@@ -38,7 +38,7 @@ def _text(page: str) -> str:
     return re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_every_page_is_there(site):
     """The site has the pages of docs/, the README as its first page, and other files that these link to."""
     pages = {path.parent.relative_to(site).as_posix() for path, _ in _pages(site) if path.name == "index.html"}

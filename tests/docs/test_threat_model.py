@@ -32,7 +32,7 @@ def test_page_has_the_number_of_attacks_of_each_kind(kind, attacks):
     assert len({one.name for one in attacks}) == len(attacks)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
     """For each policy and tensor; `python -m tests.docs.what_stays` prints the table. Moments stay where their tensors stay."""
     assert what_stays.markdown() in PAGE

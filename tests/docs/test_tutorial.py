@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs/tutorials/own-task.md").read_text("utf-8")
 PATIENCE_S = 600.0
 MARK = "==== block"
 
-pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.broker]
+pytestmark = [pytest.mark.pages, pytest.mark.system, pytest.mark.broker]
 
 
 def _blocks() -> list[str]:

@@ -40,7 +40,7 @@ from tests.faults.netem import Line, LineTerms
 
 PREFIX = "fedpatch-lab"
 ON_HOSTS = [
-    *(getattr(pytest.mark, name) for name in ["faults", "lab", "broker", "system", "slow"]),
+    *(getattr(pytest.mark, name) for name in ["faults", "lab", "broker", "system"]),
     pytest.mark.timeout(600),
 ]
 """Marks of tests that run rounds between such hosts."""

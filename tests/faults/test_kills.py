@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.broker,
     pytest.mark.system,
-    pytest.mark.slow,
     pytest.mark.timeout(300 + 60 * len(SEEDS)),
 ]
 

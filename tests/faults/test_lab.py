@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.lab import Cut, Lab
+from tests.faults.lab import ON_HOSTS, Cut, Lab
+
+pytestmark = ON_HOSTS
 
 PATIENCE_S = 100.0
 
@@ -42,7 +44,6 @@ def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None
         assert time.monotonic() < until, "nothing is received"
 
 
-@pytest.mark.lab
 @pytest.mark.parametrize("how", Cut)
 def test_cut_host_receives_nothing_until_it_is_healed(lab: Lab, how: Cut):
     """No frame passes in either direction; the host notices a pulled cable, but not a silent drop."""

@@ -20,7 +20,6 @@ COUNTED = [name for name in BOUNDS if not name.endswith("resident_kib")]
 @pytest.mark.faults
 @pytest.mark.broker
 @pytest.mark.system
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_rounds_of_a_minute_leave_nothing_behind(tmp_path: Path):
     measured = soak(tmp_path, agents=3, rounds=10_000, limit_s=40, kill_every_s=10)

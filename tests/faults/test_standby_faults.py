@@ -38,7 +38,6 @@ def test_the_schedules_of_make_faults_have_each_fault():
 @pytest.mark.faults
 @pytest.mark.broker
 @pytest.mark.system
-@pytest.mark.slow
 @pytest.mark.timeout(300 + 400 * len(SEEDS))
 def test_faults_of_all_parts_leave_the_bits_of_an_undisturbed_run(directory: Path, s3: str, s3_server: S3Server):
     failed: list[str] = []

@@ -71,7 +71,7 @@ def test_a_decoder_raises_nothing_but_what_it_documents(decoder):
     law()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("decoder", DECODERS, ids=NAME)
 def test_the_classic_attacks_are_refused_too(decoder):
     """Cuts, and extremes of every notation at many places of the valid bytes: random bytes would rarely have them."""

@@ -27,7 +27,7 @@ def test_rules_are_valid_promql():
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("play", PLAYS, ids=lambda path: path.stem)
 def test_play_has_exactly_the_expected_alerts(play):
     played = promtool("test", "rules", play)

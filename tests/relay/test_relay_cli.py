@@ -13,7 +13,7 @@ from tests.system.commands import run
 UP = ("--up", "mqtts://hub.example", "--device-id", "site-7", "--fleet", "site-7")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_status_without_a_relay_exits_1_with_a_document_and_2_where_none_ever_ran(tmp_path):
     done = run("fedpatch-relay", "status", "--state-dir", tmp_path)
     assert (done.code, "no relay has run in" in done.err) == (2, True)
@@ -24,14 +24,14 @@ def test_status_without_a_relay_exits_1_with_a_document_and_2_where_none_ever_ra
     assert run("fedpatch-relay", "status", "--state-dir", tmp_path).out == "the relay is not running\n"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_status_is_that_of_the_directory_in_the_environment_that_run_uses(tmp_path):
     with lock_state_dir(tmp_path / "device"):
         done = run("fedpatch-relay", "status", "--json", environment={"FEDPATCH_RELAY_STATE_DIR": str(tmp_path)})
     assert (done.code, done.document["running"]) == (0, True)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_print_config_shows_the_settings_and_no_password(tmp_path):
     variables = {"FEDPATCH_RELAY_UP_PASSWORD": "word", "FEDPATCH_RELAY_UP_USERNAME": "site-7"}
     done = run("fedpatch-relay", "run", *UP, "--print-config", environment=variables)
@@ -40,7 +40,7 @@ def test_print_config_shows_the_settings_and_no_password(tmp_path):
     assert "word" not in done.out.replace("password", "")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [

@@ -23,7 +23,7 @@ from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.oracle_task import REFERENCE, TASK
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 
 SITES = {"site-a": ["a1", "a2"], "site-b": ["b1", "b2"]}
 LOWER = ["c1", "c2"]
@@ -139,6 +139,7 @@ def test_relay_killed_in_its_round_resumes_it_and_no_update_counts_twice(world):
     assert len(world.sites["site-a"].updates["a1"].requests) == 1
 
 
+@pytest.mark.slow
 def test_relay_killed_in_a_masked_round_goes_on_with_its_groups_and_each_update_counts_once(world):
     world.start_site("site-m", "--quorum", "1")
     devices = MASKED_SITES["site-m"]
@@ -162,6 +163,7 @@ def _committed(world, site):
     return 0  # the registry does not exist yet
 
 
+@pytest.mark.slow
 def test_site_that_misses_its_quorum_fails_the_round_with_the_reason(world):
     world.start_site("site-a")
     world.sites["site-a"].updates["a2"].delay_s = 8.0
@@ -173,6 +175,7 @@ def test_site_that_misses_its_quorum_fails_the_round_with_the_reason(world):
     world.relays["site-a"].wait_err("the round of the site failed: quorum_missed, 1 of 2 updates")
 
 
+@pytest.mark.slow
 def test_relay_below_a_relay_counts_all_devices_once(world):
     """Hub -> upper -> lower -> devices, and devices at the upper one."""
     world.start_site("site-a", "--max-members", "5", "--min-cohort", "3")
@@ -186,6 +189,7 @@ def test_relay_below_a_relay_counts_all_devices_once(world):
     assert record.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, devices)))
 
 
+@pytest.mark.slow
 def test_evaluate_round_through_a_relay_gives_the_figures_of_a_flat_one(world):
     """The site's two devices weigh twice as much as the device at the hub itself."""
     world.start_site("site-a")
@@ -200,6 +204,7 @@ def test_evaluate_round_through_a_relay_gives_the_figures_of_a_flat_one(world):
     assert (found.measured, found.num_examples) == (flat.measured, flat.num_examples)
 
 
+@pytest.mark.slow
 def test_relay_and_its_site_fetch_the_model_by_url_and_over_mqtt_where_the_server_is_gone(world, nginx):
     """Hub and site share one server; the keys of a fleet begin with its name."""
     served = {"models_store": nginx.store, "models_url": nginx.url}
@@ -218,6 +223,7 @@ def test_relay_and_its_site_fetch_the_model_by_url_and_over_mqtt_where_the_serve
     assert not list(nginx.root.rglob("*/*"))
 
 
+@pytest.mark.slow
 def test_late_update_of_a_site_counts_in_a_later_round(world):
     for site in SITES:
         world.start_site(site)

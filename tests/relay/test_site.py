@@ -55,7 +55,7 @@ from tests.support.brokers import Mosquitto
 from tests.support.masked_group import terms_of
 from tests.system.oracle_task import TASK
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.medium]
 
 MODEL = SiteModel(TASK, schema_of(TASK.build_model()))
 PUBLIC = parse_policy("affine").public(MODEL.schema)

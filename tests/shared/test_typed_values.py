@@ -49,7 +49,7 @@ def test_types_are_described_when_their_module_is_imported(module, kinds):
     subprocess.run([sys.executable, "-c", DESCRIBED, module, kinds], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_first_conversions_in_many_threads_end_no_process():
     for _ in range(10):
         subprocess.run([sys.executable, "-c", RACE], check=True)

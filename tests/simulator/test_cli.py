@@ -91,7 +91,7 @@ def test_options_are_the_terms_of_the_study(fedpatch, engine):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_every_term_of_a_study_has_an_option(fedpatch, engine):
     options = (
         "--strategy per-fedavg --learning-rate 0.2 --adaptation-rate 0.1 --batch-size 10 --steps 7 --data mine:{index} "
@@ -165,7 +165,7 @@ def test_second_ctrl_c_ends_the_study_at_once(fedpatch, engine, tmp_path):
     assert "the same command again" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_interrupted_study_resumes_with_the_same_command(fedpatch, engine, tmp_path):
     engine.before_round = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
     assert fedpatch(*SMALL, "--out", tmp_path).code == 130
@@ -312,7 +312,7 @@ def test_data_root_names_the_folder_of_the_data(fedpatch, tmp_path, monkeypatch)
     assert f"in the folder {tmp_path / 'elsewhere'}, which --data-root or FEDPATCH_DATA can name" in missing.err
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_study_of_digits_is_the_same_with_two_workers(fedpatch, tmp_path):
     argv = ("simulate", "--clients", "4", "--rounds", "2", "--json")
     first = json.loads(fedpatch(*argv, "--workers", "1", "--out", tmp_path / "study").out)
@@ -322,7 +322,7 @@ def test_study_of_digits_is_the_same_with_two_workers(fedpatch, tmp_path):
     assert {path.name for path in (tmp_path / "study").iterdir()} == FILES
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_interrupted_study_of_digits_ends_with_the_same_curve(fedpatch, tmp_path, monkeypatch):
     argv = ("simulate", "--clients", "4", "--rounds", "4", "--workers", "1", "--json")
     whole = json.loads(fedpatch(*argv).out)

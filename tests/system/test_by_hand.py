@@ -148,6 +148,7 @@ def test_every_file_in_a_state_directory_is_documented(played: Played):
         assert {one for one in left if not any(fnmatchcase(one, path) for path in paths)} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
 def test_two_agents_learn_from_real_mnist(mosquitto: Mosquitto, tmp_path: Path, real_data: Path):  # noqa: F811
     with Fleet(mosquitto.url, tmp_path) as fleet:

@@ -25,7 +25,7 @@ from tests.system.stage import (
     wait_state,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 
 class DiskStage(Stage):
@@ -79,6 +79,7 @@ def test_full_disk_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Sta
     assert ann.log.count("round 2: training") == bob.log.count("round 2: training") == 1
 
 
+@pytest.mark.faults
 def test_read_only_disk_ends_the_run_until_it_is_writable(disk: SmallDisk, stage: Stage):
     stage.kill_coordinator(round=2, step=3)
     disk.make_readonly()
@@ -102,7 +103,9 @@ def test_disk_read_only_from_the_start_is_refused(disk: SmallDisk, stage: Stage)
     assert f"fedpatch: {stage.state_dir}: Read-only file system; this disk is read-only" in done.err
 
 
-@pytest.mark.parametrize("damage", ["noise", "empty", "absent"])
+@pytest.mark.parametrize(
+    "damage", ["noise", *(pytest.param(one, marks=pytest.mark.faults) for one in ("empty", "absent"))]
+)
 def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
     stage.kill_coordinator(round=3, step=2)
     path = stage.state_dir / REGISTRY_FILE
@@ -142,6 +145,7 @@ def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: S
     assert ".patch.previous away to begin again" in shown.out
 
 
+@pytest.mark.faults
 def test_run_whose_registry_and_copy_are_damaged_is_rebuilt_and_goes_on(stage: Stage):
     """The message names the rebuild command; after it the run can be shown, and continues with its next round."""
     stage.start_agents()

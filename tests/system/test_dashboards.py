@@ -18,7 +18,7 @@ from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 
 FOLDER = ROOT / "ansible" / "roles" / "monitoring" / "files" / "dashboards"
 DEVICES = ("ann", "bob")

@@ -48,7 +48,7 @@ class Played:
 
 def _demo(out: Path, *options: object, mark: str | None = None) -> Command:
     environment = {_MARK: mark or uuid.uuid4().hex}
-    return Command("fedpatch", "demo", "--out", out, "--json", *options, environment=environment)
+    return Command("fedpatch", "demo", "--out", out, "--json", *options, environment=environment, preloaded=False)
 
 
 def _play(out: Path, *options: object) -> Played:
@@ -140,6 +140,7 @@ def test_no_process_outlives_the_demo(played: Played):
     _assert_nothing_is_left(played.mark)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_curves_and_model(tmp_path: Path):
     curves, models = [], []
     for _ in range(2):
@@ -160,7 +161,13 @@ def test_same_seed_gives_the_same_curves_and_model(tmp_path: Path):
     assert [one["status"] for one in runs] == ["finished", "finished"]
 
 
-@pytest.mark.parametrize("moment", ["waiting for devices", "round 1/"], ids=["while it starts", "in a round"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("waiting for devices", id="while it starts", marks=pytest.mark.slow),
+        pytest.param("round 1/", id="in a round"),
+    ],
+)
 def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path, moment: str):
     mark = uuid.uuid4().hex
     with _demo(tmp_path / "demo", "--devices", 2, "--target-ua", "none", "--rounds", 1000, mark=mark) as command:

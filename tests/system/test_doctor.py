@@ -20,7 +20,7 @@ DEVICES = ("pi-1", "pi-2")
 PASSWORDS = {name: f"{name}-word" for name in (*DEVICES, "coordinator")}
 
 
-@pytest.fixture(params=["open", "ruled"])
+@pytest.fixture(params=[pytest.param("open", marks=pytest.mark.slow), "ruled"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Mosquitto]:
     """A broker that admits every client, and a broker with passwords and the generated rules."""
     acl = mosquitto_acl("kitchen", devices=DEVICES)
@@ -40,7 +40,7 @@ def as_device(name: str, broker: Mosquitto, tmp_path: Path) -> tuple[tuple[objec
     return (*place, "--device-id", name, "--data", data, "--admission", "always"), login
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_doctors_beside_a_fleet_at_work(broker, tmp_path):
     place = ("--broker", broker.url, "--fleet", "kitchen", "--state-dir", tmp_path / "state", "--devices", 2)
     login = {"FEDPATCH_USERNAME": "coordinator", "FEDPATCH_PASSWORD": PASSWORDS["coordinator"]}

@@ -25,7 +25,7 @@ from tests.system.fleet import Fleet
 from tests.system.recording import Haystack, Recorder, distinct_windows
 from tests.system.views import Silent
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium]
 
 ROUNDS = 2
 DEVICES = {"ann": ("TASK", "n=37,test=30,seed=1"), "bob": ("FROM_FILE", "n=24,test=30,seed=2")}
@@ -79,7 +79,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitto,
             httpd.shutdown()
 
 
-@pytest.mark.parametrize(("private", "terms"), CASES)
+@pytest.mark.parametrize(
+    ("private", "terms"), [*CASES[:3], *(pytest.param(*one, marks=pytest.mark.slow) for one in CASES[3:])]
+)
 def test_no_frozen_and_no_private_value_is_on_the_wire_or_in_a_file_of_a_round(scene, tmp_path, private, terms):
     broker, fleet = scene
     plain = {"strategy": "fedavg-adam", "encoding": "fp32", "rounds": ROUNDS, "quorum": 1.0, "evaluate_every": ROUNDS}
@@ -131,6 +133,7 @@ def test_the_file_is_fetched_once_and_models_for_applications_hold_its_values(sc
         assert all(window in content for window in distinct_windows(base_values()["base.bias"])), path
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_base_and_with_no_other(scene, tmp_path):
     _, fleet = scene
     terms = {"task": f"{REFERENCE}TASK", "devices": 2, "rounds": 12, "quorum": 1.0}

@@ -48,7 +48,7 @@ def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
         yield growing
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_new_data_count_in_the_next_round_and_unreadable_data_cost_one_device(growing):
     """20 and 20 examples, then 35 and 20; then ann's file cannot be read, and bob reports alone; then both report again."""
     agents = growing.fleet.agents

@@ -15,6 +15,7 @@ ROUNDS, EVERY = 12, 4
 DEVICES = {f"pi-{index}": f"n=200,test=100,seed={index}" for index in range(3)}
 
 
+@pytest.mark.slow
 def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
     with Mosquitto() as broker, Fleet(broker.url, tmp_path, name="odd") as fleet:
         for device, data in DEVICES.items():

@@ -32,7 +32,7 @@ from tests.system.oracle_task import build_model, device_data
 from tests.system.recording import Recorder
 from tests.system.views import Silent
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(1500)]
 
 RECORDER = "recorder"
 DEVICES = {f"pi-{number:02}": f"n={12 + number},test=20,seed={number}" for number in range(16)}

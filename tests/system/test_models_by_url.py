@@ -77,6 +77,7 @@ def test_models_by_url_are_the_same_and_not_on_the_broker(mosquitto: Mosquitto, 
     assert not list(nginx.root.rglob("*/*")) and open_blobs(s3, Path("demo")).list() == []
 
 
+@pytest.mark.slow
 def test_old_device_gets_chunks_beside_devices_that_fetch(mosquitto: Mosquitto, nginx: Nginx, tmp_path: Path):
     """A device without the feature gets no URL, and the others get no chunks."""
     common: dict[str, Any] = {"broker": mosquitto.url, "fleet": "demo", "task": TASK, "processes": 1}
@@ -92,6 +93,7 @@ def test_old_device_gets_chunks_beside_devices_that_fetch(mosquitto: Mosquitto, 
     assert new.report.fetched_bytes > 2 * ROUNDS * MODEL_BYTES and new.report.received_bytes < MODEL_BYTES / 4
 
 
+@pytest.mark.slow
 def test_server_that_dies_in_mid_download_costs_no_round(mosquitto: Mosquitto, nginx: Nginx, tmp_path: Path):
     """The missing chunks arrive over MQTT; the model is equal to that of a run without a server."""
     nginx.restart("limit_rate 50k;")
@@ -128,6 +130,7 @@ class TestAgents:
         with stage.begin(**terms) as coordinator:
             return coordinator.done()
 
+    @pytest.mark.slow
     def test_server_that_is_gone_costs_no_round(self, stage: Stage, nginx: Nginx, trust: list[str]):
         nginx.stop()
         assert_complete(stage, self.play(stage, nginx, trust), rounds=2)
@@ -140,6 +143,7 @@ class TestAgents:
         for agent in stage.fleet.agents.values():
             assert f"{nginx.url}demo/" in agent.log and "SHA-256 differs" in agent.log
 
+    @pytest.mark.slow
     def test_server_of_another_ca_is_not_trusted(self, stage: Stage, nginx: Nginx):
         done = self.play(stage, nginx, (), rounds=1)
         assert_complete(stage, done, rounds=1)

@@ -68,7 +68,7 @@ def test_run_in_an_object_store_has_the_model_of_a_run_with_files(mosquitto: Mos
     assert not [path for path in (tmp_path / "1").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.faults
 def test_kills_of_coordinator_and_store_lose_no_committed_update(
     stage: Stage, s3: str, s3_server: S3Server, tmp_path: Path

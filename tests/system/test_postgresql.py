@@ -16,7 +16,7 @@ from tests.system.commands import run
 from tests.system.fleet import Fleet
 from tests.system.stage import Stage, assert_complete
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 ROUNDS = 3
 
 
@@ -43,6 +43,7 @@ def undisturbed_model(directory: Path) -> dict[str, bytes]:
     return model_of(done.document)
 
 
+@pytest.mark.slow
 def test_killed_server_and_coordinator_leave_the_bits_of_an_undisturbed_run(
     stage: Stage, server: PostgresServer, tmp_path: Path
 ):

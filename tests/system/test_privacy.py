@@ -158,7 +158,10 @@ def _whole_schema(strategy: str = STRATEGY) -> Schema:
     return schema_of(build_model()).with_moments(find_strategy(strategy).moments)
 
 
-@pytest.mark.parametrize(("private", "encoding"), CASES)
+@pytest.mark.parametrize(
+    ("private", "encoding"),
+    [*CASES[1:4], *(pytest.param(*one, marks=pytest.mark.slow) for one in (CASES[0], *CASES[4:]))],
+)
 def test_neither_names_nor_values_of_a_patch_are_on_the_wire(stage, tmp_path, private, encoding):
     _check_what_was_private(stage, tmp_path, private, encoding)
 
@@ -190,7 +193,9 @@ def _check_what_was_private(
     assert haystack.values_of(public) == _distinct(public)
 
 
-@pytest.mark.parametrize(("private", "terms", "kind"), TERMS)
+@pytest.mark.parametrize(
+    ("private", "terms", "kind"), [*TERMS[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in TERMS[2:])]
+)
 def test_neither_patch_nor_personal_copy_of_a_plan_with_terms_are_on_the_wire(stage, tmp_path, private, terms, kind):
     """Of the copy only values are searched, since it has the names of the model."""
     _check_what_was_private(stage, tmp_path, private, "fp32", kind, **terms)

@@ -91,7 +91,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         data = ["--task", REFERENCE, "--data", f"n=23,test=20,seed=2;{hold.path}", "--admission", "always", "--nice", 0]
         login = [*place, DEVICE, "--device-id", DEVICE, "--state-dir", agents]
         options = [*place, "coordinator", "--task", REFERENCE, "--state-dir", found.directory / "coordinator"]
-        with Command("fedpatch-agent", "run", "--debug", *login, *data, environment=_AGENTS) as agent:
+        with Command("fedpatch-agent", "run", "--debug", *login, *data, environment=_AGENTS, preloaded=False) as agent:
             _play(found, options, secret_file, hold, agent)
             _ask_more(found, options, secret_file)
             _keep(found, "agent", agent.terminate())
@@ -103,7 +103,7 @@ def _play(found: Played, options: list[object], secret_file: Path, hold: Hold, a
     target = f"{HOST}:{free_port()}"
     by_file = ["--password-file", secret_file, "--debug", "--metrics", target]
     patient = ["--rounds", 2, "--quorum", 1, "--deadline-s", 200, "--recruit-deadline-s", 100, "--wait-s", 100]
-    with Command("fedpatch", "run", *options, *by_file, *patient) as coordinator:
+    with Command("fedpatch", "run", *options, *by_file, *patient, preloaded=False) as coordinator:
         coordinator.wait(lambda: hold.reached, "has a device that trains in the second round")
         found.outputs["metrics"] = fetch(f"http://{target}/metrics")
         found.processes |= dict(_look_at_processes(agent.pid)) | dict(_command_lines())

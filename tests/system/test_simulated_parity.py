@@ -31,12 +31,16 @@ from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 from tests.system.views import Silent
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium]
 
 TASK = "tests.system.wide_digits_task:TASK"
 CLIENTS, ROUNDS, SEED = 4, 3, 5
 TOLERANCE = 1e-6
-TERMS = list(itertools.product(("fedavg", "fedadam", "fedavg-adam"), ("none", "stats", "affine", "all")))
+_EACH_ONCE = {("fedavg", "affine"), ("fedadam", "stats"), ("fedavg-adam", "all"), ("fedavg-adam", "none")}
+TERMS = [
+    pytest.param(*terms, marks=() if terms in _EACH_ONCE else pytest.mark.slow)
+    for terms in itertools.product(("fedavg", "fedadam", "fedavg-adam"), ("none", "stats", "affine", "all"))
+]
 
 
 def study_of(strategy: str, private: str, encoding: str = EXACT) -> Study:
@@ -122,7 +126,10 @@ def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path
             assert_close(simulation.patches.of(client), kept.values)
 
 
-@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4", "delta-int8-quarter"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["delta-int8", *(pytest.param(one, marks=pytest.mark.slow) for one in ("delta-int4", "delta-int8-quarter"))],
+)
 def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encoding):
     """With coarse steps in both directions, the server's model, moments and residuals are the same, and so is the curve.
 

@@ -25,7 +25,7 @@ from tests.system.commands import Command, Done, run
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.stage import Stage, all_went_well, outcomes
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 ROUNDS = 3
 END_LEADER = b"""SELECT pg_terminate_backend(pid) FROM pg_stat_activity AS a WHERE application_name LIKE 'fedpatch leader %'
 AND EXISTS (SELECT FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND granted)"""
@@ -132,6 +132,7 @@ def test_standby_takes_over_within_10_s_of_a_kill_and_the_model_has_the_bits_of_
     assert_all_there(pair, done, undisturbed)
 
 
+@pytest.mark.slow
 def test_standby_takes_over_a_run_whose_blobs_are_in_a_shared_folder(
     stage: Stage, server: PostgresServer, tmp_path: Path, undisturbed: dict[str, bytes]
 ):
@@ -144,6 +145,7 @@ def test_standby_takes_over_a_run_whose_blobs_are_in_a_shared_folder(
     assert_all_there(pair, done, undisturbed)
 
 
+@pytest.mark.slow
 def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privacy_account(pair: Pair):
     """Checks the account of the run, its book, and the ledgers of the devices."""
     pair.terms = {"dp": "central", "noise_multiplier": 1.0, "dp_clip": 0.5, "strategy": "fedavg", "private": "all"}
@@ -188,6 +190,7 @@ def test_paused_leader_that_wakes_up_after_a_takeover_writes_nothing_and_ends_wi
     assert_all_there(pair, done, undisturbed)
 
 
+@pytest.mark.slow
 def test_terminated_leader_hands_over_in_mid_round_and_no_device_trains_twice(
     pair: Pair, undisturbed: dict[str, bytes]
 ):
@@ -203,6 +206,7 @@ def test_terminated_leader_hands_over_in_mid_round_and_no_device_trains_twice(
     assert_all_there(pair, done, undisturbed)
 
 
+@pytest.mark.slow
 def test_leader_whose_sessions_the_database_ends_goes_on_or_hands_over_without_writing_twice(
     pair: Pair, server: PostgresServer, undisturbed: dict[str, bytes]
 ):
@@ -217,6 +221,7 @@ def test_leader_whose_sessions_the_database_ends_goes_on_or_hands_over_without_w
     assert_all_there(pair, done[1], undisturbed)
 
 
+@pytest.mark.slow
 def test_standby_ends_well_when_its_leader_has_finished_the_run(pair: Pair, undisturbed: dict[str, bytes]):
     with pair.in_round_2() as (leader, standby):
         pair.stage.holds["ann"].release()
@@ -225,6 +230,7 @@ def test_standby_ends_well_when_its_leader_has_finished_the_run(pair: Pair, undi
     assert_all_there(pair, done, undisturbed)
 
 
+@pytest.mark.slow
 def test_run_of_a_leader_is_resumed_by_hand_without_standbys(pair: Pair, undisturbed: dict[str, bytes]):
     with pair.begin("one") as leader:
         pair.until_round_2_is_open(leader)

@@ -93,6 +93,7 @@ def test_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, how
     assert [agent.log.count("round 3: training") for agent in (ann, bob)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_no_control_variate_counts_twice_after_kills_of_coordinator_and_device(stage: Stage):
     """SCAFFOLD: Bob's update is committed when the coordinator is killed; Ann is killed in her training after the resume."""
     ann, bob = (stage.start_agent(device, ["--private", "none"]) for device in DEVICES)

@@ -14,7 +14,7 @@ from tests.system.commands import Command, run
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
 
-pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.medium]
 
 
 class Laptop:
@@ -96,6 +96,7 @@ def test_an_abandoned_training_names_the_condition(laptop, record_property):
     assert document["rounds"][1]["reported"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("laptop", ["finish"], indirect=True)
 def test_work_that_may_be_finished_is_finished(laptop):
     with laptop.run() as coordinator:

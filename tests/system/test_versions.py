@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(900)]
 
 # The last version with top-level packages; the last version in which devices could not name their features; a version
 # without delta-encoded models.
@@ -83,7 +83,7 @@ def _trained(document: dict[str, Any]) -> list[tuple[str, int]]:
     return [(one["outcome"], one["reported"]) for one in document["rounds"]]
 
 
-@pytest.mark.parametrize("upgraded", ["the coordinator", "the devices"])
+@pytest.mark.parametrize("upgraded", ["the coordinator", pytest.param("the devices", marks=pytest.mark.slow)])
 def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypatch, upgraded):
     code = {True: ROOT / "src", False: before}
     with Fleet(mosquitto.url, tmp_path, forked=False) as fleet:
@@ -95,6 +95,7 @@ def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypa
     assert _trained(done.document) == [("aggregated", len(DEVICES))] * ROUNDS
 
 
+@pytest.mark.slow
 def test_an_upgrade_in_the_middle_of_a_run_goes_on_with_it(before, mosquitto, tmp_path, monkeypatch):
     """In the order of upgrade.yml: a device, the coordinator, the other device; each continues from its former state."""
     state_dir = tmp_path / "state"

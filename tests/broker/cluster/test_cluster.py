@@ -18,7 +18,7 @@ from tests.system.fleet import Fleet
 from tests.system.held_task import REFERENCE, Hold
 from tests.system.stage import DEVICES, PATIENT, PRIVATE, STRATEGY, all_went_well, outcomes
 
-pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.medium, pytest.mark.timeout(600)]
 
 ROUNDS = 2
 KEPT = "barrier/kept"

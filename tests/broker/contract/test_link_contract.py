@@ -18,7 +18,7 @@ def payloads(one: Client, topic: str) -> list[bytes]:
     return [event.payload for event in one.seen if isinstance(event, Received) and event.topic == topic]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_link_reports_the_negotiated_protocol(target: Target, fleet: str):
     with target.client(f"{fleet}.one", will=(topics.coordinator_state(fleet), b"gone")) as one:
         about = one.wait(Connected)
@@ -85,7 +85,7 @@ def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet:
     assert target.reports_takeover in (reported, None)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_subscriptions_survive_a_power_cut_of_the_broker(target: Target, fleet: str):
     """The broker may have lost all its state: the links reconnect, subscribe again, and send their queued messages."""
     topic = topics.down(fleet, "pi-1")

@@ -17,7 +17,7 @@ from tests.broker.contract.targets import Target
 pytestmark = pytest.mark.broker
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path: Path):
     blob = random.Random(1).randbytes(40 * CHUNK_BYTES - 5)
     with parties(target, fleet, ("ann", "bob", "eve")) as together:
@@ -39,7 +39,7 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
             assert [topic for topic in late.topics if manifest.digest in topic] == []
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_model_of_more_chunks_than_a_queue_holds_arrives(target: Target, fleet: str, tmp_path: Path):
     """Three hundred small chunks: the device requests the chunks that a broker drops from a full queue."""
     blob = random.Random(3).randbytes(300 * MIN_CHUNK_BYTES)

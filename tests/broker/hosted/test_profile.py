@@ -26,7 +26,7 @@ def exchange(url: str, count: int, size: int, **options: object) -> None:
         writer.link.unsubscribe(*FILTERS)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(("count", "size"), [(250, 100), (12, 60_000)], ids=["many-messages", "many-bytes"])
 def test_profile_keeps_the_limits(profile: str, count: int, size: int):

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.device.light_devices import LightDevices
-from fedpatch.shared.mqtt.broker_profile import PROFILES
 from fedpatch.shared.tasks.bundled import mnist
 from tests.broker.hosted.limited_broker import limited_broker
 from tests.system.commands import Command
 
-pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.medium, pytest.mark.timeout(600)]
 
 DEVICES = 6
 
@@ -25,7 +24,7 @@ def run_options(url: str, folder: Path, profile: str) -> list[object]:
     return [*options, "--norm-bound", "off"]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ["aws", pytest.param("azure", marks=pytest.mark.slow)])
 def test_run_under_the_profile_exceeds_no_limit(profile: str, tmp_path: Path):
     fleet = {"fleet": "hosted", "task": mnist.TASK, "count": DEVICES, "processes": 1, "profile": profile}
     with limited_broker(profile) as broker, LightDevices(broker=broker.url, **fleet) as devices:  # type: ignore[arg-type]

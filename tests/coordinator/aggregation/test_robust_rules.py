@@ -225,7 +225,7 @@ def test_model_without_public_trained_values_has_the_mean_of_its_statistics(rule
     assert found.mean["bn.running_var"].tolist() == [3.0, 3.0]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.matrix
 @pytest.mark.parametrize("rule", RULES)
 def test_memory_of_a_rule_is_that_of_the_model_for_10_and_1000_updates(rule):

@@ -34,7 +34,7 @@ changes = st.lists(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @given(changes=changes)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_store_holds_what_was_put_and_not_deleted(blobs, changes):
@@ -243,7 +243,7 @@ def test_checkpoint_that_the_store_refuses_leaves_the_one_before(s3, prepared: P
     assert load_checkpoint(blobs)[2] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_request_that_the_store_never_answers_is_abandoned_soon_after_the_process_shall_end(s3, monkeypatch):
     ending = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -253,7 +253,7 @@ def test_print_config_prints_toml_and_runs_nothing(fedpatch, tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("argv", "heavy"),
     [(["runs", "--help"], HEAVY | {"fedpatch.simulator"}), (["--help"], HEAVY), (["simulate", "--help"], HEAVY)],

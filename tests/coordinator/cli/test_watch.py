@@ -45,7 +45,7 @@ def test_newest_run_without_runs_is_a_usage_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("how", [["--once"], ["--json"], []])
 def test_watch_without_its_broker_exits_with_3(how, monkeypatch, capsys):
     monkeypatch.setattr(

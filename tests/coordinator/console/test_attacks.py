@@ -231,7 +231,7 @@ def _status(console: Served, path: str) -> int:
         return 0
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_thousand_idle_streams_leave_a_hundred_and_the_page_is_served(console):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))

@@ -84,7 +84,7 @@ def _first_event(url: str, name: str) -> dict:
     raise AssertionError("the stream ended")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_console_shows_the_status_of_its_coordinator_and_ends_with_it(tmp_path):
     view = _View()
     with (
@@ -102,7 +102,7 @@ def test_console_shows_the_status_of_its_coordinator_and_ends_with_it(tmp_path):
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_console_ends_when_its_coordinator_is_killed(tmp_path):
     program = (
         "import os, pathlib, signal, sys; from fedpatch.coordinator.console import beside;"
@@ -120,7 +120,7 @@ def _listens(port: int) -> bool:
     return any(f":{port:04X} " in line and " 0A " in line for line in Path("/proc/net/tcp").read_text().splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_console_that_gets_sigterm_before_its_coordinator_ends_without_a_crash(tmp_path):
     command = [sys.executable, "-m", "fedpatch", "console", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path)]
     command += ["--fleet", FLEET, "--status-on-stdin", "--json"]
@@ -133,7 +133,7 @@ def test_console_that_gets_sigterm_before_its_coordinator_ends_without_a_crash(t
         assert console.wait() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_address_in_use_is_a_usage_error_before_the_run(tmp_path):
     with filled(tmp_path), served(tmp_path) as other:
         beside = console_beside(_View(), Address("127.0.0.1", other.port), tmp_path, FLEET, "digits")

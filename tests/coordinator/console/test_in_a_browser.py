@@ -72,7 +72,7 @@ def _text(chromium: Browser, name: str) -> str:
     return str(chromium.ask(f"document.getElementById({json.dumps(name)}).textContent"))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_record_of_a_round_appears_without_reload(chromium, tmp_path):
     with filled(tmp_path, rounds=3) as registry, served(tmp_path) as console:
         _open(chromium, console, 3)
@@ -156,7 +156,7 @@ def test_operator_asks_a_run_to_stop(chromium, tmp_path):
         assert (tmp_path / "runs" / run / "stop-after-round").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_operator_begins_a_run_of_a_named_file_and_reads_its_error(chromium, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpatch.coordinator.console.run_starter.START_S", 120.0)
     (file := tmp_path / "nightly.toml").write_text("devices = 1\n")
@@ -251,8 +251,8 @@ def test_a_late_answer_for_an_earlier_choice_of_runs_is_not_drawn(chromium, tmp_
         assert chromium.ask("document.querySelectorAll('#compare-table thead th').length") == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [320, 390, 700, 1280])
+@pytest.mark.medium
+@pytest.mark.parametrize("width", [390, *(pytest.param(one, marks=pytest.mark.slow) for one in (320, 700, 1280))])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_page_fits_every_width_in_both_colour_schemes(chromium, tmp_path, width, dark):
     with filled(tmp_path, rounds=15, devices=12) as registry, served(tmp_path) as console:

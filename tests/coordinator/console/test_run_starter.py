@@ -106,7 +106,7 @@ def test_run_at_work_is_not_begun_twice_and_lacks_the_lower_priority_of_the_cons
         process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_named_runs_are_shown_to_and_started_by_the_operator_only(file, tmp_path, monkeypatch):
     monkeypatch.setattr(run_starter, "START_S", 120.0)
     place = tmp_path / "state"

@@ -210,8 +210,8 @@ def _processes_of(out: Path) -> list[str]:
 
 
 @pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.medium
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_signal_during_the_stop_does_not_lose_the_result(tmp_path, monkeypatch, capsys, number):
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
 
@@ -228,7 +228,7 @@ def test_signal_during_the_stop_does_not_lose_the_result(tmp_path, monkeypatch, 
 
 
 @pytest.mark.system
-@pytest.mark.slow
+@pytest.mark.medium
 def test_device_without_data_ends_the_demo_with_its_error(tmp_path):
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     (tmp_path / "hungry.py").write_text(
@@ -244,7 +244,7 @@ def test_device_without_data_ends_the_demo_with_its_error(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.slow
+@pytest.mark.medium
 def test_demo_with_a_console_shows_the_run_and_stays_until_ctrl_c(tmp_path):
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")

@@ -205,7 +205,7 @@ def live_output(messages: list[StatusMessage]) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_live_view_draws_at_its_own_pace():
     training = DeviceStatus("pi-1", State.TRAINING, "", 0.5)
     shown = [collecting(training, elapsed_s=float(n)) for n in range(10_000)]

@@ -243,7 +243,7 @@ def test_each_device_has_one_state_and_eligible_devices_can_be_invited(events):
     assert found["unwilling"] == fleet.unwilling().total()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_large_fleet_has_series_of_max_devices_only(tmp_path):
     _, metrics = _play(1000, tmp_path, 50)
     series = _series(metrics)

@@ -92,7 +92,7 @@ def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_pa
     assert known["class_names"] == list("0123456789")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("store", ["files", "s3"])
 def test_export_takes_file_and_round(fedpatch, tmp_path, request, store):
     run = begin(tmp_path / "state", "affine", request.getfixturevalue("s3") if store == "s3" else None)

@@ -75,7 +75,7 @@ def test_inventory_of_an_unknown_host_or_wrong_options_is_a_usage_error(fedpatch
     assert (ended.code, ended.out) == (2, "")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_ansible_reads_the_inventory(state_dir, tmp_path):
     ansible_inventory = Path(sysconfig.get_path("scripts"), "ansible-inventory")
     if not ansible_inventory.exists():

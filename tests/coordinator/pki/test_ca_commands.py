@@ -118,7 +118,7 @@ def test_commands_that_init_prints_name_a_folder_that_is_not_the_default_one(fed
     assert (tmp_path / "pi-1").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_device_add_rotate_and_revoke_print_next_steps(fedpatch: Program, tmp_path: Path):
     done = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
     assert "on the device: fedpatch-agent enrol one, then delete it" in done.err and done.out == ""
@@ -224,7 +224,7 @@ def test_commands_without_a_ca_are_usage_errors(fedpatch: Program, tmp_path: Pat
         assert ended.code == 2 and "no CA there; make one with `fedpatch ca init`" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_without_cryptography_the_error_names_the_extra(fedpatch: Program):
     program = (
         "import sys; sys.modules['cryptography'] = None; from fedpatch.cli import main; "

@@ -42,7 +42,7 @@ def test_report_is_named_after_the_run(fedpatch, tmp_path):
     assert made in place.read_text("utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("because", "words"),
     [
@@ -59,7 +59,7 @@ def test_run_with_any_end_has_a_report(fedpatch, tmp_path, because, words, round
     assert re.search(rf"UTC: {words}</p>", Path("a.html").read_text("utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_json_names_the_files_and_the_result_of_each_run(fedpatch, tmp_path):
     first, second = (_run(tmp_path, rounds, target_ua=0.5) for rounds in (1, 4))
     argv = ("report", first, second, "last", "--state-dir", tmp_path, "--csv", "a.csv", "--png", "a.png", "--json")
@@ -111,7 +111,7 @@ def test_output_name_with_another_ending_is_refused(fedpatch, tmp_path, argv, wo
     assert words in ended.err and argv[0] in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_unknown_run_or_too_many_are_usage_errors(fedpatch, tmp_path):
     ids = [_run(tmp_path, 0) for _ in range(13)]
     for argv, words in (((ids[0], "1999"), "'1999'"), (ids, "at most 12")):
@@ -120,7 +120,7 @@ def test_unknown_run_or_too_many_are_usage_errors(fedpatch, tmp_path):
     assert list(Path.cwd().iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_secret_in_a_registry_is_not_shown(fedpatch, tmp_path):
     _run(tmp_path, 1, password="hunter2", fleet="kitchen")
     argv = ("report", "last", "--state-dir", tmp_path, "--out", "a.html", "--csv", "a.csv", "--json")
@@ -129,7 +129,7 @@ def test_secret_in_a_registry_is_not_shown(fedpatch, tmp_path):
     assert "kitchen" in Path("a.html").read_text("utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_report_changes_no_state(fedpatch, tmp_path):
     _run(tmp_path, 2)
     before = (tmp_path / REGISTRY_FILE).read_bytes()

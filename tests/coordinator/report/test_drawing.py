@@ -28,7 +28,7 @@ def _page(*runs: Run) -> ElementTree.Element:
     return ElementTree.fromstring(make_page(runs, 1.78e9, "0.1.0"))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_well_formed_page_with_named_charts(runs):
@@ -44,7 +44,7 @@ def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     assert {*re.findall(r'href="#(.*?)"|url\(#(.*?)\)', text)} <= {(id, "") for id in ids} | {("", id) for id in ids}
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_picture(runs):

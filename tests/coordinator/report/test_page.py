@@ -57,7 +57,7 @@ def test_texts_of_devices_and_users_never_become_markup():
     assert HOSTILE in _text(page)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_page_has_no_script_and_loads_nothing():
     page = _page(run(5), run(5, "b"))
     assert set(re.findall(r"\w+://[^\s\"]*", page)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -102,7 +102,7 @@ def test_bar_of_several_rounds_names_their_number(rounds, words):
     assert (words in text) if words else "Each bar is the mean" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_each_device_has_a_row_and_many_devices_the_most_measured():
     assert _rows(_page(run(2)), "user accuracy of each device") == [
         ["pi-1", "2", "0.050", "0.275", "0.050", "0.275"],
@@ -133,7 +133,7 @@ def test_run_without_rounds_has_a_page(status, because, words):
     assert words in text and f"UTC: {status}|" in text and "target_ua" in text
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_page_and_csv_name_devices_with_bounded_updates():
     bad: dict[str, list[str]] = {"<b>foe": ["weights", "exp_avg_sq"]}
     records = (record(1, bounded={"norm": 1}, bounded_devices=bad), record(2, bounded={"norm": 1}, bounded_devices=bad))
@@ -158,13 +158,13 @@ def test_page_and_csv_name_the_devices_whose_updates_were_pulled_most():
     assert (first["pulls"], first["pull_quantiles"]) == ("far=0.9 near=0.2", "max=0.9 p50=0.1 p90=0.5")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_page_of_a_running_run_is_marked_as_running():
     assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))
     assert "while a run was going on" not in _page(run(3))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_page_of_5000_rounds_is_below_2_mb_and_names_omitted_parts():
     names = {f"pi-{number:02}": 0.5 for number in range(32)}
     records = tuple(record(number, user_accuracies=names) for number in range(1, 5001))
@@ -177,7 +177,7 @@ def test_page_of_5000_rounds_is_below_2_mb_and_names_omitted_parts():
     assert len(_rows(page, "Rounds")) == 500
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_runs_are_compared_by_figures_and_differing_settings():
     one = run(10, "a", settings={"target_ua": 0.8, "seed": 1, "task": "digits"})
     other = run(3, "b", settings={"target_ua": 0.8, "seed": 2, "task": "digits", "new": True})
@@ -190,7 +190,7 @@ def test_runs_are_compared_by_figures_and_differing_settings():
     assert page.count('aria-describedby="comparison-') == 2
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_runs_of_different_metrics_have_separate_charts():
     errors = tuple(replace(one, metric="MAE", metric_goal="min") for one in run(3).records)
     text = _text(_page(run(3, "a"), Run(info("b"), errors)).partition("Settings that differ")[0])

@@ -416,7 +416,7 @@ class TestPause:
         all_decline(made, 10.0)
         assert made.next_deadline() == 10.5
 
-    @pytest.mark.slow
+    @pytest.mark.medium
     def test_pause_after_thousands_of_failures_is_a_minute(self):
         made = waiting_engine("a", rounds=9999, max_failed_rounds=9999)
         now = 0.0

@@ -171,7 +171,7 @@ def test_replaced_coordinator_reports_the_other(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_restarted_broker_is_not_taken_for_another_coordinator(mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture):
     with at_work(mosquitto.url) as first:
         mosquitto.stop()

@@ -160,8 +160,9 @@ def test_device_that_does_not_know_noise_under_masks_is_not_asked(fleet):
     assert engine.fleet.eligible() == ["new"]
 
 
-@pytest.mark.slow
-def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path, clock):
+@pytest.mark.medium
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path, clock, every):
     results, fatal = set(), 0
     while True:
         directory, run, kills = tmp_path / str(fatal), "", 0
@@ -187,7 +188,7 @@ def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path
         assert len(results) == 1, f"killed before write {fatal}"
         if fatal and not kills:
             return
-        fatal += 1
+        fatal += every
 
 
 def test_round_repeated_because_its_checkpoint_is_damaged_counts_as_a_second_release(fleet, clock):

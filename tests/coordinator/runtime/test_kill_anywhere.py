@@ -135,7 +135,7 @@ def kill_at_every_write(
     raise AssertionError("it never came to an end")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
     records = kill_at_every_write(tmp_path, prepared, 20)
     assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
@@ -149,8 +149,10 @@ def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregate", ["mean", "centred", "bucketed"])
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "aggregate", ["mean", *(pytest.param(one, marks=pytest.mark.slow) for one in ("centred", "bucketed"))]
+)
 def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate):
     """Deltas are sent in both directions; the next step is the same with or without a stored previous step."""
     kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4", aggregate=aggregate)
@@ -159,7 +161,7 @@ def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared,
     }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
 def test_second_kill_while_resuming_changes_no_result(tmp_path, prepared, second):
     """The second kill happens while the next process reads the state after the first kill."""

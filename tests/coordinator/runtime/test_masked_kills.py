@@ -81,12 +81,13 @@ def assert_one_set_of_each(transcript: list[Any]) -> None:
     assert {key: len(bodies) for key, bodies in sent.items() if len(bodies) > 1} == {}
 
 
-@pytest.mark.slow
-def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock):
+@pytest.mark.medium
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock, every):
     whole, record, _, transcript = play(tmp_path / "whole", clock, ())
     assert (record.outcome, record.reported) == ("aggregated", DEVICES - 1)
     assert_one_set_of_each(transcript)
-    for fatal in itertools.count(1):
+    for fatal in itertools.count(1, every):
         model, found, kills, transcript = play(tmp_path / f"killed-{fatal}", clock, (fatal,))
         assert model == whole, f"killed before write {fatal}"
         assert (found.outcome, found.reported, found.num_examples) == ("aggregated", DEVICES - 1, record.num_examples)
@@ -96,10 +97,11 @@ def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock):
             return
 
 
-@pytest.mark.slow
-def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock):
+@pytest.mark.medium
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock, every):
     """This also holds if the next process knows more devices than the killed process."""
-    for fatal in itertools.count(1):
+    for fatal in itertools.count(1, every):
         changes = (lose_three, lambda device, answer: answer)
         _, _, kills, transcript = play(tmp_path / f"killed-{fatal}", clock, (fatal,), changes)
         assert_one_set_of_each(transcript)

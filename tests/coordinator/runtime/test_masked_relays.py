@@ -120,7 +120,7 @@ def model_of(fleet: MaskedFleet) -> bytes:
     return b"".join(tensors[name].tobytes() for name in sorted(tensors))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_sum_of_a_relay_counts_as_its_devices_do_in_a_flat_round(tmp_path, prepared, registry, clock):
     two_levels = come(hub(tmp_path / "hub", prepared, registry, clock, 16))
     flat_bench = Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 24, "quorum": 0.5, "group_size": 30})

@@ -224,7 +224,7 @@ class TestLost:
         fleet.come().wait(700.0)
         assert [(record.outcome, record.reported) for record in records(fleet)] == [("aggregated", 8)]
 
-    @pytest.mark.slow
+    @pytest.mark.medium
     def test_device_with_another_request_has_no_part_in_the_sum_and_changes_nothing_else(self, fleet, watched):
         """One byte of the public seed differs, as if a coordinator sent other terms to one device."""
 
@@ -265,7 +265,7 @@ class TestLost:
 class TestAttacks:
     """The sum has all devices, all except the bad one, or only the other group."""
 
-    @pytest.mark.slow
+    @pytest.mark.medium
     def test_model_is_that_of_the_devices_that_count(self, fleet, watched, attack):
         play(fleet, attack)
         [record] = records(fleet)
@@ -274,7 +274,7 @@ class TestAttacks:
         kept = {16: names(16), 15: [one for one in names(16) if one != BAD]}
         assert_equals_oracle(fleet, watched, kept.get(attack.reported) or other_group(fleet, BAD))
 
-    @pytest.mark.slow
+    @pytest.mark.medium
     def test_offences_count_against_the_device_alone(self, fleet, attack):
         play(fleet, attack)
         assert {device for device in names(16) if offences(fleet, device)} == ({BAD} if attack.is_offence else set())

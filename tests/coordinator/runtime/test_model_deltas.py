@@ -128,7 +128,7 @@ def test_steps_are_published_once_and_retracted_at_the_end(bench):
     assert bench.link.retained() == set()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "of another round", "a directory"])
 def test_damaged_step_shortens_the_way(bench, damage):
     play(bench, 4)

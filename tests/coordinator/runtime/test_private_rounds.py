@@ -63,10 +63,11 @@ def play_with_kill(
     return model, [(one.round, one.outcome, one.reported, one.privacy) for one in records], kills
 
 
-@pytest.mark.slow
-def test_kill_before_any_write_uses_one_draw_a_round_and_its_bits(tmp_path, prepared):
+@pytest.mark.medium
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_before_any_write_uses_one_draw_a_round_and_its_bits(tmp_path, prepared, every):
     records = play_with_kill(tmp_path / "whole", prepared, 0, CountedDraws())[1]
-    for fatal in itertools.count(1):
+    for fatal in itertools.count(1, every):
         draws = CountedDraws()
         found = play_with_kill(tmp_path / f"killed-{fatal}", prepared, fatal, draws)
         assert {number: len(digests) for number, digests in draws.digests.items()} == {1: 1, 2: 1}, fatal
@@ -192,7 +193,7 @@ def test_noise_of_another_size_is_refused(tmp_path):
         noise.of_round(1, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_book_counts_a_repeated_draw_once_and_another_draw_again(blobs):
     book = PrivacyBook(blobs)
     book.note("one", ["a"])

@@ -93,7 +93,7 @@ class TestOpenRound:
         assert states(later) == {"a": State.REPORTED, "b": State.LOST}
         assert "round 1 goes on with 1 of 2 updates, 600 s to its deadline" in later.lines
 
-    @pytest.mark.slow
+    @pytest.mark.medium
     @pytest.mark.parametrize("before", ["a", "b", ""])
     def test_resumed_round_ends_with_the_same_bits(self, bench, before, tmp_path, prepared):
         values = {"a": 0.1, "b": 0.7}

@@ -77,7 +77,7 @@ class Leaders:
         return int(found or 0)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(writes=writes)
 def test_lower_epoch_commits_nothing_after_a_higher_one_has_begun(

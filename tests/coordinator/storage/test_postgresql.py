@@ -264,7 +264,7 @@ def test_fleet_and_run_that_another_coordinator_took_meanwhile_end_this_one(
             registry.reopen(run)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_killed_server_loses_no_committed_update(tmp_path: Path, mortal: PostgresServer):
     """Updates are added while the server is killed and started again, three times."""
     path = mortal.state(tmp_path)
@@ -294,7 +294,7 @@ def test_killed_server_loses_no_committed_update(tmp_path: Path, mortal: Postgre
         assert registry.devices()[0].reported == added
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(postgresql, "PATIENCE_S", 0.5)
     with postgres_server() as server:

@@ -174,7 +174,7 @@ def test_newest_run_of_a_fleet_has_its_status(registry):
     assert registry.run(old.id).status == "interrupted"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_changes_outlast_a_kill(place):
     program = f"""
 import os, signal

@@ -184,7 +184,7 @@ def assert_whole_or_known(story: Story, path: Path) -> None:
     assert opened(path)[1] == []
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(damage=damages())
 @example(damage=(0.21875, b"\x01"))
@@ -194,7 +194,7 @@ def test_damage_anywhere_in_the_file_is_repaired_or_reported(story: Story, damag
         assert_whole_or_known(story, path)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_damage_anywhere_in_the_header_is_repaired_or_reported(story: Story):
     for at in range(100):
         with laid_out(story.ended) as path:
@@ -204,7 +204,7 @@ def test_damage_anywhere_in_the_header_is_repaired_or_reported(story: Story):
             assert_whole_or_known(story, path)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @settings(max_examples=40, deadline=None)
 @given(damage=damages().filter(lambda damage: damage[1]))
 def test_damage_anywhere_in_the_log_loses_no_round(story: Story, damage: tuple[float, bytes]):

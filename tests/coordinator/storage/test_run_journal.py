@@ -185,7 +185,7 @@ def test_deleted_journal_is_written_again(path: Path):
     assert {one: read_journal(one) for one in journals(path.parent)} == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @settings(max_examples=80, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
 def test_flipped_bit_or_cut_in_a_journal_loses_its_lines_only(at: float, bit: int, cut: bool):
@@ -291,7 +291,7 @@ def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restar
         assert history.changes == registry.changes(run)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @settings(max_examples=40, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True))
 def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):

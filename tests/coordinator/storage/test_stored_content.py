@@ -176,7 +176,7 @@ def test_run_missing_in_the_registry_fails_with_the_rebuild_command(state_dir: P
     assert any("is not in the registry" in one.detail and "--rebuild" in one.remedy for one in bad(state_dir))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @settings(max_examples=150, deadline=None)
 @given(which=st.integers(0, 20), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: float, bit: int):

@@ -65,7 +65,7 @@ def available(home: Client, word: bytes) -> None:
     home.wait(Received, lambda one: one.topic == f"{DEVICE}/availability" and one.payload == word)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_device_is_discovered_switched_and_missed(state_dir):
     with Mosquitto() as broker, client(broker.url, "home", f"{DEVICE}/#", "homeassistant/#", "out") as home:
         with bus(broker, state_dir, "--serve", "sensors/+ -> out") as process:
@@ -93,7 +93,7 @@ def test_device_is_discovered_switched_and_missed(state_dir):
             assert process.wait(60) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_message_that_two_mappings_take_has_one_answer_of_each(state_dir):
     """A broker delivers a message once for each filter that it matches."""
     mappings = "sensors/# -> out/all, sensors/+ -> out/one, sensors/pump -> out/pump, end -> out/end"
@@ -111,7 +111,7 @@ def test_message_that_two_mappings_take_has_one_answer_of_each(state_dir):
     assert answers == ["out/all", "out/one", "out/pump", "out/all", "out/end"]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_device_is_announced_once_its_agent_has_written_its_name(state_dir):
     status = (state_dir / "status.json").read_bytes()
     (state_dir / "status.json").unlink()

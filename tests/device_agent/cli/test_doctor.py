@@ -65,7 +65,7 @@ def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
     return {one.name: one for one in checkup.findings}
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
     found = find(replace(settings, task="digits"))
     assert found["task"].verdict == "ok"
@@ -74,7 +74,7 @@ def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
     assert not settings.state_dir.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("task", "words", "remedy"),
     [
@@ -107,7 +107,7 @@ def test_a_device_that_would_decline(settings, tmp_path, admission, status, verd
     assert ("fedpatch-agent conditions" in found.remedy) is (verdict == "warn")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("private", "record", "verdict", "words"),
     [
@@ -127,7 +127,7 @@ def test_doctor_reports_the_private_tensors(settings, private, record, verdict, 
     assert (found.verdict, words in found.detail) == (verdict, True)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_private_setting_that_the_model_does_not_fit_is_named(settings):
     found = find(replace(settings, task="digits", private="names:fc9.weight"))["task"]
     assert found.verdict == "fail"
@@ -164,7 +164,7 @@ def test_a_name_that_another_agent_has(settings, mosquitto):
     assert "--device-id" in found["device_name"].remedy
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.broker
 @pytest.mark.parametrize(
     ("online", "verdict", "words"),
@@ -191,7 +191,7 @@ def test_doctor_reports_the_coordinator_by_its_presence(settings, online, verdic
     assert words in found.detail
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.broker
 def test_doctor_warns_of_a_broker_without_access_rules_unless_it_is_local(settings, monkeypatch):
     """On a network any client could pose as the coordinator; on this machine alone no other machine can."""
@@ -211,7 +211,7 @@ def test_a_name_that_no_topic_can_hold(settings):
         find(replace(settings, device_id="Pi/1"))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_its_process_loads_neither_torch_nor_numpy():
     program = "import sys, fedpatch.device_agent.cli.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

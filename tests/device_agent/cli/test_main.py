@@ -203,7 +203,7 @@ def test_agent_reports_all_wrong_settings_together(agent):
     assert sorted(complaints) == ["--broker", "--task", "--threads", "data"]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_agent_ends_when_its_stdin_closes(tmp_path):
     """No agent outlives the demo that started it."""
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]

@@ -162,7 +162,7 @@ def test_evaluate_reports_errors_of_task_code(agent, tmp_path):
     assert ended.code == 2 and "the metric of task 'toy' takes torch's tensors, and torch is not there" in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("command", ["predict", "evaluate", "models", "rollback"])
 def test_no_command_imports_torch(state_dir, inputs, command):
     """A Pi has no memory for torch beside the application's; the shipped tasks do not need it either."""

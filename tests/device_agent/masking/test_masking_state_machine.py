@@ -419,7 +419,7 @@ def contradictory(group, random_):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("first_seed", range(0, 200, 20))
 def test_no_device_gives_both_kinds_of_share_under_any_faults(first_seed):
     """200 schedules of contradictory messages, repeats, kills before each write and send, reboots and two epochs."""

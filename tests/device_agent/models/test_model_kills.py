@@ -29,7 +29,7 @@ def _story(root: Path) -> list[Callable[[], object]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_killed_before_any_change_the_present_model_is_whole(tmp_path_factory):
     """The present model is the one before or after the change, later rounds work, and no extra model remains."""
     expected = [None, 1, 2, 3, 2, 2, 4]
@@ -73,7 +73,7 @@ def test_a_commit_after_a_kill_publishes_what_was_renamed(tmp_path_factory):
     raise AssertionError("it never came to its end")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_killed_for_real_it_is_whole_too(tmp_path):
     program = (
         "import sys; from pathlib import Path; from fedpatch.device_agent.models.store import ModelStore\n"

@@ -71,7 +71,7 @@ def test_a_model_that_was_opened_by_its_path_stays(tmp_path, store, onnx):
     assert (model.metadata.round, model.reload_if_newer()) == (1, False)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_reader_never_finds_less_than_a_model(tmp_path, store, onnx):
     publish(store, 1, onnx)
     done = threading.Event()

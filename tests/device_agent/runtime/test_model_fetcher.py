@@ -67,7 +67,7 @@ def served() -> Iterator[tuple[str, Path]]:
         yield f"{nginx.url}blob", nginx.ca_file
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @given(held=st.sets(st.sampled_from(sorted(ALL))))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_missing_chunks_come_once_each_with_their_bytes(served, held):

@@ -154,7 +154,7 @@ def test_model_of_another_shape_fails_the_round(idle, tmp_path):
     assert idle.trainer.pid == pid
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
     """Died has the signal; the next round runs in a new process, and begins with the patch from before the kill."""
     scene = Scene(tmp_path, SLOW, ADAM, "all")
@@ -181,7 +181,7 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
     assert patch_values(idle, scene)["bn.weight:step"] == patch["bn.weight:step"] + 5
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
     """Not even a round that another process has begun before the end is received."""
     watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
@@ -198,7 +198,7 @@ def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
     assert isinstance(trained, Trained) and trained.key == key(2)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for(installed, tmp_path, monkeypatch):
     """Both commands were written before the process could answer the first."""
     watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY", "absent:5")
@@ -215,7 +215,7 @@ def test_output_of_a_task_goes_to_the_log(idle, tmp_path, caplog):
     until_logged(caplog, "a task may print what it likes")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     mishap = tmp_path / "mishap"
@@ -233,7 +233,7 @@ def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_pat
     until_logged(caplog, "Traceback")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("reference", "data", "problem"),
     [
@@ -334,7 +334,7 @@ def held_at(watched: Watched) -> int:
     pytest.fail(f"{done} steps, and still they are taken")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
     own_process.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
     own_process.until_training()
@@ -349,7 +349,7 @@ def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
     assert isinstance(own_process.outcome(), TrainCancelled)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_cancel_ends_a_pause(own_process, tmp_path):
     scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none")
     own_process.trainer.train(scene.command(round=8))
@@ -396,7 +396,7 @@ def device(installed, tmp_path_factory):
         device.trainer.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(("what", "words"), [("torch", "memory"), ("numpy", "Unable to allocate")])
 def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(device, what, words):
     """RuntimeError of torch or MemoryError of numpy: the allocated memory is released, and torch need not be loaded again."""
@@ -410,7 +410,7 @@ def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(dev
     assert device.trainer.pid == pid
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_process_that_the_system_kills_costs_the_round_and_is_replaced(device):
     device.round(1)
     pid = device.trainer.pid

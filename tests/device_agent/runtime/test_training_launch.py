@@ -52,7 +52,7 @@ def has_ended(pid: int) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_forked_process_and_the_program_in_place_of_an_absent_server_publish_equal_updates(
     start, fork_server, tmp_path
 ):
@@ -96,7 +96,7 @@ def test_exit_code_of_forked_process_reaches_the_supervisor(start, fork_server, 
     watched.trainer.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fork_server_that_failed_starts_the_program(start, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, ExitStack() as stack:
         patched.setattr("fedpatch.coordinator.demo.devices.sys.executable", "/bin/false")

@@ -179,7 +179,7 @@ def test_a_status_that_cannot_be_written_waits_for_room(disk):
     assert b"training" in (disk.path / "status.json").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("spoil", "code"), [(SmallDisk.fill, 0), (SmallDisk.make_readonly, 1)], ids=["full", "read-only"]
 )

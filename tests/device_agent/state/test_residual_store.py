@@ -183,7 +183,7 @@ class Device:
         return raw[raw.index(b"tensors") :]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("private", "encoding"),
     [
@@ -213,7 +213,7 @@ def test_a_round_that_is_killed_before_any_write_gives_the_same_bits_again(tmp_p
     assert fatal > (10 if encoding in FEEDBACK else 7)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_residual_of_an_update_is_added_to_the_next_updates(tmp_path, encoding="delta-int4"):
     """With the same model in each round, the sum of the updates stays close to the sum of the trained steps."""
     scene = Scene(tmp_path, TOY, replace(SGD, steps=1), "affine")

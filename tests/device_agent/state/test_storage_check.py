@@ -151,7 +151,7 @@ def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: 
     assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_keys_from_the_network_are_not_collected(state_dir: Path):
     """A coordinator may request another policy each time; only the last key needs to be kept."""
     storage = Storage(state_dir)

@@ -181,7 +181,7 @@ def agent(installed, tmp_path) -> Iterator[_Agent]:
     agent.trainer.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_agent_gets_new_example_counts_and_survives_unreadable_data(agent):
     (trained,) = agent.round(1)
     assert isinstance(trained, Trained) and trained.report.num_examples == 23

@@ -62,7 +62,7 @@ def _coin_flips(seed: int, train: int = 120, test: int = 30) -> DeviceData:
     return DeviceData(x[:train], y[:train], x[train:], y[train:])
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("ordered", [False, True])
 def test_the_reported_figure_is_what_the_published_model_scores_on_new_data(tmp_path, ordered):
     """Ten devices choose among the models of twelve rounds; the mean of their reports is that on two thousand new examples.

@@ -208,7 +208,7 @@ def test_masked_update_holds_no_trace_of_the_patch(tmp_path, device):
         assert not [one for one in traces(value) if one in raw]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_training_process_masks_the_vector_that_it_wrote(installed, tmp_path):
     """A real process: one command trains, a later one masks."""
     watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY")

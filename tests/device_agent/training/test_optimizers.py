@@ -59,7 +59,7 @@ def test_steps_are_those_of_torch(name):
                 assert torch.equal(known, theirs.state[its][moment]), moment
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_round_of_training_does_not_load_torchs_compiler(tmp_path):
     """The optimizers of torch.optim load it; it would add 70 MB to the memory that a device needs."""
     program = f"""

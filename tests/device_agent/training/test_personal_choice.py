@@ -236,7 +236,7 @@ def test_state_of_another_schema_of_the_task_is_dropped(tmp_path):
     assert len(list(store.directory.glob("toy-*"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_killed_before_any_change_of_the_disk_one_of_the_three_is_published(tmp_path_factory):
     deaths = 0
     first = Device(tmp_path_factory.mktemp("first") / "device")

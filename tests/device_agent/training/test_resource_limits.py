@@ -34,7 +34,7 @@ def start(installed, tmp_path):
         trainer.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_training_process_has_low_priority_a_high_oom_score_and_a_bounded_data_segment(start):
     trainer, ready = start(nice=7, max_memory_mib=2000)
     assert isinstance(ready, Ready), ready

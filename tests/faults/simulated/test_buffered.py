@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import pytest
 
 from tests.faults.simulated.schedules import Schedule, buffered, chunks, draw_buffered, kill_coordinator, play, stop
-from tests.support.examples import QUICK
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
+@pytest.mark.medium
+@pytest.mark.parametrize("seeds", chunks(8), ids=str)
 def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(seeds):
     for seed in seeds:
         play(draw_buffered(seed))
@@ -31,8 +31,8 @@ def test_stop_after_a_round_and_resume_lose_no_carried_work(moment_s):
     assert not any("stale" in line for line in world.log)
 
 
-@pytest.mark.parametrize("fuse", range(0, 60, 12 if QUICK else 3))
+@pytest.mark.parametrize("fuse", range(0, 60, 3 if "FAULT_SEEDS" in os.environ else 12))
 def test_kill_before_a_write_with_carried_work_open_loses_no_committed_update(fuse):
-    """Every third write, in quick runs every twelfth: all 60 would take a minute, and drawn schedules kill at other writes."""
+    """Every twelfth write, every third with `make faults`; drawn schedules kill at other writes."""
     schedule = Schedule(7, buffered(), chunk_bytes=1000)
     play(schedule.at(12.0, partial(kill_coordinator, pause_s=2.0, fuse=fuse)))

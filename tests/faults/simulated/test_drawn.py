@@ -9,8 +9,8 @@ from tests.faults.simulated.schedules import chunks, draw, play
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
+@pytest.mark.medium
+@pytest.mark.parametrize("seeds", chunks(10), ids=str)
 def test_drawn_schedule_keeps_all_promises(seeds):
     """Every committed update counts once; every round and the run end in time; models and patches are exact to the bit."""
     for seed in seeds:

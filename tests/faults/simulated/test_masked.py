@@ -9,7 +9,7 @@ from tests.faults.simulated.schedules import Schedule, chunks, draw_masked, mask
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_masked_rounds_without_faults_have_everybody_in_them():
     world = play(Schedule(1, masked()))
     run = min(run for run, _ in world.oracle.records)
@@ -17,8 +17,8 @@ def test_masked_rounds_without_faults_have_everybody_in_them():
     assert rounds == [("aggregated", 9)] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", chunks(10, 40), ids=str)
+@pytest.mark.medium
+@pytest.mark.parametrize("seeds", chunks(5), ids=str)
 def test_drawn_schedule_of_masked_rounds_keeps_all_promises(seeds):
     """Kills before writes on both sides, lost and repeated messages, reboots, several epochs."""
     for seed in seeds:

@@ -237,7 +237,7 @@ def test_the_upload_of_a_device_among_four_stands_still():
     assert played[0].seconds < 200.0
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_slow_device_among_four_is_waited_for():
     def watch(world: World) -> None:
         world.train_s = (250.0, 300.0)

@@ -17,7 +17,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_onnxruntime_leaves_no_id_of_the_machine(tmp_path, program):
     """Unless this is forbidden, onnxruntime writes an id on import, besides the telemetry that it sends."""

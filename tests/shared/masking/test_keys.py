@@ -110,7 +110,7 @@ def test_erased_secrets_have_no_bytes():
     assert not any(vars(SecretKeys.erased()).values())
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_agent_imports_no_cryptography_before_a_masked_round():
     """It takes 12 MB; the modules of the agent's process import it in the functions that need it."""
     program = (

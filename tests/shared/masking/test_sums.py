@@ -65,7 +65,7 @@ def large(size, rule):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(40)
 @given(schedules(), st.sampled_from([8, 16]), st.integers(0, 100))
 @example(large(32, ThresholdRule.HALF), 8, 0)

@@ -67,7 +67,7 @@ def test_gaussian_round_beside_skellam_rounds_adds_to_epsilon():
     assert epsilon_of_releases(skellam, 1e-5) < both <= epsilon_of_releases({Release(1.7, 500): 4}, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @given(st.floats(0.1, 30.0), deltas, st.integers(1, 100), st.integers(16, 2_000))
 def test_noise_for_an_epsilon_keeps_it_and_little_less_noise_does_not(epsilon, delta, rounds, steps):
     noise_multiplier = skellam_noise_for(epsilon, delta, rounds, steps)

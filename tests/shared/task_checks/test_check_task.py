@@ -34,7 +34,7 @@ def _findings(task: Task, spec: str = "good", private: str = "affine") -> dict[s
     return {one.name: one for one in checkup.findings}
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_task_that_fits_passes_every_check():
     found = _findings(TASK)
     assert {one.verdict for one in found.values()} == {"ok"}

@@ -58,7 +58,7 @@ def test_missing_attribute_of_a_deferred_module_is_an_attribute_error(package):
     assert _outputs(code, package, "['late']")[-1] == "False True"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_torch_trains_without_the_deferred_modules():
     """None of them is executed by the import, a step of a model with batch norm, or the optimizers."""
     code = """
@@ -74,7 +74,7 @@ print(sorted(name for name in DEFERRED if name in sys.modules and not isinstance
     assert _outputs(code) == ["[]"]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_operation_on_tensors_without_storage_is_known_after_load_deferred():
     code = """
 import torch

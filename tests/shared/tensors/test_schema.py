@@ -180,7 +180,7 @@ def test_a_schema_comes_back_from_lists(schema):
     assert Schema.from_lists(extended.to_lists()) == extended
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("lists", "complaint"),
     [

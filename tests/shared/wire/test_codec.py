@@ -92,7 +92,7 @@ def test_decode_of_any_bytes_raises_wire_error(payload):
         decode(payload)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @given(PLAIN | st.dictionaries(st.sampled_from("vtikrenb") | st.text(), PLAIN))
 def test_decode_of_foreign_msgpack_raises_wire_error(plain):
     with pytest.raises(WireError):

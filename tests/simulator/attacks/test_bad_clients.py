@@ -168,7 +168,7 @@ def test_attacked_simulation_interrupted_after_each_round_finds_as_many_as_one_l
     assert simulate(study, saved=tmp_path).attack == expected
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_attacked_simulation_does_not_depend_on_the_number_of_processes():
     one, two = (simulate(attacked("noise"), workers=workers) for workers in (1, 2))
     assert [point.user_accuracy for point in one.points] == [point.user_accuracy for point in two.points]

@@ -108,7 +108,7 @@ def test_client_is_a_view_of_blocks_in_shared_memory():
         assert view.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_other_process_gets_the_same_memory():
     population = _own([(4, 2), (3, 1), (2, 2)])
     others = [population.of(index).train_x.clone() for index in (0, 2)]

@@ -102,7 +102,7 @@ def test_rate_with_which_pfedme_would_step_beyond_its_copy_is_not_tried():
     assert "above 1" in comparison(rates=(2.0,)).misfit(METHODS["pfedme"])
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_repeated_command_computes_only_the_new_seed_and_method(tmp_path):
     first = CliRunner().invoke(app, [*COMPARE, "--methods", "fedavg", "--out", str(tmp_path)])
     assert first.exit_code == 0, first.output

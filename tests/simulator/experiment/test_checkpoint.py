@@ -87,7 +87,7 @@ fedpatch.simulator.experiment.simulation.simulate(study_of("fedavg-adam", "affin
 """
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("moment_s", [0.0, *(pytest.param(s, marks=pytest.mark.faults) for s in (0.137, 0.511))])
 def test_killed_simulation_resumes_from_its_last_state(tmp_path, moment_s):
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT)

@@ -40,11 +40,13 @@ def curve_of(printed: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in point.items() if name != "seconds"} for point in points]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "more",
-    [("--encoding", "delta-int4"), ("--norm-bound", "auto:0.8", "--private", "none")],
-    ids=["private affine, residuals of an encoding", "updates in files"],
+    [
+        pytest.param(("--encoding", "delta-int4"), id="private affine, residuals of an encoding"),
+        pytest.param(("--norm-bound", "auto:0.8", "--private", "none"), id="updates in files", marks=pytest.mark.slow),
+    ],
 )
 def test_simulation_over_three_ranks_has_the_bits_of_one_process(fedpatch, more):
     ranked = run(ranks_command(3, *STUDY, *more, "--json"))

@@ -198,7 +198,7 @@ def test_tables_without_attack_have_the_figures_of_each_rule():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_command_prints_the_table_and_computes_only_what_is_missing(tmp_path):
     out = tmp_path / "table.json"
     terms = ["--clients", 4, "--rounds", 1, "--rules", "mean,centred", "--bad", 0.25, "--workers", 1, "--out", out]

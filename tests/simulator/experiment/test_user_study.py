@@ -31,7 +31,7 @@ def test_two_simulations_at_once_give_what_each_gives_alone():
     assert alone[0] != alone[1]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_cancelled_simulation_is_incomplete_and_goes_on_from_its_folder(tmp_path):
     pytest.importorskip("matplotlib")
     with fedpatch.start_simulation("digits", out=tmp_path / "out", **{**TERMS, "rounds": 5}) as job:
@@ -115,7 +115,7 @@ class Kept:
         self.outcomes.append(outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_trackers_get_each_point_once_over_an_interruption(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     kept = Kept()

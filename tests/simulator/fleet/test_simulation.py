@@ -91,7 +91,7 @@ def test_the_same_terms_give_the_same_report(changes):
     assert as_json(played(**changes)) == as_json(played(**changes))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_report_does_not_depend_on_the_process():
     program = (
         "import json; from fedpatch.simulator.fleet.simulation import simulate_fleet\n"
@@ -185,7 +185,7 @@ def test_few_upload_slots_make_a_queue():
     assert waiting.rounds[0].phase_seconds.upload > 3 * quick.rounds[0].phase_seconds.upload
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_memory_does_not_grow_with_the_rounds():
     """After a round its row in the report remains, and little else.
 
@@ -219,7 +219,7 @@ def test_a_broker_notices_a_silent_device_as_late_as_the_link_lets_it():
     assert 1.5 * keepalive_s == WILL_S
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_events_of_a_device_do_not_grow_with_the_devices():
     """The work of a round grows linearly with its devices: the number of events per device stays about the same."""
     events = [played(devices=devices, rounds=2, upload_slots=50).events / devices for devices in (50, 500)]

@@ -116,8 +116,10 @@ def test_an_interrupted_baseline_goes_on_as_if_it_had_not_been(strategy, tmp_pat
     assert [one.train_loss for one in rest.points] == [one.train_loss for one in whole.points]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", BASELINES)
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(one, marks=() if one == "pfedme" else pytest.mark.slow) for one in BASELINES]
+)
 def test_two_processes_give_the_same_bits_as_one(strategy):
     study = _study(strategy, 0.5)
     alone = _simulation(study)
@@ -174,7 +176,7 @@ def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: li
     return working.layout.unflatten(working.public)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count, beta):
@@ -187,7 +189,7 @@ def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count
         torch.testing.assert_close(ours[name], sgd[name], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_pfedme_whose_w_follows_at_once_is_sgd_with_weight_decay(seed, count, eta):

@@ -171,7 +171,7 @@ def test_a_resumed_simulation_counts_as_many_bytes_of_a_whole_model_as_before():
     assert resumed.take([0]) == alone.take([0])
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_bytes_to_the_target_are_all_of_the_way():
     study = study_of("fedavg-adam", "affine", participation=1.0, rounds=30, target_ua=0.6, encoding="delta-int8")
     outcome = simulate(study)

@@ -87,7 +87,7 @@ def test_terms_of_a_study_leave_the_base_out_of_what_clients_keep_and_send(terms
     assert len(simulation.points) == ROUNDS + 1
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_another_base_is_another_study_and_workers_train_the_same():
     study = make_study(
         task=TASK, task_ref=f"{REFERENCE}TASK", clients=CLIENTS, rounds=ROUNDS, strategy="fedavg", data=DATA

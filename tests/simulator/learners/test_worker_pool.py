@@ -22,7 +22,7 @@ from fedpatch.simulator.spec.study import Point, Study
 from tests.simulator.studies import SIZES, assert_close, study_of
 from tests.support.paths import ROOT
 
-slow = pytest.mark.slow
+slow = pytest.mark.medium
 STUDY = study_of("fedavg-adam", "affine", clients=6 * len(SIZES), participation=0.9, rounds=3)
 """Enough clients for many chunks, and for more than one part when they are measured."""
 
@@ -40,7 +40,7 @@ def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], sta
     "study",
     [
         replace(STUDY, encoding="delta-int4"),
-        study_of("fedavg-adam", "affine", norm_bound="auto:0.8", rounds=3),
+        pytest.param(study_of("fedavg-adam", "affine", norm_bound="auto:0.8", rounds=3), marks=pytest.mark.slow),
     ],
     ids=["many clients, encoded", "bounded"],
 )
@@ -54,6 +54,7 @@ def test_number_of_workers_changes_no_bit(tmp_path, study):
     assert found.batches == state.batches
 
 
+@pytest.mark.slow
 @slow
 def test_script_without_a_guard_of_its_main_module_is_not_run_again_by_workers(tmp_path):
     (script := tmp_path / "script.py").write_text(

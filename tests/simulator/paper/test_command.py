@@ -203,7 +203,7 @@ def test_cell_locked_by_another_process_is_reported(program, tmp_path):
     assert (ended.code, ended.err.splitlines()[-1]) == (0, "computed 1, 1 taken by another process")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_5_is_drawn(program, tmp_path):
     ended = program("paper", "fig5", "--cells", "mnist/*/W200/C1.0")
     assert ended.code == 0
@@ -213,7 +213,7 @@ def test_fig_5_is_drawn(program, tmp_path):
     assert ended.err.splitlines()[-2:] == ["drawn: results/fig5/fig5.png", "drawn: results/fig5/fig5.svg"]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_5_shows_all_computed_cells_where_only_some_are_chosen(program, tmp_path):
     for cell in select_cells("fig5", "mnist/fedavg/affine/*"):
         Results(tmp_path / "results").write(cell, 0, result(cell, 0, None))
@@ -229,7 +229,7 @@ FIG_4 = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("way", [(), ("--summary",)])
 def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
     asked = []
@@ -253,7 +253,7 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
     assert ended.err == ("" if way else "round 1\n")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_summary_of_fig_4_draws_the_band_of_all_seeds_that_are_there(program, tmp_path):
     folder = tmp_path / "results" / "fig4"
     folder.mkdir(parents=True)

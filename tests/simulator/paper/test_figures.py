@@ -79,7 +79,7 @@ def test_aggregation_takes_no_step():
     assert step_positions(7, 2).tolist() == [0, 1, 2, 2, 3, 4, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_5_is_drawn_from_what_there_is(tmp_path: Path):
     comparisons = [Comparison(cell) for cell in cells_of("fig5")]
     for place in (0, 1):
@@ -93,7 +93,7 @@ def test_fig_5_is_drawn_from_what_there_is(tmp_path: Path):
     assert "CIFAR-10" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
     curves = {"train": rising(12), "test": rising(12)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
@@ -103,7 +103,7 @@ def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
     assert text.count("private") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_4_is_drawn_of_few_rounds_too(tmp_path: Path):
     curves = {"train": rising(1), "test": rising(1)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
@@ -115,7 +115,7 @@ def bands(svg: Path) -> int:
     return svg.read_text("utf-8").count("FillBetweenPolyCollection")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_4_with_several_seeds_has_a_band_for_each_line(tmp_path: Path):
     def seed(shift: float) -> dict[str, Any]:
         curves = {key: [one + shift for one in rising(12)] for key in ("train", "test")}
@@ -127,7 +127,7 @@ def test_fig_4_with_several_seeds_has_a_band_for_each_line(tmp_path: Path):
     assert bands(several) == 3 * 4 + 2
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_fig_3_has_two_panels(tmp_path: Path):
     names = [f"{what}_shift_{side}" for what in ("mean", "var") for side in ("private", "federated")]
     shares = ("share_holding_mean", "share_holding_var")
