@@ -39,10 +39,17 @@ settings.register_profile(
     derandomize=_CI,
     max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (50 if _CI else 10)),
 )
-_SIMULATED = Path(__file__).parent / "faults" / "simulated"
-"""Tests of schedules in virtual time, which take long but have no marker."""
 settings.load_profile("house")
 Command.preloads = True
+HERE = Path(__file__).parent
+BESIDE_THE_PRODUCT = (
+    *("ansible", "fuzz", "hosts", "monitoring", "test_docstrings.py", "test_wheel.py"),
+    *("coordinator/console", "coordinator/report"),
+    *("simulator/experiment", "simulator/kernels", "simulator/learners", "simulator/paper"),
+)
+"""Files and folders whose tests are all `medium`: `make test` plays those of rounds, devices and messages."""
+FIRST = "test_static_checks.py"
+"""The longest file of `make test`."""
 REPEATED = ("CI", "FEDPATCH_EXAMPLES", "FEDPATCH_FUZZ_EFFORT", "FAULT_SEEDS", "STANDBY_SEEDS")
 """Settings of a run on which its examples and schedules depend."""
 if _CI:
@@ -69,6 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     With several test processes, a slow file that starts last would run alone at the end.
     """
+    for item in items:
+        if any(item.path.is_relative_to(HERE / place) for place in BESIDE_THE_PRODUCT):
+            item.add_marker(pytest.mark.medium)
     if QUICK and not any("[" in argument for argument in config.args):
         left_out = _left_out(items)
         items[:] = [item for item in items if item not in left_out]
@@ -76,8 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         longest: dict[str, int] = {}
         for item in items:
-            weight = sum(item.get_closest_marker(one) is not None for one in ("faults", "system", "slow"))
-            weight += item.path.is_relative_to(_SIMULATED)
+            weight = sum(item.get_closest_marker(one) is not None for one in ("faults", "slow", "system", "medium"))
+            weight += 10 * (item.path.name == FIRST)
             longest[str(item.path)] = max(weight, longest.get(str(item.path), 0))
         items.sort(key=lambda item: -longest[str(item.path)])
 

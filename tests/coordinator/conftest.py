@@ -22,7 +22,7 @@ def prepared() -> Prepared:
     return prepare(RunSettings(strategy="fedavg", private="none"))
 
 
-@pytest.fixture(params=["files", "s3"])
+@pytest.fixture(params=["files", pytest.param("s3", marks=pytest.mark.medium)])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     """The blob store of a run, in a directory and in an object store."""
     url = request.getfixturevalue("s3") if request.param == "s3" else None
@@ -36,7 +36,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.medium)])
 def engine(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
     """A function that gives a directory a registry in SQLite or PostgreSQL, and returns the path that a SQLite file has."""
     if request.param == "sqlite":
