@@ -106,9 +106,10 @@ RULE = (
     "An offender is a device whose update was refused for an offence; it is not asked again in this run. "
     "Offenders and devices that cannot take part never reduce the updates needed from two or more to one. "
     "The run fails after `max_failed_rounds` failed rounds in a row; one in which a device left the count for the first time "
-    "is not among them.",
+    "is not among them, nor is one that made a device absent for the first time while absent devices are a minority.",
     "Missing devices that a run has waited for in vain, 60 s or `wait_s` if that is less, do not count until they are back. "
-    "Neither do absent devices, which missed the last round in which they were asked. "
+    "Neither do absent devices, which missed the last round in which they were asked, and for a while those that were absent "
+    "twice or more. "
     "But if they are half of the fleet or more, all of them count: a minority never makes the model.",
     "A round reaches `target_ua` only if it succeeds and as many devices as its quorum measured a user accuracy.",
 )
@@ -134,11 +135,13 @@ class Standing:
         fleet: All devices except held devices.
         left: Devices of the fleet that have left the count for good.
         missing: Other devices of the fleet that the run has waited for in vain, or that are absent.
+        unsteady: Further devices that take part, and were absent too often (fedpatch.coordinator.rounds.missed_rounds).
     """
 
     fleet: int
     left: int = 0
     missing: int = 0
+    unsteady: int = 0
 
     @property
     def all_count(self) -> bool:
@@ -146,9 +149,15 @@ class Standing:
         return 2 * self.missing >= self.fleet - self.left
 
     @property
+    def unsteady_count(self) -> bool:
+        """True if unsteady devices count too, because the other devices alone are no majority."""
+        return 2 * (self.missing + self.unsteady) >= self.fleet - self.left
+
+    @property
     def counted(self) -> int:
         """The number of devices that `participation` is a share of."""
-        return self.fleet - self.left - (0 if self.all_count else self.missing)
+        unsteady = 0 if self.unsteady_count else self.unsteady
+        return self.fleet - self.left - (0 if self.all_count else self.missing + unsteady)
 
 
 def updates_needed(meant: int, quorum: float, min_cohort: int) -> int:

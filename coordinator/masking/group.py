@@ -66,6 +66,8 @@ class MaskedGroup:
         reported: Names of the members whose update is in the sum, once they are fixed.
         reveals: The reveals by name.
         offenders: Members that revealed wrong shares of most members of the masking set.
+        silent: Members that sent no shares, or no reveal, if the group is LOST for that.
+        held_up: Members that sent their shares, if collecting ended while others had not.
 
     Example:
         >>> group = MaskedGroup(request, roster)  # doctest: +SKIP
@@ -82,6 +84,8 @@ class MaskedGroup:
         self.reported: tuple[str, ...] = ()
         self.reveals: dict[str, Reveal] = {}
         self.offenders: frozenset[str] = frozenset()
+        self.silent: frozenset[str] = frozenset()
+        self.held_up: frozenset[str] = frozenset()
         self._group = MaskingGroup.of_roster(request, roster)
         self._index = {device: index for index, device in enumerate(self.members)}
         self._opening: Opening | None = None
@@ -129,6 +133,8 @@ class MaskedGroup:
         self._require(GroupState.KEYED, "end_sharing")
         self.masking = tuple(device for device in self.members if device in self.shares)
         self.state = GroupState.SHARED if len(self.masking) >= self.roster.threshold else GroupState.LOST
+        if self.over:
+            self.silent = frozenset(self.members).difference(self.masking)
 
     def inbox(self, device: str) -> Inbox:
         """Return the boxes for a member of the masking set."""
@@ -145,6 +151,9 @@ class MaskedGroup:
             return
         if self.state is GroupState.SHARED:
             self.reported = tuple(device for device in self.masking if device in committed)
+        else:
+            self.silent = frozenset(self.members).difference(self.shares)
+            self.held_up = frozenset(self.shares)
         enough = len(self.reported) >= self.roster.threshold
         self.state = GroupState.COLLECTED if enough else GroupState.LOST
 
@@ -212,6 +221,7 @@ class MaskedGroup:
         self.open(last=True)
         if not self.over:
             self.state = GroupState.LOST
+            self.silent = frozenset(self.masking).difference(self.reveals)
 
     def lose(self) -> None:
         """Set the group to LOST, for example because one of its updates is damaged."""

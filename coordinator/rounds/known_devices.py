@@ -134,6 +134,7 @@ class Fleet:
         evicted: Devices that were replaced since the caller last cleared the list.
         offenders: Offenders, which this run does not invite again, each with its offence.
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
+        unsteady: Devices that were absent too often to count (coordinator.rounds.missed_rounds).
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Fleet:
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
+        self.unsteady: Collection[str] = frozenset()
         # The devices that were seen with the task, and the sets of these devices that do not count
         # (coordinator.cohort.selection).
         self._able: set[str] = set()
@@ -313,7 +315,9 @@ class Fleet:
         fleet = max(least, len(self._able)) - len(self._released)
         unnamed = min(self._unnamed, max(0, least - len(self._able)))
         absent = self._able.intersection(self.absent) - self._released - self._left
-        return Standing(fleet, len(self._left), len(self._given_up | absent) + unnamed)
+        out = self._given_up | absent
+        unsteady = self._able.intersection(self.unsteady) - self._released - self._left - out
+        return Standing(fleet, len(self._left), len(out) + unnamed, len(unsteady))
 
     @property
     def left(self) -> set[str]:

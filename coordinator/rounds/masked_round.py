@@ -283,6 +283,16 @@ class MaskedRound:
         return [saved, *wrong]
 
     @property
+    def silent(self) -> set[str]:
+        """The devices that sent no shares or no reveal, so that their group is lost."""
+        return {device for group in self.groups for device in group.silent}
+
+    @property
+    def held_up(self) -> set[str]:
+        """The devices that could not report, because others of their group sent no shares."""
+        return {device for group in self.groups for device in group.held_up}
+
+    @property
     def settled(self) -> bool:
         """True if each group is open or lost."""
         return all(group.over for group in self.groups)

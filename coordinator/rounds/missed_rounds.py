@@ -1,13 +1,18 @@
 """Missed rounds: absent devices are invited less and less often, and rounds do not depend on them.
 
-A device *misses* a round if it declines, does not answer the invitation, falls silent, loses its connection for longer than
-`rejoin_s`, or has not reported at the deadline. A device that fails with a reason has worked, and misses nothing. A device that
-was working when the round ended after its quorum misses nothing either. After n missed rounds in a row a device is *absent*:
+A device *misses* a round if it declines, does not answer the invitation in time, falls silent, loses its connection for longer
+than `rejoin_s`, or has not reported at the deadline. A device that fails with a reason misses the round only if the round
+fails, or if it has failed or missed another of the last 16 rounds. A device that was working when the round ended after its
+quorum misses nothing. After n missed rounds in a row a device is *absent*:
 
 - It does not count (coordinator.cohort.selection), so that it cannot prevent the quorum of a round.
 - It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
-A committed update ends the absence. A device that restarts is invited in the next round. All absent devices are invited in the
+A committed update ends the absence. A device that was absent before is then *unsteady*: it is invited, but does not count until
+16 rounds later, and after each further absence twice as long. So a device that comes and goes costs two rounds, not every
+second one. Unsteady devices count while the others are no majority of the fleet.
+
+A device that restarts is invited in the next round. All absent devices are invited in the
 next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all
 are invited and counted (fedpatch.coordinator.cohort.selection), because the devices are then probably not the cause.
 """
@@ -25,6 +30,9 @@ LONGEST_PERIOD = 16
 """Rounds between two invitations of a device that has been absent for long."""
 MAX_ABSENT = 100
 """Greatest number of absent devices in a record; beyond it, devices with the fewest missed rounds are left out."""
+PROBATION = 16
+"""Rounds for which a device does not count after its second absence; twice as many after each further one."""
+_LONGEST_PROBATION = 1024
 
 
 def period_of(missed: int) -> int:
@@ -33,11 +41,20 @@ def period_of(missed: int) -> int:
 
 
 class Absences:
-    """The absent devices of a run, derived from the records of its rounds."""
+    """The absent devices of a run, derived from the records of its rounds.
+
+    Failures are not in the records: a resumed run begins to count them anew.
+    """
 
     def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
         self._missed: dict[str, int] = {}
         self._due: dict[str, int] = {}
+        # The round of the last failure with a reason, by device.
+        self._failed_in: dict[str, int] = {}
+        # The number of absences and first failures of each device, and the round from which an unsteady device counts again.
+        self._lapses: dict[str, int] = {}
+        self._counts_from: dict[str, int] = {}
+        self._last = 0
         for record in records:
             self._take(record.round, record.absent)
 
@@ -46,8 +63,23 @@ class Absences:
         """Missed rounds in a row by absent device."""
         return self._missed
 
+    @property
+    def ever(self) -> Collection[str]:
+        """The devices that were absent at some time, or have failed."""
+        return self._lapses.keys()
+
+    @property
+    def unsteady(self) -> set[str]:
+        """The devices that take part, but do not count in the next round since they were absent too often."""
+        return {device for device, at in self._counts_from.items() if at > self._last + 1} - self._missed.keys()
+
     def note(
-        self, number: int, missed: Collection[str], reported: Collection[str], left: Collection[str] = ()
+        self,
+        number: int,
+        missed: Collection[str],
+        reported: Collection[str],
+        left: Collection[str] = (),
+        failed: Collection[str] = (),
     ) -> Mapping[str, int]:
         """Note a round that is over.
 
@@ -56,10 +88,17 @@ class Absences:
             missed: Devices that missed it.
             reported: Devices that reported.
             left: Devices that left the count; they are not absent.
+            failed: Devices that failed with a reason of their own.
 
         Returns:
             Missed rounds in a row by absent device, for the record of the round.
         """
+        again = {device for device in failed if self._failed_before(device, number)}
+        for device in set(failed).difference(left):
+            self._failed_in[device] = number
+            if device not in again:
+                self._lapses[device] = self._lapses.get(device, 0) + 1
+        missed = {*missed, *again}
         others = {*reported, *left}
         counts = {device: count for device, count in self._missed.items() if device not in others}
         for device in set(missed).difference(left):
@@ -81,7 +120,13 @@ class Absences:
         return {device for device in self._missed if self._due.get(device, 0) > number}
 
     def choose(
-        self, devices: Sequence[str], draw: Callable[[Sequence[str]], Selection], number: int, *, all_count: bool
+        self,
+        devices: Sequence[str],
+        draw: Callable[[Sequence[str]], Selection],
+        number: int,
+        *,
+        all_count: bool,
+        unsteady_count: bool = True,
     ) -> Selection:
         """Choose the cohort of a round.
 
@@ -90,20 +135,32 @@ class Absences:
             draw: Draws a cohort of this round from some of the devices.
             number: Number of the round.
             all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.selection.Standing).
+            unsteady_count: Whether unsteady devices count like the others.
 
         Returns:
-            A selection of the devices that are not absent, and the same share of the absent devices that are due.
+            A selection of the devices that count, and the same share of the unsteady ones and of the absent ones that are due.
         """
-        counted = [device for device in devices if all_count or device not in self._missed]
+        out = set() if all_count else {*self._missed, *(() if unsteady_count else self.unsteady)}
+        counted = [device for device in devices if device not in out]
         chosen, skipped = draw(counted), self.skipped(number)
         due = sorted(set(devices).difference(counted, skipped))
         share = math.ceil(len(due) * (len(chosen.invited) / len(counted) if counted else 1.0))
         extra = draw(due).invited[:share]
         return Selection(chosen.target, (*chosen.invited, *extra), frozenset(extra))
 
+    def _failed_before(self, device: str, number: int) -> bool:
+        failed_in = self._failed_in.get(device)
+        return device in self._missed or (failed_in is not None and number - failed_in <= LONGEST_PERIOD)
+
     def _take(self, number: int, counts: Mapping[str, int]) -> None:
+        self._last = number
         for device in self._missed.keys() - counts.keys():
             self._due.pop(device, None)
+            if (lapses := self._lapses.get(device, 0)) > 1:
+                probation = min(PROBATION << min(lapses - 2, 10), _LONGEST_PROBATION)
+                self._counts_from[device] = number + 1 + probation
+        for device in counts.keys() - self._missed.keys():
+            self._lapses[device] = self._lapses.get(device, 0) + 1
         for device, count in counts.items():
             if count != self._missed.get(device):
                 self._due[device] = number + period_of(count)

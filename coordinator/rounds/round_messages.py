@@ -18,7 +18,7 @@ from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.rounds.invitations import Invitations
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
-from fedpatch.coordinator.rounds.masked_round import NO_KEYS, OTHER_KEYS, MaskedRound
+from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
     EVENT_OF_JOB,
@@ -33,6 +33,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 )
 from fedpatch.coordinator.rounds.round_phases import (
     CARRIED,
+    GROUP_LOST,
     NO_ANSWER,
     PROBE_S,
     SILENT_S,
@@ -88,6 +89,9 @@ REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
 # The reason of a participant that fell silent (UnresponsiveDevices).
 SILENT = "silent"
+# Reasons of failed participants that missed the round, and of those that failed through no fault of their own.
+_MISSED = frozenset({"lost", SILENT, FailReason.DEADLINE, NO_KEYS, NO_SHARES})
+_BLAMELESS = frozenset({GROUP_LOST, NO_GROUP, OTHER_KEYS, FailReason.MASKING, FailReason.DOWNLOAD, "stale"})
 
 
 class EnvelopeFactory:
@@ -192,6 +196,7 @@ class ActiveRound:
         works: Carried work of participants whose request is of an earlier round.
         speeds: Training times of the devices of the run; None in a run without buffered rounds.
         missed: Once `dismissed` is true, the participants that missed the round (coordinator.rounds.missed_rounds).
+        failed: Then also the participants that failed for a reason of their own.
     """
 
     def __init__(
@@ -215,6 +220,7 @@ class ActiveRound:
         self.speeds: SpeedClasses | None = None
         self.version = 0
         self.missed: list[str] = []
+        self.failed: list[str] = []
         self.aggregated = Aggregated()
         self.offenders: dict[str, str] = dict(ledger.offenders)
         self.evaluates = ledger.evaluates
@@ -558,9 +564,11 @@ class ActiveRound:
             return []
         effects = masked.advance(now)
         if self.round.phase is Phase.UNMASKING and not self.dismissed:
-            effects += [*self.dismiss(), *masked.end_collecting(self.reports, now)]
+            unmasks = masked.end_collecting(self.reports, now)
+            effects += [*self.dismiss(), *unmasks]
         if self.round.phase is Phase.UNMASKING and (masked.settled or now >= self.round.unmasking_ends_at):
             effects += masked.end_unmasking(now)
+            self.missed += sorted(masked.silent.difference(self.missed))
             counted = set(self.round.devices(State.REPORTED))
             self.reports = {device: report for device, report in self.reports.items() if device in counted}
         return effects
@@ -589,7 +597,7 @@ class ActiveRound:
         """End collecting: cancel the devices that are still working."""
         self.dismissed = True
         participants = self.round.participants
-        self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
+        self._note_missed()
         carried = set(self.round.carried())
         if self.round.policy.carries:
             for device in participants.keys() - carried:
@@ -642,16 +650,25 @@ class ActiveRound:
             offenders=dict(sorted(self.offenders.items())),
         )
 
+    def _note_missed(self) -> None:
+        """Note the participants that missed the round, and those that failed."""
+        participants = self.round.participants
+        self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
+        left = self.round.left.union(self.missed)
+        failed = [device for device in self.round.devices(State.FAILED) if device not in left]
+        self.failed = [device for device in failed if participants[device].reason not in _BLAMELESS]
+
     def _has_missed(self, device: str, participant: Participant) -> bool:
         """Return whether the device missed the round (coordinator.rounds.missed_rounds), at the end of collecting."""
-        if device in self.round.left:
+        if device in self.round.left or (self.masked is not None and device in self.masked.held_up):
             return False
         if participant.state is State.DECLINED:
             return True
         if participant.state is State.FAILED:
-            return participant.reason in ("lost", SILENT, FailReason.DEADLINE)
+            return participant.reason in _MISSED or (self.masked is not None and device in self.masked.silent)
         if participant.reason == CARRIED:
-            return False
+            # In a round without its quorum the device has had all the time that there was; its update still counts later.
+            return self.round.used_up and self.round.quorum_s is None
         if participant.state is not State.LATE or participant.reason in ("lost", NO_ANSWER):
             return participant.state is State.LATE
         if self.round.used_up:

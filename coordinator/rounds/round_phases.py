@@ -431,11 +431,12 @@ class Round:
         if now < self._recruiting_ends_at() and any(True for _ in undecided):
             return
         accepted = self._accepted - sum(self.participants[device].accepted for device in self.left)
+        # Also in a round that fails: only a device with this reason becomes absent, and the next round does not count on it.
+        for device in list(undecided):
+            self._move(device, State.LATE, NO_ANSWER)
         if accepted + self.expected < self.needed:
             self._fail("too_few_accepted", now)
             return
-        for device in list(undecided):
-            self._move(device, State.LATE, NO_ANSWER)
         self.phase = Phase.COLLECTING
 
     def _advance_collecting(self, now: float) -> None:

@@ -188,10 +188,12 @@ class Engine:
         self._connected = True
         self._quorum_seconds: list[float] = []
         self._absences = Absences([*earlier, *self.records])
-        self.fleet.absent = self._absences.missed
+        self.fleet.absent, self.fleet.unsteady = self._absences.missed, self._absences.unsteady
         # Failed rounds in a row, the number of them that count, and the time at which the last of these ended.
         self._failed = self._failures = 0
         self._failed_at = -math.inf
+        # Whether the last round made a device absent for the first time, while absent devices are a minority.
+        self._reveals_absent = False
         # Devices that have left the count in an earlier round: if such a device leaves again, no failure is excused.
         self._left_before: set[str] = set()
         offenders = [record.offenders for record in self.records]
@@ -300,7 +302,7 @@ class Engine:
     def _count_expected(self, now: float) -> None:
         """Give the open round the number of connected devices that do carried work."""
         if self.open is not None:
-            self.open.round.expected = sum(self.fleet.is_online(device) for device in self.carried.busy)
+            self.open.round.expected = self._at_carried_work()
             self.open.round.tick(now)
 
     def _on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
@@ -511,8 +513,13 @@ class Engine:
 
     @property
     def present(self) -> int:
-        """The number of devices that can be invited to the next round."""
-        return self.fleet.present - self._skipped + len(self._waiting) - self.fleet.count_eligible(self._waiting)
+        """The number of devices that count and can be invited to the next round, or whose update waits for it."""
+        return self._present_without(self._uncounted)
+
+    def _present_without(self, devices: Collection[str]) -> int:
+        """Return the number of devices that can be invited, without these, or whose update waits."""
+        others = self.fleet.count_eligible({*devices, *self._waiting})
+        return self.fleet.present - others + len(self._waiting)
 
     @property
     def rounds_in_all(self) -> int:
@@ -543,14 +550,22 @@ class Engine:
     def required_devices(self) -> int:
         """Return the number of devices that must be `present` before the next round: a quorum, or all for the first one."""
         needed = self._needed()
-        return needed if self._selected else max(needed, self.spec.devices - self._skipped)
+        if self._selected:
+            return needed
+        return max(needed, self.spec.devices - self.fleet.count_eligible(self._uncounted))
 
     @property
-    def _skipped(self) -> int:
-        """The number of online devices that the next round does not invite (coordinator.rounds.missed_rounds)."""
-        if self._standing.all_count:
-            return 0
-        return self.fleet.count_eligible(self._absences.skipped(self.last_round + 1))
+    def _uncounted(self) -> set[str]:
+        """The devices for which no round begins (coordinator.rounds.missed_rounds).
+
+        A device that has missed one round only may stand in for another one in the next round.
+        """
+        standing, absences = self._standing, self._absences
+        if standing.all_count:
+            return set()
+        again = {device for device, rounds in absences.missed.items() if rounds > 1}
+        skipped = absences.skipped(self.last_round + 1)
+        return again | skipped | (set() if standing.unsteady_count else absences.unsteady)
 
     @property
     def _ends_at(self) -> float | None:
@@ -637,7 +652,10 @@ class Engine:
         free = [device for device in self.fleet.eligible() if device not in engaged]
         if evaluates:
             free = [device for device in free if self.fleet.knows(device, EVALUATE_FEATURE)]
-        chosen = self._absences.choose(free, draw_some, number, all_count=self._standing.all_count)
+        standing = self._standing
+        chosen = self._absences.choose(
+            free, draw_some, number, all_count=standing.all_count, unsteady_count=standing.unsteady_count
+        )
         self._selected = True
         carried = self.carried.works | {
             device: one.work for device, one in self._waiting.items() if one.work is not None
@@ -648,8 +666,8 @@ class Engine:
         return RoundStart(journal, self._waiting)
 
     def _at_carried_work(self) -> int:
-        """Return the number of connected devices that do carried work."""
-        return sum(self.fleet.is_online(device) for device in self.carried.busy)
+        """Return the number of connected devices that do carried work, without absent ones: nothing waits for these."""
+        return sum(self.fleet.is_online(device) for device in self.carried.busy - self._absences.missed.keys())
 
     @property
     def _patience_s(self) -> float:
@@ -675,9 +693,10 @@ class Engine:
             self._wait_until = give_up_at
             return False
         self.fleet.give_up(self.spec.devices)
-        if self.present < self._needed():
-            self._absences.ask_all()
-        return self.present >= self._needed()
+        if self.present >= self._needed():
+            return True
+        self._absences.ask_all()
+        return self._present_without(()) >= self._needed()
 
     @property
     def _standing(self) -> Standing:
@@ -781,10 +800,8 @@ class Engine:
         if record.is_evaluation:
             return [*effects, *self._close_evaluation(record)]
         left = self.open.round.left
-        missed, reported = self.open.missed, self.open.reports.keys()
-        self.fleet.absent = self._absences.note(record.round, missed, reported, left | self.fleet.left)
-        record = replace(record, absent=self.fleet.absent)
-        excused = not left <= self._left_before
+        record = replace(record, absent=self._note_absences(self.open, record.round, failed=outcome == "failed"))
+        excused = not left <= self._left_before or self._reveals_absent
         self._left_before |= left
         if outcome == "failed":
             self._note_failure(now, excused=excused)
@@ -808,6 +825,26 @@ class Engine:
             return [*effects, RetractModel(), SaveRecord(record)]
         rest_s = max(0.0, self._next_round_at - now)
         return [*effects, RetractModel(), SaveRecord(record, self._all_carried(), rest_s)]
+
+    def _note_absences(self, current: ActiveRound, number: int, *, failed: bool) -> Mapping[str, int]:
+        """Note the devices that missed a round; return the missed rounds in a row by absent device.
+
+        A failed round waited in vain for the carried work of earlier rounds too, and the next one cannot count on a device
+        that failed.
+        """
+        carriers = self.carried.works if failed else ()
+        known, before = set(self._absences.missed), set(self._absences.ever)
+        absent = self._absences.note(
+            number,
+            {*current.missed, *carriers, *(current.failed if failed else ())},
+            current.reports.keys(),
+            current.round.left | self.fleet.left,
+            () if failed else current.failed,
+        )
+        self.fleet.absent, self.fleet.unsteady = absent, self._absences.unsteady
+        news = (absent.keys() - known | set(current.failed)) - before
+        self._reveals_absent = bool(news) and not self._standing.all_count
+        return absent
 
     def _close_evaluation(self, record: RoundRecord) -> list[Effect]:
         """End an evaluate round, which changes nothing for the training rounds after it."""

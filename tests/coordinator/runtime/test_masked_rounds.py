@@ -183,6 +183,7 @@ class TestLost:
         fleet.wait(100.0)
         [record] = records(fleet)
         assert (record.outcome, record.reported, record.failures) == ("aggregated", 8, {"group_lost": 8})
+        assert record.absent.keys() == set(silent)
         assert_equals_oracle(fleet, watched, sorted(other))
 
     def test_group_that_still_shares_at_the_deadline_is_lost_and_the_other_one_counts(
@@ -198,6 +199,7 @@ class TestLost:
         fleet.wait(100.0)
         [record] = records(fleet)
         assert (record.outcome, record.reported) == ("aggregated", 8), record
+        assert list(record.absent) == [groups_of(fleet)[0][0]]
         assert_equals_oracle(fleet, watched, other)
 
     def test_round_fails_with_groups_lost_when_the_open_groups_are_no_quorum(self, tmp_path, prepared, registry, clock):
