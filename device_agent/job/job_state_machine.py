@@ -323,6 +323,11 @@ class Job:
         self._accept(key, request, tasks, now)
         return [*effects, *self._acceptance(), StartDownload(event.plan.blobs)]
 
+    def decline_unknown(self, envelope: Envelope, detail: str) -> list[Effect]:
+        """Return the answer to a work request with a term of a later version; the present job continues."""
+        key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+        return [self._reply(Decline(DeclineReason.UNSUPPORTED, detail[:500]), key)]
+
     def _reason_to_decline(self, key: JobKey, request: WorkRequest, event: WorkRequested) -> Decline | None:
         """Find a reason to decline; if there is none, make the keys of a masked round."""
         reason = reason_to_decline(

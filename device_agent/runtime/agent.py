@@ -268,6 +268,10 @@ class Agent:
             if topic.kind == "down":
                 return self._job.handle(MessageReceived(envelope), now)
         except UnknownMessage as error:
+            if error.request is not None and self._tasks:
+                # Without an answer the coordinator would wait for this device in each round.
+                _log.warning("a work request of a later version is declined: %s", error)
+                return self._job.decline_unknown(error.request, str(error))
             _log.debug("%s: %s", event.topic, error)
         except WireError as error:
             _log.warning("%s: ignored, %s", event.topic, error)

@@ -16,7 +16,7 @@ import msgspec
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count, Word
-from fedpatch.shared.wire.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Envelope, UpdateReport
+from fedpatch.shared.wire.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Cancel, Envelope, UpdateReport
 
 T = TypeVar("T")
 
@@ -44,7 +44,16 @@ _TYPE_NAMES: dict[type, str] = {t: name for name, t in BODY_TYPES.items()}
 
 
 class UnknownMessage(WireError):
-    """A well-formed envelope with a message type, protocol version or enumeration value that this program does not know."""
+    """A well-formed envelope with a message type, a protocol version or a closed term that this program does not know.
+
+    Attributes:
+        request: The envelope of a work request with such a term, with an empty body: its receiver declines it. None for other
+            messages.
+    """
+
+    def __init__(self, text: str, request: Envelope | None = None) -> None:
+        super().__init__(text)
+        self.request = request
 
 
 class _UnknownWord(WireError):
@@ -95,7 +104,7 @@ def decode(payload: bytes) -> Envelope:
     """Return the envelope in `payload`, with every field checked.
 
     Raises:
-        UnknownMessage: The type, the version or an enumeration value is unknown here: ignore the message.
+        UnknownMessage: The type, the version or a closed term is unknown here: ignore the message, or decline a request.
         WireError: The bytes are damaged, foreign or beyond a limit.
     """
     if len(payload) > MAX_MESSAGE_BYTES:
@@ -108,8 +117,10 @@ def decode(payload: bytes) -> Envelope:
     try:
         body: Body = from_plain(frame.b, BODY_TYPES[frame.t])
     except _UnknownWord as error:
-        # A newer version may have more reasons, conditions or link kinds. A newer peer must not count as misbehaving.
-        raise UnknownMessage(f"{frame.t}: {error}") from None
+        # Reasons, conditions, phases and link kinds have a general word. A term of a masked round has none: another rule would
+        # protect less than was asked for.
+        empty = Envelope(Cancel(""), id=frame.i, task=frame.k, run=frame.r, epoch=frame.e, round=frame.n)
+        raise UnknownMessage(f"{frame.t}: {error}", empty if frame.t == "work_request" else None) from None
     return Envelope(body=body, id=frame.i, task=frame.k, run=frame.r, epoch=frame.e, round=frame.n)
 
 

@@ -1,8 +1,22 @@
-"""Enumerations in messages: conditions, reasons to decline, fail or refuse, phases of a job, and link kinds."""
+"""Enumerations in messages: conditions, reasons to decline, fail or refuse, phases of a job, and link kinds.
+
+A word of a later version is read as the general word of its enumeration, so that no message is lost because of it. Each
+general word is one that all versions know, because a relay may pass it on.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from typing import TypeVar
+
+_WORD = re.compile(r"[ -~]{1,64}")
+_E = TypeVar("_E", bound=StrEnum)
+
+
+def _general(word: _E, value: object) -> _E | None:
+    """Return the general word for another one; None for a value that is no word, which is an error of the sender."""
+    return word if isinstance(value, str) and _WORD.fullmatch(value) else None
 
 
 class Condition(StrEnum):
@@ -29,6 +43,11 @@ class Condition(StrEnum):
     PAUSED = "paused"
     TASK_NOT_ALLOWED = "task_not_allowed"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Condition | None:
+        """A condition of a later version: the owner does not want work now."""
+        return _general(cls.PAUSED, value)
+
 
 class DeclineReason(StrEnum):
     """Reason for which a device does not take part in a round."""
@@ -46,6 +65,11 @@ class DeclineReason(StrEnum):
     INSECURE_REQUEST = "insecure_request"
     SECURE_TERMS = "secure_terms"
 
+    @classmethod
+    def _missing_(cls, value: object) -> DeclineReason | None:
+        """A reason of a later version: the device may be asked again later."""
+        return _general(cls.UNWILLING, value)
+
 
 class FailReason(StrEnum):
     """Reason for which a device that had accepted gives up on a round."""
@@ -57,6 +81,11 @@ class FailReason(StrEnum):
     STORAGE = "storage"
     UNWILLING = "unwilling"
     MASKING = "masking"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailReason | None:
+        """A reason of a later version; the device's log has it."""
+        return _general(cls.TRAINING, value)
 
 
 class RefuseReason(StrEnum):
@@ -79,6 +108,11 @@ class RefuseReason(StrEnum):
     STALE = "stale"
     SUPERSEDED = "superseded"
 
+    @classmethod
+    def _missing_(cls, value: object) -> RefuseReason | None:
+        """A reason of a later version: the round goes on without this update."""
+        return _general(cls.LATE, value)
+
 
 class JobPhase(StrEnum):
     """Phase of a device's job."""
@@ -86,6 +120,11 @@ class JobPhase(StrEnum):
     DOWNLOADING = "downloading"
     TRAINING = "training"
     UPLOADING = "uploading"
+
+    @classmethod
+    def _missing_(cls, value: object) -> JobPhase | None:
+        """A phase of a later version: the device is at work."""
+        return _general(cls.TRAINING, value)
 
 
 class LinkKind(StrEnum):
@@ -96,3 +135,8 @@ class LinkKind(StrEnum):
     WIFI = "wifi"
     CELLULAR = "cellular"
     OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> LinkKind | None:
+        """A kind of a later version."""
+        return _general(cls.OTHER, value)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 from msgspec import UNSET, UnsetType
 
@@ -61,6 +62,7 @@ from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
 from tests.support.specs import RUN, SCHEMA, TASK, envelope_of, model, report, update
 
 UPDATE = b"u" * 350
+GOLDEN = Path(__file__).parents[2] / "golden"
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
 ECHO = "the published state of the agent"
@@ -146,6 +148,16 @@ def test_request_of_a_former_leader_is_ignored_also_after_a_restart(played):
     assert played(READY, *led(UNSET)) == work
     assert played(READY, *led(8)) == work
     assert played(READY, *led(7)) == []
+
+
+def test_request_with_a_closed_term_of_a_later_version_is_declined(played):
+    """Without an answer, the coordinator would wait for this device in each round."""
+    plain = msgpack.unpackb(encode(envelope_of(REQUEST, 1)))
+    plain["b"]["secure"] = msgpack.unpackb(bytes.fromhex((GOLDEN / "work_request.hex").read_text()))["b"]["secure"]
+    plain["b"]["secure"]["threshold"] = "all_of_the_future"
+    [answer] = played(READY, Received(DOWN, msgpack.packb(plain), False))
+    assert (type(answer), answer.reason) == (Decline, DeclineReason.UNSUPPORTED)
+    assert "all_of_the_future" in answer.detail
 
 
 def test_presence_of_a_former_leader_is_ignored(played):
