@@ -52,7 +52,7 @@ from fedpatch.relay.site_round import (
     plain_failure,
     site_evaluation,
 )
-from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
+from fedpatch.shared.app.files import make_directory, read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire import topics
@@ -82,8 +82,8 @@ def is_usable_run(run: str) -> bool:
 def relay_id(directory: Path) -> str:
     """Return the relay's id in paths (DeviceState.path), which is drawn once and kept in its state directory."""
     file = directory / _ID_FILE
-    with suppress(OSError, UnicodeDecodeError):
-        if re.fullmatch(r"[0-9a-f]{16}", found := file.read_text("ascii").strip()):
+    with suppress(FileNotFoundError, UnicodeDecodeError):
+        if re.fullmatch(r"[0-9a-f]{16}", found := read_state(file).decode("ascii").strip()):
             return found
     made = secrets.token_hex(8)
     with refusals_of(directory):

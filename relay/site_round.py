@@ -33,7 +33,7 @@ from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.files import read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.masking.group_sum import GroupSum, read_report
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
@@ -235,15 +235,15 @@ class SiteUpdate:
 
     @classmethod
     def find(cls, directory: Path, command: TrainCommand) -> tuple[SiteUpdate, bytes] | None:
-        """Return the update of a finished round for a repeated request; None if there is none.
+        """Return the update of a finished round for a repeated request; None if there is none, or it is damaged.
 
         A relay that is killed between the end of the site's round and its own upload then does not ask the site again, and no
         update counts twice.
         """
         try:
-            found: SiteUpdate = convert(json.loads((directory / _ANSWER_ABOUT).read_bytes()), cls)
-            blob = (directory / _ANSWER).read_bytes()
-        except (OSError, ValueError, ValidationError):
+            found: SiteUpdate = convert(json.loads(read_state(directory / _ANSWER_ABOUT)), cls)
+            blob = read_state(directory / _ANSWER)
+        except (FileNotFoundError, NotADirectoryError, ValueError, ValidationError):
             return None
         asked = (command.key.round, command.base, command.encoding, command.chunk_bytes, _digest_of(command.secure))
         manifest = found.manifest

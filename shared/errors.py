@@ -8,6 +8,7 @@
     ├── LeadershipLost            exit code 5: another coordinator leads the fleet
     ├── DataError                 a data set is absent, damaged or too small
     ├── StateError                a file that fedpatch wrote is damaged or of another version
+    │   └── StateUnreadable       it cannot be read now, and may be whole
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than the schema
     │   └── UnexpectedTensors     there are tensors that the schema does not have (in shared.tensors.schema)
     ├── ExportRefused             a model cannot be exported as ONNX, or its export computes other values
@@ -148,6 +149,16 @@ class StateError(FedpatchError):
         >>> from fedpatch import StateError
         >>> StateError.exit_code
         1
+    """
+
+
+class StateUnreadable(StateError):
+    """A file that fedpatch wrote cannot be read now. It may be whole, so no caller treats it as damaged or lost.
+
+    Example:
+        >>> from fedpatch.shared.errors import StateUnreadable
+        >>> issubclass(StateUnreadable, StateError)
+        True
     """
 
 

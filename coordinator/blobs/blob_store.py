@@ -16,9 +16,12 @@ from fedpatch.shared.app.files import (
     UNFINISHED,
     make_directory,
     open_atomic,
+    read_state,
+    reading,
     remedy_for,
     remove_unfinished,
     sync_directory,
+    unseal,
 )
 from fedpatch.shared.errors import StateError, UsageError
 
@@ -42,7 +45,8 @@ class BlobReader(Protocol):
 class BlobStore(BlobReader, Protocol):
     """The blobs of one run; each method may be called in any thread.
 
-    Each method raises StateError if a disk refuses, and StoreUnavailable if an object store does.
+    Each method raises StateError if a disk refuses, and StoreUnavailable if an object store does. A read that fails is
+    repeated; then the methods that read raise StateUnreadable, and nothing is known about the blob.
 
     Attributes:
         concurrency: Number of requests that are worth making in parallel.
@@ -76,6 +80,36 @@ class BlobStore(BlobReader, Protocol):
     def delete(self, *keys: str) -> None:
         """Delete blobs and, by a key that ends with `/`, whole folders; absent ones are no error."""
         ...
+
+
+def read_sealed(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryview | None:
+    """Return the content of a blob with a checksum; None if there is none.
+
+    A blob whose checksum does not fit is read again: a store or a line may have delivered it wrongly. It is damaged if it is
+    read in the same way twice.
+
+    Args:
+        blobs: The store.
+        key: Key of the blob.
+        line: Its format line.
+        kind: Noun for the blob with its article, for messages.
+
+    Raises:
+        StateUnreadable, StoreUnavailable: It cannot be read now.
+        StateError: It is damaged.
+    """
+    data = blobs.get(key)
+    for last in (False, False, True):
+        if data is None:
+            return None
+        try:
+            return unseal(blobs.where(key), line, data, kind)
+        except StateError:
+            again = None if last else blobs.get(key)
+            if last or again == data:
+                raise
+            data = again
+    raise AssertionError
 
 
 R = TypeVar("R", bound=BlobReader)
@@ -221,22 +255,23 @@ class FileBlobs:
 
     def get(self, key: str) -> bytes | None:
         """Return the content of a file."""
-        path = self._directory / key
-        with _disk_errors(path, "make sure that it may be read"):
-            try:
-                return path.read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        try:
+            return read_state(self._directory / key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def list(self, folder: str = "") -> list[str]:
         """Return the names in a directory, without unfinished files."""
         path = self._directory / folder
-        with _disk_errors(path):
-            if not path.is_dir():
-                return []
+
+        def names() -> list[str]:
             with os.scandir(path) as found:
-                names = [one.name + "/" * one.is_dir() for one in found]
-        return sorted(name for name in names if not name.endswith(UNFINISHED))
+                return [one.name + "/" * one.is_dir() for one in found]
+
+        try:
+            return sorted(name for name in reading(path, names) if not name.endswith(UNFINISHED))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def delete(self, *keys: str) -> None:
         """Delete files and whole directories. A directory in the place of a file stays."""

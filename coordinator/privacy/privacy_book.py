@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from fedpatch.coordinator.blobs.blob_store import Place, blobs_at
-from fedpatch.shared.app.files import seal, unseal
-from fedpatch.shared.errors import StateError
+from fedpatch.coordinator.blobs.blob_store import Place, blobs_at, read_sealed
+from fedpatch.shared.app.files import seal
+from fedpatch.shared.errors import StateError, StateUnreadable
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count
 
@@ -93,14 +93,17 @@ class PrivacyBook:
     def _read(self, known: int) -> _Pages:
         path = self._blobs.where(BOOK)
         remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
-        if (data := self._blobs.get(BOOK)) is None:
-            if known:
-                raise StateError(f"{path}: is lost, and the run has released {known} models; {remedy}")
-            return _Pages()
         try:
-            return msgspec.msgpack.decode(unseal(path, _BOOK_LINE, data, "a privacy book"), type=_Pages)
+            content = read_sealed(self._blobs, BOOK, _BOOK_LINE, "a privacy book")
+            if content is not None:
+                return msgspec.msgpack.decode(content, type=_Pages)
+        except StateUnreadable:
+            raise
         except (StateError, ValueError, RecursionError) as error:
             raise StateError(f"{path}: cannot be read ({error}); {remedy}") from error
+        if known:
+            raise StateError(f"{path}: is lost, and the run has released {known} models; {remedy}")
+        return _Pages()
 
 
 def _totals(pages: _Pages) -> dict[str, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.coordinator.aggregation.gaussian_noise import normals, random_bytes_for
-from fedpatch.shared.app.files import refusals_of, seal, sync_directory, unseal, write_atomic
+from fedpatch.shared.app.files import read_state, refusals_of, seal, sync_directory, unseal, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Array
 
@@ -59,7 +59,7 @@ class SealedNoise:
             if not path.exists():
                 values = normals(os.urandom(random_bytes_for(size)), size)
                 write_atomic(path, seal(_NOISE_LINE, values.astype("<f8").tobytes()))
-            data = path.read_bytes()
+            data = read_state(path)
         remedy = "remove the file: its round has released nothing, and draws new noise"
         try:
             content = bytes(unseal(path, _NOISE_LINE, data, "the noise of a round"))

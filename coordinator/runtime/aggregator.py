@@ -34,7 +34,7 @@ from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
 from fedpatch.shared.app.files import refusals_of
-from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
+from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
@@ -131,6 +131,8 @@ class KeptBases:
     def _load(self, version: int) -> tuple[str, Tensors]:
         try:
             state = load_checkpoint_after(self._blobs, version)
+        except StateUnreadable:
+            raise
         except (StateError, UsageError) as error:
             raise UpdateRefused(RefuseReason.STALE, f"the model of version {version} is not kept any more") from error
         base = pack_model(state, self._prepared, self._spec)[1].digest

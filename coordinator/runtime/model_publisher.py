@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.blobs.served_models import ServedModels
-from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.files import read_state, write_atomic
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Link
 from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
@@ -57,7 +57,7 @@ class FileNote:
     def read(self) -> bytes:
         """Return the note; b"" if there is none."""
         try:
-            return self.where.read_bytes()
+            return read_state(self.where)
         except FileNotFoundError:
             return b""
 

@@ -34,7 +34,7 @@ from fedpatch.coordinator.storage.checkpoint import (
     save_checkpoint,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
-from fedpatch.shared.errors import StateError, UpdateRefused, WireError
+from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, WireError
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 
 Say = Callable[[str], None]
@@ -229,6 +229,8 @@ def _kept_updates(
             kept[update.device] = (
                 found if spec.privacy is None else replace(found, report=without_figures(found.report))
             )
+        except StateUnreadable:
+            raise  # the update was acknowledged: a later resume reads it
         except (StateError, UpdateRefused) as error:
             # Its device is invited again, like each device that has not reported.
             say(f"the update of {update.device} in round {update.round} cannot be read: {error}")

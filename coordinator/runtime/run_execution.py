@@ -7,12 +7,13 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
+from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, ServedModels, open_served
 from fedpatch.coordinator.guard.quarantine import Quarantine
@@ -56,6 +57,7 @@ from fedpatch.shared.errors import (
     LeadershipLost,
     SchemaMismatch,
     StateError,
+    StateUnreadable,
     StoreUnavailable,
     UsageError,
 )
@@ -341,7 +343,8 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
             spec = replace(
                 spec, evaluates_only=True, evaluate_participation=participation, carry=None, time_limit_s=None
             )
-            stopped = _play_rounds(spec, settings, prepared, registry, connection, view)
+            opening = _take_up(spec, settings, prepared, registry, connection, view)
+            stopped = _play_rounds(spec, settings, prepared, registry, connection, view, opening)
         last = registry.rounds.records(run.id)[-1:]
     if stopped is Stopped.INTERRUPTED:
         raise KeyboardInterrupt
@@ -469,9 +472,15 @@ def _play(
     """Run the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
     stopped, model = Stopped.FAILED, ""
     blobs = _places(settings, spec.run, connection).own()
+    opening: _Opening | None = None
     try:
-        stopped = _play_rounds(spec, settings, prepared, registry, connection, view)
+        opening = _take_up(spec, settings, prepared, registry, connection, view)
+        stopped = _play_rounds(spec, settings, prepared, registry, connection, view, opening)
+    except StateUnreadable:
+        raise  # the run stays unfinished, and the same command goes on with it
     except StoreUnavailable as error:
+        if opening is None:
+            raise
         view.say(f"the run cannot go on: {error}")
         if connection.event_queue.ending.is_set():
             stopped = Stopped.INTERRUPTED
@@ -492,11 +501,31 @@ def _play(
     return RunSummary(spec.run, stopped.value, user_accuracy, model, records)
 
 
-def _play_rounds(
+@dataclass(frozen=True)
+class _Opening:
+    """The state of a run with which its first round begins or goes on, read from disk and store.
+
+    Attributes:
+        state: The server's state after the last completed round.
+        unfinished: The round that was open.
+        waiting: Committed updates that wait for the next version, by device.
+        rest_s: Seconds until the next round may begin.
+    """
+
+    state: ServerState
+    unfinished: RoundStart | None
+    waiting: dict[str, CommittedUpdate]
+    rest_s: float
+
+
+def _take_up(
     spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
-) -> Stopped:
-    state_dir = settings.state_dir.absolute()
-    directory = run_directory(state_dir, spec.run)
+) -> _Opening:
+    """Read the state of a run.
+
+    Raises:
+        StateUnreadable, StoreUnavailable: A file or blob cannot be read now; no round, update or status is changed.
+    """
     blobs = _places(settings, spec.run, connection).own()
     state, _, meta = load_checkpoint(blobs)
     present = connection.ports.boot_time()
@@ -505,6 +534,22 @@ def _play_rounds(
     if rest_s:
         view.say(f"the next round begins in {duration(rest_s)}, by round_interval_s")
     waiting = waiting_updates(registry, blobs, spec, prepared, view.say) if unfinished is None else {}
+    return _Opening(state, unfinished, waiting, rest_s)
+
+
+def _play_rounds(
+    spec: RunSpec,
+    settings: RunSettings,
+    prepared: Prepared,
+    registry: Registry,
+    connection: Connection,
+    view: View,
+    opening: _Opening,
+) -> Stopped:
+    state_dir = settings.state_dir.absolute()
+    directory = run_directory(state_dir, spec.run)
+    blobs = _places(settings, spec.run, connection).own()
+    state, unfinished, waiting, rest_s = opening.state, opening.unfinished, opening.waiting, opening.rest_s
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting, rest_s)

@@ -26,11 +26,11 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at
+from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at, read_sealed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.shared.app.files import file_head, unseal
-from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
+from fedpatch.shared.app.files import file_head
+from fedpatch.shared.errors import SchemaMismatch, StateError, StateUnreadable, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire.topics import check_name
@@ -105,12 +105,15 @@ def load_checkpoint(place: Place) -> tuple[ServerState, Schema, dict[str, Any]]:
 
     Raises:
         StateError: There is no undamaged checkpoint.
+        StateUnreadable, StoreUnavailable: One cannot be read now; no older one is used in its place.
     """
     blobs = blobs_at(place)
     problems = []
     for name in _checkpoints(blobs):
         try:
             loaded = _load(blobs, name)
+        except StateUnreadable:
+            raise  # an older checkpoint would throw away rounds that are on the disk
         except StateError as error:
             if name not in _checkpoints(blobs):  # the run has newer ones by now
                 return load_checkpoint(blobs)
@@ -144,7 +147,7 @@ class Checkpoint:
 
 
 def checkpoints(place: Place) -> list[Checkpoint]:
-    """Read all checkpoints, the newest first; one that the run replaces meanwhile is left out."""
+    """Read all checkpoints, the newest first; one that the run replaces meanwhile is left out. Raises StateUnreadable."""
     blobs = blobs_at(place)
     found = []
     for name in _checkpoints(blobs):
@@ -157,6 +160,8 @@ def checkpoints(place: Place) -> list[Checkpoint]:
             )
             model = model_bytes({name: state.tensors[name] for name in public.names})
             found.append(Checkpoint(name, number, record, hashlib.sha256(model).hexdigest(), problem))
+        except StateUnreadable:
+            raise
         except (StateError, KeyError, TypeError, AttributeError, ValueError) as error:
             if name in _checkpoints(blobs):
                 found.append(Checkpoint(name, number, problem=str(error)))
@@ -254,6 +259,7 @@ def load_update(place: Path | BlobReader, round: int, device: str) -> bytes:
 
     Raises:
         StateError: The update is missing or damaged.
+        StateUnreadable, StoreUnavailable: It cannot be read now.
     """
     return bytes(_read(blobs_at(place), update_key(round, device), _UPDATE, "an update"))
 
@@ -344,7 +350,7 @@ def _write(
 
 
 def _read(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryview:
-    data = blobs.get(key)
-    if data is None:
+    content = read_sealed(blobs, key, line, kind)
+    if content is None:
         raise StateError(f"{blobs.where(key)}: is not there")
-    return unseal(blobs.where(key), line, data, kind)
+    return content

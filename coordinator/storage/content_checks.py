@@ -21,7 +21,7 @@ from fedpatch.coordinator.storage.delta_history import step_problems
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
-from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json
 
 _SHOWN = 5
@@ -113,10 +113,11 @@ def _journal_problems(known: Known, path: Path, remedy: str) -> Iterator[_Proble
     go_on = f"`fedpatch resume {run.id}` writes it again when the run goes on; `fedpatch report {run.id}` keeps what there is"
     try:
         history = read_journal(path)
-    except OSError as error:
+    except (OSError, StateError) as error:
+        why = str(error) if isinstance(error, StateError) else f"{path}: {error.strerror}"
         yield (
             False,
-            f"{path}: {error.strerror}, so this run could not be rebuilt",
+            f"{why}, so this run could not be rebuilt",
             "any command that writes makes it again",
         )
         return
@@ -224,6 +225,8 @@ def _update_problems(blobs: BlobStore, updates: Sequence[StoredUpdate]) -> Itera
             problem = (
                 "" if fine else f"the update of {one.device} in round {one.round} is not the one that was committed"
             )
+        except StateUnreadable:
+            raise
         except StateError as error:
             problem = error_text(error)
         if problem:

@@ -24,9 +24,9 @@ from fedpatch.coordinator.aggregation.server_delta import (
     without_residuals,
 )
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at
+from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at, read_sealed
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.shared.app.files import seal, unseal
+from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import StateError, StoreUnavailable
 from fedpatch.shared.tensors.arrays import Schema, values_digest
 from fedpatch.shared.tensors.packing import Packed
@@ -163,9 +163,8 @@ def _name(round_number: int) -> str:
 
 def _read(blobs: BlobStore, name: str) -> ServerDelta | None:
     """Return a delta; None if the run has just deleted it."""
-    if (data := blobs.get(name)) is None:
+    if (content := read_sealed(blobs, name, _LINE, "a step of the global model")) is None:
         return None
-    content = unseal(blobs.where(name), _LINE, data, "a step of the global model")
     number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
     if name != _name(number):
         raise ValueError("of another round")

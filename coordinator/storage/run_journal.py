@@ -29,7 +29,7 @@ from typing import Any
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.value_checks import check_record, check_run
-from fedpatch.shared.app.files import append_durably, make_directory, remedy_for
+from fedpatch.shared.app.files import append_durably, make_directory, read_state, remedy_for
 from fedpatch.shared.errors import FedpatchError, StateError
 
 FILE = "journal.jsonl"
@@ -164,8 +164,8 @@ class RunJournal:
             return read_journal(self.path(run))
         except FileNotFoundError:
             return RunHistory()
-        except OSError as error:
-            _log.warning("%s: cannot be read: %s", self.path(run), error.strerror)
+        except (OSError, StateError) as error:
+            _log.warning("%s", error)
             return None
 
     def _append(self, run: str, entries: Sequence[Mapping[str, Any]], change: int) -> None:
@@ -186,9 +186,9 @@ class RunJournal:
 
 
 def read_journal(path: Path) -> RunHistory:
-    """Read a journal; raise OSError if it cannot be read."""
+    """Read a journal; raise FileNotFoundError if there is none, StateUnreadable if it cannot be read now."""
     history = RunHistory()
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(read_state(path).split(b"\n"), 1):
         if not line:
             continue
         match = _LINE.fullmatch(line)

@@ -39,7 +39,7 @@ from fedpatch.coordinator.storage.database.transactions import Tables, count_cha
 from fedpatch.coordinator.storage.quarantine_table import HoldsTable
 from fedpatch.coordinator.storage.rounds_table import RoundLedger, save_records
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
-from fedpatch.shared.errors import UsageError, unknown_name
+from fedpatch.shared.errors import StateError, UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"
 LAST = "last"
@@ -222,8 +222,7 @@ class Registry(Tables):
         for path in journals(self.path.parent):
             try:
                 history = read_journal(path)
-            except OSError as error:
-                _log.warning("%s: cannot be read: %s", path, error.strerror)
+            except FileNotFoundError:
                 continue
             if history.damaged_lines:
                 lines = ", ".join(map(str, history.damaged_lines))
@@ -280,7 +279,7 @@ class Registry(Tables):
         records = {one.round: one for one in known.records}
         try:
             history = read_journal(self.journal.path(run))
-        except OSError:
+        except (OSError, StateError):
             return list(records.values())
         if history.changes < known.changes:
             return list(records.values())

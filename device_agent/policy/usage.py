@@ -28,7 +28,8 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
-from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.files import read_state, write_atomic
+from fedpatch.shared.errors import StateError, StateUnreadable
 from fedpatch.shared.typed_values import learn_types
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -198,7 +199,7 @@ class OwnLoadAverage:
 USAGE_NAME = "usage.json"
 DAMAGED_SUFFIX = ".damaged"
 
-_UNREADABLE = (OSError, msgspec.DecodeError, RecursionError)
+_UNREADABLE = (StateError, msgspec.DecodeError, RecursionError)
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -252,15 +253,21 @@ def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Us
 def _read(path: Path) -> DayUsage | None:
     """Usage on the disk; None where there is no file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=DayUsage)
+        return msgspec.json.decode(read_state(path), type=DayUsage)
     except FileNotFoundError:
         return None
 
 
 def _read_or_set_aside(path: Path) -> DayUsage | None:
-    """Usage on the disk; None where there is no file. A file that cannot be read is renamed and logged."""
+    """Usage on the disk; None where there is no file. A damaged file is renamed and logged.
+
+    Raises:
+        StateUnreadable: It cannot be read now; it may be whole, and stays.
+    """
     try:
         return _read(path)
+    except StateUnreadable:
+        raise
     except _UNREADABLE as error:
         aside = path.with_name(path.name + DAMAGED_SUFFIX)
         _log.error("%s: cannot be read (%s); set aside as %s, today's allowance begins anew", path, error, aside.name)

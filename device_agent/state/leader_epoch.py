@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import UnsetType
 
-from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.files import read_state, write_atomic
 
 FILE = "leader-epoch"
 
@@ -25,6 +25,9 @@ class LeaderEpoch:
     Args:
         directory: State directory of the device.
         fleet: Name of the fleet.
+
+    Raises:
+        StateUnreadable: The file cannot be read now: without it a former leader would be obeyed.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -56,7 +59,7 @@ class LeaderEpoch:
 
     def _read(self) -> int:
         try:
-            fleet, epoch = self._file.read_text("ascii").split()
+            fleet, epoch = read_state(self._file).decode("ascii").split()
             return max(0, int(epoch)) if fleet == self._fleet else 0
-        except (OSError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return 0

@@ -28,15 +28,17 @@ from fedpatch.shared.app.files import (
     make_directory,
     previous_of,
     read_header,
+    read_state,
     refusals_of,
     remove_unfinished,
     seal,
     sync_directory,
+    unreadable,
     unseal,
     write_after,
     write_atomic,
 )
-from fedpatch.shared.errors import StateError
+from fedpatch.shared.errors import StateError, StateUnreadable
 
 if TYPE_CHECKING:
     from fedpatch.shared.tensors.arrays import Array
@@ -171,7 +173,7 @@ class PatchStore:
                 return newest.after
             previous = self._earlier(key, newest) if newest.round > round else None
         except OSError as error:
-            raise StateError(f"{error.filename}: {error.strerror}; make it readable for the agent's user") from error
+            raise unreadable(error.filename or self.directory, error) from error
         if previous is None:
             return newest.before
         return previous.after if previous.round < round else previous.before
@@ -196,7 +198,7 @@ class PatchStore:
         path = self.directory / record.key.file_name
         data = _encode(record)
         with refusals_of(path):
-            written = path.read_bytes() if path.exists() else None
+            written = read_state(path) if path.exists() else None
             if written == data:
                 return
             write = write_atomic if written is None or _is_repeated(path, written, record) else write_after
@@ -208,6 +210,8 @@ class PatchStore:
         for candidate in (path, previous_of(path)):
             try:
                 record = _read(candidate, key)
+            except StateUnreadable:
+                raise
             except StateError as error:
                 problems.append(str(error))
                 continue
@@ -226,6 +230,8 @@ class PatchStore:
         """Return the kept version, if it leads up to the newest."""
         try:
             kept = _read(previous_of(self.directory / key.file_name), key)
+        except StateUnreadable:
+            raise
         except StateError as error:
             log.warning("%s; using what the version after it began with", error)
             return None
@@ -239,19 +245,22 @@ class PatchStore:
 
 
 def patch_problem(path: Path, *, alone: bool = False) -> str:
-    """Return why no version of the patch at `path` can be read; "" if one can. Needs no numpy.
+    """Return why no version of the patch at `path` can be used; "" if one can. Needs no numpy.
 
     With `alone` only the file itself is read.
+
+    Raises:
+        StateUnreadable: A version cannot be read now; it may be whole.
     """
     problems = []
     for candidate in (path,) if alone else (path, previous_of(path)):
         try:
-            _header(candidate, candidate.read_bytes())
+            _header(candidate, read_state(candidate))
         except FileNotFoundError:
             continue
-        except OSError as error:
-            problems.append(f"{candidate}: {error.strerror}")
-        except StateError as error:
+        except StateUnreadable:
+            raise
+        except (OSError, StateError) as error:
             problems.append(str(error))
         else:
             return ""
@@ -287,7 +296,7 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
 
     Raises:
         StateError: Neither version of a patch is whole, so its policy is unknown.
-        OSError: A patch cannot be read.
+        StateUnreadable: A patch cannot be read now.
     """
     found = []
     pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(SUFFIX))
@@ -299,6 +308,8 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
             try:
                 found.append(_policy_and_names(version))
                 break
+            except StateUnreadable:
+                raise
             except StateError as error:
                 problems.append(error)
         else:
@@ -307,7 +318,7 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
 
 
 def _policy_and_names(path: Path) -> tuple[str, frozenset[str]]:
-    data = path.read_bytes()
+    data = read_state(path)
     header, rest = _header(path, data)
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(rest)
@@ -323,7 +334,7 @@ def _read(path: Path, key: PatchKey) -> PatchRecord | None:
     """Read a patch; None if there is no file. StateError if it is damaged, or not the patch of `key`. Raises OSError."""
     try:
         _tighten(path, 0o600)
-        record = _decode(path, path.read_bytes())
+        record = _decode(path, read_state(path))
     except FileNotFoundError:
         return None
     if record.key != key:

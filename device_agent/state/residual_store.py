@@ -24,8 +24,17 @@ from fedpatch.device_agent.state.patch_store import RESIDUAL_LINE as _LINE
 from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX as SUFFIX
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.patch_store import PatchKey
-from fedpatch.shared.app.files import previous_of, read_header, refusals_of, seal, unseal, write_after, write_atomic
-from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.app.files import (
+    previous_of,
+    read_header,
+    read_state,
+    refusals_of,
+    seal,
+    unseal,
+    write_after,
+    write_atomic,
+)
+from fedpatch.shared.errors import FedpatchError, StateUnreadable
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
 from fedpatch.shared.tensors.error_feedback import residual_name
 from fedpatch.shared.tensors.packing import decoded_as, pack, unpack
@@ -140,11 +149,17 @@ def _unpacked(blob: bytes, raw_bytes: int, public: Schema) -> dict[str, Array]:
 
 
 def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
-    """Read a residual; None if there is no file, or it is damaged or of another model, which costs little."""
+    """Read a residual; None if there is no file, or it is damaged or of another model, which costs little.
+
+    Raises:
+        StateUnreadable: It cannot be read now.
+    """
     try:
-        with refusals_of(path):
-            data = path.read_bytes() if path.exists() else b""
-        return _decode(path, data, public) if data else None
+        return _decode(path, read_state(path), public)
+    except FileNotFoundError:
+        return None
+    except StateUnreadable:
+        raise
     except FedpatchError as error:
         log.warning("%s; the next update goes without it", error)
         return None

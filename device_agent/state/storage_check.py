@@ -33,7 +33,7 @@ from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of, unseal
-from fedpatch.shared.errors import StateError
+from fedpatch.shared.errors import StateError, StateUnreadable
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 
@@ -78,7 +78,14 @@ class Storage:
         known = self._known
         if known is None or known[0] != stamp:
             found = ((patch_problem(path), path) for path in paths)
-            text = next((f"{problem}; {patch_remedy(path)}" for problem, path in found if problem), "")
+            try:
+                text = next((f"{problem}; {patch_remedy(path)}" for problem, path in found if problem), "")
+            except StateUnreadable as error:
+                # Not remembered: the cause may pass without a change of the file.
+                why = "its private patch for this task cannot be read now"
+                return StorageProblem(
+                    str(error), AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
+                )
             known = self._known = stamp, text
         if not known[1]:
             return None
@@ -179,7 +186,12 @@ def _names(directory: Path) -> list[str]:
 def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     names = {name.removesuffix(".previous") for name in _names(directory) if PATCH_SUFFIX in name}
     for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
-        if problem := patch_problem(path):
+        try:
+            problem = patch_problem(path)
+        except StateUnreadable as error:
+            yield True, str(error).rpartition("; ")[0], str(error).rpartition("; ")[2]
+            continue
+        if problem:
             harmless = {
                 INDEPENDENT: _alone_remedy(path),
                 CONTROLS: "nothing: the next round begins with a new one, of zero",

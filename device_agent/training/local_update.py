@@ -41,7 +41,7 @@ from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrain
 from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic
-from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, UpdateRefused, UsageError
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, StateUnreadable, UpdateRefused, UsageError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
@@ -207,6 +207,8 @@ class LocalUpdate:
         store = PatchStore(self._store.directory / CONTROLS)
         try:
             return store, store.load(key, command.key.run, command.counted + 1, same_run=True)
+        except StateUnreadable:
+            raise
         except StateError as error:
             log.warning("control variate: %s; it begins at zero", error)
             store.forget(key)

@@ -16,14 +16,19 @@ import pwd
 import shlex
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgpack
 
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import StateError, StateUnreadable, UsageError
+
+T = TypeVar("T")
+READ_PAUSES_S = (0.1, 0.4, 1.0)
+"""Pauses before a file that cannot be read is read again: the cause may pass, such as too many open files."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ _REMEDIES = {
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
     errno.EIO: "the disk cannot read or write it: see the system's log, and replace the disk or card",
     errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write",
+}
+_READ_REMEDIES = {
+    errno.EIO: "see the system's log, and replace the disk or card if this goes on",
+    errno.EMFILE: "raise the limit of open files of this process (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "end other programs: this machine has too many open files",
 }
 _NO_DIRECTORY = "a file is where a directory is expected; move it away, or name another directory"
 _WRONG_KINDS = {
@@ -166,6 +176,50 @@ def refusals_of(place: Path) -> Iterator[None]:
         raise StateError(
             f"{path}: {error.strerror or error}; {remedy_for(error, _remedy_of_place(error, path))}"
         ) from error
+
+
+def read_state(path: Path) -> bytes:
+    """Return the content of a state file, which is read again after a pause if it cannot be read.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such file.
+        StateUnreadable: It cannot be read now.
+        StateError: Something other than a file is there.
+    """
+    return reading(path, path.read_bytes)
+
+
+def reading(place: Path, read: Callable[[], T]) -> T:
+    """Return the result of `read`, which is repeated after a pause if it fails with an OSError.
+
+    Args:
+        place: The file or directory, for messages.
+        read: Reads and changes nothing.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError, StateUnreadable, StateError: As `read_state`.
+    """
+    for pause_s in (*READ_PAUSES_S, None):
+        try:
+            return read()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            if error.errno in _WRONG_KINDS:
+                raise StateError(f"{place}: {error.strerror or error}; {_WRONG_KINDS[error.errno]}") from error
+            if pause_s is None:
+                raise unreadable(place, error) from error
+            time.sleep(pause_s)
+    raise AssertionError
+
+
+def unreadable(place: Path | str, error: OSError) -> StateUnreadable:
+    """Return the error for a file that cannot be read now, with the system's message and the remedy."""
+    remedy = _READ_REMEDIES.get(error.errno or 0, "make sure that it may be read")
+    if error.errno in (errno.EACCES, errno.EPERM) and (owner := _other_owner(Path(place))) is not None:
+        remedy = f"run as the user that owns it (sudo -u {_user_name(owner)})"
+    words = f"{place}: cannot be read now: {error.strerror or error}"
+    return StateUnreadable(f"{words}; {remedy}, then repeat the command: nothing was changed")
 
 
 def _remedy_of_place(error: OSError, path: Path) -> str:

@@ -141,7 +141,8 @@ _REMEDY = "move it away, or use another --state-dir"
 _MAGIC = b"SQLite format 3\0"
 _VERSION_BYTES = slice(18, 20)  # of the header: how the file is written and read, 1 or 2
 # SQLite's errors for a damaged file. The cause of "no such table" may be a damaged name.
-_UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
+# A file that is too short was read and is wrong; any other error of the disk says nothing about the content.
+_UNREADABLE = {sqlite3.SQLITE_IOERR_SHORT_READ}
 _NO_ROOM = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL}
 _SUSPICIOUS = {*_UNREADABLE, sqlite3.SQLITE_ERROR, None}
 

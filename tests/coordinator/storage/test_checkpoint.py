@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import logging
-import os
 import resource
 import subprocess
 import sys
@@ -183,21 +181,6 @@ def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(blobs, cap
     monkeypatch.setattr(checkpoint, "_read", late)
     assert equal(load_checkpoint(blobs)[0], state_of(3))
     assert caplog.text == ""
-
-
-def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
-    newest = tmp_path / save(tmp_path, 1, 2)
-    read = Path.read_bytes
-
-    def refuse(path):
-        if path == newest:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert equal(load_checkpoint(tmp_path)[0], state_of(1))
-    (line,) = caplog.messages
-    assert line.startswith(f"{newest}: Input/output error; ") and "carrying on from round 1" in line
 
 
 def test_damaged_older_checkpoint_is_not_read(blobs, caplog):

@@ -1,0 +1,77 @@
+"""State of a device that cannot be read now is neither damaged nor lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedpatch.device_agent.policy.usage import USAGE_NAME, UsageLedger
+from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
+from fedpatch.device_agent.state.patch_store import (
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+    kept_in_patches,
+    patch_problem,
+)
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.shared.errors import StateUnreadable
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from tests.support.failing_reads import ERRORS, FailingReads, reads
+
+__all__ = ["reads"]
+KEY = PatchKey("digits", "ab" * 32, "affine")
+
+
+def patches(directory) -> PatchStore:
+    store = PatchStore(directory)
+    state = PatchState({"bn.weight": np.ones(3, np.float32)}, 1)
+    for number in (1, 2):
+        store.save(PatchRecord(KEY, "run", number, state, state))
+    return store
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_newest_patch_stays_in_its_place(tmp_path, reads: FailingReads, error):
+    store, path = patches(tmp_path), tmp_path / KEY.file_name
+    reads.error = error
+    reads.fail(path)
+    for read in (
+        lambda: store.load(KEY, "run", 3),
+        lambda: kept_in_patches(tmp_path, "digits"),
+        lambda: patch_problem(path),
+    ):
+        with pytest.raises(StateUnreadable):
+            read()
+    assert path.exists()
+    reads.recover()
+    assert store.load(KEY, "run", 3).batches_done == 1
+
+
+def test_epoch_of_the_leader_is_not_forgotten(tmp_path, reads: FailingReads):
+    LeaderEpoch(tmp_path, "home").admits(7)
+    reads.fail(tmp_path / FILE)
+    with pytest.raises(StateUnreadable):
+        LeaderEpoch(tmp_path, "home")
+    reads.recover()
+    assert not LeaderEpoch(tmp_path, "home").admits(6)
+
+
+def test_allowance_of_the_day_does_not_begin_anew(tmp_path, reads: FailingReads):
+    file = tmp_path / USAGE_NAME
+    UsageLedger(tmp_path)._write()
+    reads.fail(file)
+    with pytest.raises(StateUnreadable):
+        UsageLedger(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [USAGE_NAME]
+
+
+def test_residual_is_not_left_out(tmp_path, reads: FailingReads):
+    public = Schema((TensorSpec("fc.weight", (4, 4), "float32", "weight"),))
+    store, of = ResidualStore(tmp_path), ResidualOf("delta-int8", public.digest, "run", 1)
+    store.save(KEY, of, public, {"fc.weight:residual": np.ones((4, 4), np.float32)}, seed=1)
+    [file] = tmp_path.iterdir()
+    reads.fail(file)
+    with pytest.raises(StateUnreadable):
+        store.load(KEY, ResidualOf("delta-int8", public.digest, "run", 2), public)
