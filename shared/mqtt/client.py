@@ -136,6 +136,14 @@ class MqttLink:
         self._session.unsubscribe(filters)
         self._loop.wake()
 
+    def check(self, within_s: float) -> None:
+        """Make the connection anew unless the broker acknowledges something within `within_s` seconds.
+
+        The caller publishes a message with QoS 1 at the same time.
+        """
+        self._session.require_answer(time.monotonic() + within_s)
+        self._loop.wake()
+
     def use_long_backoff(self, patient: bool) -> None:
         """Set whether each attempt to reconnect waits for the longest pause. Callable from any thread."""
         self._attempts.patient = patient
@@ -202,6 +210,9 @@ class MqttLink:
         elif now > attempt.answer_by:
             attempt.fail(connection_errors.silent(self.broker))
             return False
+        if attempt.connected is not None and self._session.is_overdue(now):
+            attempt.fail(connection_errors.unacknowledged(self.broker))
+            return False
         if self._session.stopping.is_set():
             self._leave_when_sent(client, attempt)
         elif self._credentials.renewed(now):
@@ -226,7 +237,7 @@ class MqttLink:
             # A broker without retained messages would close the connection at a message with the retain flag.
             info = client.publish(message.topic, message.payload, message.qos, message.retain and self._retains)
             if message.qos > 0:
-                self._session.sent(info.mid, message)
+                self._session.sent(info.mid, message, time.monotonic())
         if (delay_s := self._session.delay_s()) > 0:
             self._loop.wait_at_most(delay_s)
 

@@ -143,6 +143,11 @@ def _unanswered(broker: BrokerUrl) -> ConnectionFault:
     )
 
 
+def unacknowledged(broker: BrokerUrl) -> ConnectionFault:
+    """Return the fault for a connection on which the broker acknowledges a message not in time, or nothing at all."""
+    return ConnectionFault(f"{broker} did not acknowledge a message in time, so the link is made anew")
+
+
 def renewed(broker: BrokerUrl) -> ConnectionFault:
     """Return the fault for a connection that the link ends in order to use a renewed certificate."""
     return ConnectionFault(f"our certificate was renewed, so the connection to {broker} is made anew", renewal=True)

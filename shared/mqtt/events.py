@@ -71,6 +71,9 @@ class Link(Protocol):
     def unsubscribe(self, *filters: str) -> None:
         """Remove the subscriptions `filters`."""
 
+    def check(self, within_s: float) -> None:
+        """Make the connection anew unless the broker acknowledges something within `within_s` seconds."""
+
     @property
     def idle(self) -> bool:
         """True if the broker has acknowledged every published message."""

@@ -20,6 +20,9 @@ MAX_IN_FLIGHT = 20
 # On a slow line a keepalive must get through between the chunks: 256 KiB in 30 s is 70 kbit/s.
 MAX_IN_FLIGHT_BYTES = 256 * 1024
 MAX_ATTEMPTS = 3
+ACK_S = 60.0
+"""Time for an acknowledgement. After it the connection is made anew: a lost PUBACK would block a place in flight for ever."""
+_SLOWEST_BYTES_S = 2000.0
 
 
 @dataclass
@@ -55,6 +58,9 @@ class Outbox:
         self._most_bytes = min(MAX_IN_FLIGHT_BYTES, profile.in_flight_bytes)
         self._waiting: deque[QueuedMessage] = deque()
         self._unacknowledged: dict[int, QueuedMessage] = {}
+        # The latest time of each acknowledgement, and of any acknowledgement at all.
+        self._due: dict[int, float] = {}
+        self._answer_by: float | None = None
         self._in_flight_bytes = 0
 
     def __len__(self) -> int:
@@ -88,16 +94,28 @@ class Outbox:
         self._pace.published(message.packet_bytes, now)
         return self._waiting.popleft()
 
-    def sent(self, key: int, message: QueuedMessage) -> None:
-        """Record that `message` was sent and will be acknowledged under `key`."""
+    def sent(self, key: int, message: QueuedMessage, now: float = 0.0) -> None:
+        """Record that `message` was sent at `now` (monotonic seconds) and will be acknowledged under `key`."""
         if key in self._unacknowledged:
             raise IllegalTransition(f"packet id {key} is on its way already")
         self._unacknowledged[key] = message
         self._in_flight_bytes += len(message.payload)
+        self._due[key] = now + ACK_S + self._in_flight_bytes / _SLOWEST_BYTES_S
+
+    def require_answer(self, by: float) -> None:
+        """Require that the broker acknowledges something by a time; an earlier requirement stays."""
+        self._answer_by = by if self._answer_by is None else min(by, self._answer_by)
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether an acknowledgement is overdue at `now`: messages are sent in order, so the oldest one is due first."""
+        oldest = next(iter(self._due.values()), None)
+        return any(due is not None and now >= due for due in (oldest, self._answer_by))
 
     def acknowledged(self, key: int) -> QueuedMessage | None:
         """Remove and return the message that the broker acknowledged; None for an unknown `key`."""
         message = self._unacknowledged.pop(key, None)
+        self._due.pop(key, None)
+        self._answer_by = None
         if message is not None:
             self._in_flight_bytes -= len(message.payload)
         return message
@@ -106,6 +124,8 @@ class Outbox:
         """Put unacknowledged messages back at the front of the queue. Returns the messages that are dropped instead."""
         lost = list(self._unacknowledged.values())
         self._unacknowledged.clear()
+        self._due.clear()
+        self._answer_by = None
         self._in_flight_bytes = 0
         for message in lost:
             message.attempts += 1

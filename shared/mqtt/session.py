@@ -112,10 +112,20 @@ class Session:
         with self._changed:
             return self._too_large(message) if message.packet_bytes > self._packet_limit_bytes else None
 
-    def sent(self, key: int, message: QueuedMessage) -> None:
-        """Record that `message` was sent as packet `key`."""
+    def sent(self, key: int, message: QueuedMessage, now: float) -> None:
+        """Record that `message` was sent as packet `key` at `now`."""
         with self._changed:
-            self._outbox.sent(key, message)
+            self._outbox.sent(key, message, now)
+
+    def require_answer(self, by: float) -> None:
+        """Require that the broker acknowledges something by a time."""
+        with self._changed:
+            self._outbox.require_answer(by)
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether an acknowledgement of the broker is overdue at `now`."""
+        with self._changed:
+            return self._outbox.is_overdue(now)
 
     def acknowledged(self, key: int) -> QueuedMessage | None:
         """Remove and return the message of the acknowledged packet `key`, if known."""

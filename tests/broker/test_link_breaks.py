@@ -81,3 +81,26 @@ def test_a_frozen_broker_is_noticed_by_the_keepalive(mosquitto):
         assert "silent for too long" in one.wait(Disconnected).reason
         mosquitto.thaw()
         one.wait(Connected)
+
+
+def test_link_that_is_checked_is_made_anew_if_the_broker_acknowledges_nothing(mosquitto):
+    """As where a firewall drops packets in silence: the keepalive alone would need 45 s."""
+    with client(mosquitto.url, "giver") as giver:
+        giver.settle()
+        mosquitto.freeze()
+        giver.link.publish("t", b"kept", retain=True)
+        giver.link.check(0.2)
+        assert "did not acknowledge a message in time" in giver.wait(Disconnected).reason
+        mosquitto.thaw()
+        giver.settle()
+        with client(mosquitto.url, "taker", "t") as taker:
+            assert taker.received("t").payload == b"kept"
+
+
+def test_link_that_is_checked_stays_if_the_broker_answers(mosquitto):
+    with client(mosquitto.url, "giver") as giver:
+        giver.settle()
+        giver.link.publish("t", b"")
+        giver.link.check(5.0)
+        giver.settle()
+        assert not [event for event in giver.seen if isinstance(event, Disconnected)]

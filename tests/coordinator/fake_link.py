@@ -26,6 +26,9 @@ class RecordedLink:
     def unsubscribe(self, *filters: str) -> None:
         """Do nothing: this link receives no messages."""
 
+    def check(self, within_s: float) -> None:
+        """Do nothing: this link answers always."""
+
     def stop(self) -> None:
         """Do nothing."""
 

@@ -34,6 +34,9 @@ class Wire:
         """Remove the filters."""
         self.subscribed.difference_update(filters)
 
+    def check(self, within_s: float) -> None:
+        """Do nothing: this link answers always."""
+
     def use_long_backoff(self, patient: bool) -> None:
         self.patient = patient
 

@@ -72,6 +72,17 @@ class SimulatedLink:
     def idle(self) -> bool:
         return len(self._outbox) == 0
 
+    def check(self, within_s: float) -> None:
+        """Make the connection anew unless the broker acknowledges something within `within_s` seconds."""
+        wire = self._wire
+        self._outbox.require_answer(self._world.now + within_s)
+        self._world.agenda.after(within_s, lambda: self._check_again(wire))
+
+    def _check_again(self, wire: Wire | None) -> None:
+        if wire is not None and self._wire is wire and self._outbox.is_overdue(self._world.now):
+            wire.close_client()
+            self._lost(wire)
+
     def wait_connected(self, timeout_s: float) -> Connected:
         """Let the world's time advance until the broker has answered."""
         self._world.wait(lambda: self._connected is not None, timeout_s)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import IllegalTransition
-from fedpatch.shared.mqtt.outbox import MAX_ATTEMPTS, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Outbox, QueuedMessage
+from fedpatch.shared.mqtt.outbox import ACK_S, MAX_ATTEMPTS, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Outbox, QueuedMessage
 
 
 def message(number: int, size: int = 1) -> QueuedMessage:
@@ -134,3 +134,47 @@ def test_every_message_is_delivered_in_order(steps):
     assert first_sent == put[: len(first_sent)]
     assert len(set(done)) == len(done)
     assert len(done) + len(outbox) == len(put)
+
+
+class TestAcknowledgements:
+    def sent(self, payload: bytes = b"") -> Outbox:
+        """Return an outbox with a message that was sent at second 100."""
+        outbox = Outbox(10)
+        outbox.put(QueuedMessage("t", payload))
+        message = outbox.take(20)
+        assert message is not None
+        outbox.sent(1, message, 100.0)
+        return outbox
+
+    def test_message_without_an_acknowledgement_is_overdue_after_the_limit(self):
+        outbox = self.sent()
+        assert not outbox.is_overdue(100.0 + ACK_S - 1.0)
+        assert outbox.is_overdue(100.0 + ACK_S)
+
+    def test_oldest_message_is_overdue_although_later_ones_are_acknowledged(self):
+        outbox = self.sent()
+        outbox.put(QueuedMessage("t", b""))
+        later = outbox.take(20)
+        assert later is not None
+        outbox.sent(2, later, 150.0)
+        outbox.acknowledged(2)
+        assert outbox.is_overdue(100.0 + ACK_S)
+        outbox.acknowledged(1)
+        assert not outbox.is_overdue(1e9)
+
+    def test_bytes_in_flight_on_a_slow_line_have_more_time(self):
+        assert not self.sent(bytes(200_000)).is_overdue(100.0 + ACK_S + 99.0)
+        assert self.sent(bytes(200_000)).is_overdue(100.0 + ACK_S + 101.0)
+
+    def test_required_answer_is_overdue_without_any_acknowledgement(self):
+        outbox = self.sent()
+        outbox.require_answer(105.0)
+        assert (outbox.is_overdue(104.0), outbox.is_overdue(105.0)) == (False, True)
+        outbox.acknowledged(1)
+        assert not outbox.is_overdue(1e9)
+
+    def test_lost_connection_owes_no_acknowledgement(self):
+        outbox = self.sent()
+        outbox.require_answer(105.0)
+        outbox.connection_lost()
+        assert not outbox.is_overdue(1e9)
