@@ -58,7 +58,7 @@ def _add_hold(app: typer.Typer) -> None:
     ) -> None:
         """Reject a device's messages, also in the open round, and ask it no more until its release.
 
-        After --quarantine-after offences this happens automatically.
+        After --quarantine-after offences this happens automatically. The hold is of this state directory.
         """
         _hold(device, "quarantined", reason, state_dir, fleet, as_json)
 
@@ -70,7 +70,10 @@ def _add_hold(app: typer.Typer) -> None:
         fleet: _Fleet = None,
         as_json: AsJson = False,
     ) -> None:
-        """Drain a device: no further rounds until `devices resume`; current work still counts."""
+        """Drain a device: no further rounds until `devices resume`; current work still counts.
+
+        The hold is of this state directory. `fedpatch device revoke` holds for all runs with the fleet's CA.
+        """
         _hold(device, "drained", reason, state_dir, fleet, as_json)
 
 

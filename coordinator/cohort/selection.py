@@ -101,7 +101,7 @@ RULE = (
     "Otherwise the round fails and the model stays as it was. "
     "While fewer devices can be asked, no round begins: the run names the missing devices and waits, for `wait_s` at most, "
     "and 300 s longer while devices say that they are starting. Then it fails.",
-    "Held devices (drained, quarantined or revoked) do not count. "
+    "Held devices (drained, quarantined or revoked) do not count, also before the first round. "
     "Neither do devices that cannot take part in this run, and offenders. "
     "An offender is a device whose update was refused for an offence; it is not asked again in this run. "
     "Offenders and devices that cannot take part never reduce the updates needed from two or more to one. "

@@ -62,6 +62,8 @@ def draw(message: StatusMessage, *, over: bool = False, lines: int = MIN_LINES) 
             parts.append(Text(f"unwilling: {unwilling}", style="yellow", overflow="fold"))
         if status.missing:
             parts.append(Text(f"missing: {status.missing}", style="yellow", overflow="fold"))
+        if status.waits_s:
+            parts.append(Text(f"the run waits for {duration(status.waits_s)} more", style="yellow"))
     if not over and status.devices:
         parts += [_quorum(status), _states(status), _devices(status, MAX_DEVICES + max(0, lines - MIN_LINES))]
     if message.records or (status.devices and not over):
@@ -255,5 +257,6 @@ class PlainView(PlainLines):
         # In a large fleet no line is printed for each device that starts, comes or goes.
         causes = bool(starting), unwilling, "" if status.missing.endswith(" more") else missing
         if waiting and (not self._waiting or causes != self._causes):
-            self.say(f"waiting for devices: {status.present} of {status.wanted} are there{details}")
+            left = f"; {duration(status.waits_s)} left" if status.waits_s else ""
+            self.say(f"waiting for devices: {status.present} of {status.wanted} are there{details}{left}")
         self._waiting, self._causes = waiting, causes

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec import UNSET
+
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
 from fedpatch.coordinator.rounds.run_engine import Engine
@@ -130,6 +132,7 @@ def status_message(engine: Engine, now: float, phase: str = "") -> StatusMessage
         round_bytes_up=traffic.up,
         starting=engine.fleet.starting,
         missing=engine.fleet.missing_words() if waits else "",
+        waits_s=_seconds(engine.wait_s(now)) if waits else UNSET,
     )
     records = tuple(engine.records)
     unwilling = engine.fleet.unwilling() if current is None else {}

@@ -135,6 +135,7 @@ class Fleet:
         offenders: Offenders, which this run does not invite again, each with its offence.
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
         unsteady: Devices that were absent too often to count (coordinator.rounds.missed_rounds).
+        awaited: Devices of the fleet's last run, which the first round waits for by name.
     """
 
     def __init__(
@@ -161,6 +162,8 @@ class Fleet:
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
         self.unsteady: Collection[str] = frozenset()
+        self.awaited: frozenset[str] = frozenset()
+        self._last_run: frozenset[str] = frozenset()
         # The devices that were seen with the task, and the sets of these devices that do not count
         # (coordinator.cohort.selection).
         self._able: set[str] = set()
@@ -310,8 +313,28 @@ class Fleet:
         else:
             self._count(device)
 
+    def expect(self, devices: Iterable[str]) -> None:
+        """Note the devices that the fleet's last run has seen with its task; they count once they are there."""
+        self._last_run = self.awaited = frozenset(devices)
+
+    def _held_unseen(self, least: int) -> int:
+        """Return the number of held devices that this run has not seen and that `least` devices include.
+
+        These are held devices of the fleet's last run. In a fleet without an earlier run they are all held devices. They are a
+        minority of `least` at most, since the devices in place of some held long ago may be among `least`.
+        """
+        unseen = self._held.keys() - self._able
+        return min(len(unseen & self._last_run if self._last_run else unseen), max(0, (least - 1) // 2))
+
+    def wanted(self, least: int) -> int:
+        """Return the number of devices that the first round of a fleet of `least` devices waits for, without held ones."""
+        held = len(self._released) + self._held_unseen(least)
+        known = (self._able | self._last_run) - self._held.keys() - self._left
+        return min(least, max(least - held, len(known)))
+
     def standing(self, least: int) -> Standing:
         """Return the numbers of devices for the quorum rule; the fleet counts as `least` devices at least."""
+        least -= self._held_unseen(least)
         fleet = max(least, len(self._able)) - len(self._released)
         unnamed = min(self._unnamed, max(0, least - len(self._able)))
         absent = self._able.intersection(self.absent) - self._released - self._left
@@ -335,7 +358,7 @@ class Fleet:
 
     def missing_words(self, most: int = _NAMED) -> str:
         """Return the first `most` missing devices, each with its reason; "" if no known device is missing."""
-        missing = self.missing()
+        missing = sorted({*self.missing(), *(self.awaited - self._held.keys() - self._able)})
         named = [f"{device} ({self._why_missing(device)})" for device in missing[:most]]
         more = [f"{len(missing) - most} more"] if len(missing) > most else []
         return ", ".join(named + more)
@@ -357,6 +380,9 @@ class Fleet:
         words = []
         if held := {device: member.held for device, member in there.items() if member.held}:
             words.append(f"{len(held)} of those that are there are held back, as {_first(held)}")
+        of_fleet = self._held.keys() & (self._able | self._last_run) if self._last_run else self._held.keys()
+        if gone := {device: self._held[device] for device in of_fleet - there.keys()}:
+            words.append(f"{len(gone)} of those that are not there are held back, as {_first(gone)}")
         if barred := {device: member.barred for device, member in there.items() if member.barred}:
             hints = _decline_hints(there[device].barred_for for device in barred)
             words.append(f"{len(barred)} of those that are there cannot take part, as {_first(barred)}{hints}")

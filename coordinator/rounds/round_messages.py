@@ -34,6 +34,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 from fedpatch.coordinator.rounds.round_phases import (
     CARRIED,
     GROUP_LOST,
+    LINK_CHECK_S,
     NO_ANSWER,
     PROBE_S,
     SILENT_S,
@@ -46,6 +47,7 @@ from fedpatch.coordinator.rounds.round_phases import (
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
+    CheckLink,
     CountEvent,
     Effect,
     MaskedOrigin,
@@ -238,6 +240,7 @@ class ActiveRound:
         # An evaluate round waits for all devices, with any quorum.
         self._probed_at_quorum = ledger.evaluates
         self._groups_damaged = False
+        self._link_checked = self._heard = False
 
     def begin(self, published: ModelPublished, now: float) -> list[Effect]:
         """Invite the devices that have not reported, once the model is published.
@@ -544,6 +547,40 @@ class ActiveRound:
         at_work = self.round.devices(State.ACCEPTED, State.TRAINING) if connected else []
         effects += self._probe(self._unresponsive.to_probe(at_work, now), now)
         return [*effects, *(self._give_up_silent(now) if connected else [])]
+
+    def check_link(self, now: float, *, connected: bool) -> list[Effect] | None:
+        """Put off the end of recruiting while the link is down, and once, to check it, where no device was heard.
+
+        Called before `tick`.
+
+        Without this, a link that drops packets in silence fails one round after the other. None: the round may end.
+        """
+        if not self.round.recruiting_is_over(now):
+            return None
+        policy = self.round.policy
+        # A late look, as after a suspended machine, finds no round that could still be saved.
+        late = self.round.recruiting_is_over(now - LINK_CHECK_S)
+        if late or self._heard or self._invitations is None or self.round.remaining_s(now) <= 0.0:
+            return None
+        if not connected:
+            # The devices are asked again once the link is back.
+            self.round.ask_until(now + policy.recruit_deadline_s)
+            self._link_checked = True
+            return []
+        if self._link_checked:
+            return None
+        self._link_checked = True
+        self.round.ask_until(now + LINK_CHECK_S)
+        return [CheckLink(self.round.number, LINK_CHECK_S)]
+
+    def link_is_back(self, now: float) -> None:
+        """Give devices the whole time to answer once more, where the link was down while they could answer."""
+        if self.round.phase is Phase.RECRUITING and not self._heard:
+            self.round.ask_until(now + self.round.policy.recruit_deadline_s)
+
+    def note_arrival(self) -> None:
+        """Note that something has arrived from a device, which shows that the link works."""
+        self._heard = True
 
     def listen(self, *, connected: bool, now: float) -> None:
         """Note the state of the link to the broker."""

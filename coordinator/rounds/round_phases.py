@@ -44,6 +44,8 @@ SLOW_BYTES_S = 16_000.0
 STARTING_S = 300.0
 # After the quorum there is no time to wait longer for an answer.
 ANSWER_S = 5.0
+LINK_CHECK_S = 5.0
+"""Time for the broker to show that it is there, before a round fails in which no device was heard."""
 UPLOAD_ANSWER_S = 10.0
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
@@ -253,6 +255,14 @@ class Round:
             self._give_up_at = min(self._give_up_at, now + self.policy.rejoin_s)
         self._advance(now)
         return True
+
+    def recruiting_is_over(self, now: float) -> bool:
+        """Return whether the time to answer is over at `now`."""
+        return self.phase is Phase.RECRUITING and now >= self._recruiting_ends_at()
+
+    def ask_until(self, moment: float) -> None:
+        """Extend the time to answer to `moment`, not past the deadline of the round."""
+        self._asked_at = max(self._asked_at, moment - self.policy.recruit_deadline_s)
 
     def tick(self, now: float) -> None:
         """Check the deadlines."""

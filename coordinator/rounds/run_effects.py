@@ -71,6 +71,19 @@ class ResendChunks:
 
 
 @dataclass(frozen=True)
+class CheckLink:
+    """Make the link to the broker anew unless the broker answers; then LinkChanged.
+
+    Attributes:
+        round: Number of the round in which no device was heard.
+        within_s: Time for the broker's answer, in seconds.
+    """
+
+    round: int
+    within_s: float
+
+
+@dataclass(frozen=True)
 class RetractModel:
     """Clear the retained chunks of the current model on the broker."""
 
@@ -187,6 +200,7 @@ Effect = (
     | SavePause
     | ResendChunks
     | RetractModel
+    | CheckLink
     | StoreUpdate
     | AggregateUpdates
     | SaveRecord

@@ -107,6 +107,8 @@ BETWEEN_ROUNDS_S = 1.0
 _ROUNDING_S = 1e-3
 # Pause after a failed round. It doubles with each further failed round, up to the waiting time for devices.
 RETRY_S = 2.0
+SETTLE_S = 5.0
+"""Time without an arrival after which a first round begins without the devices in place of held ones."""
 
 
 class Engine:
@@ -122,6 +124,7 @@ class Engine:
         jitter: Randomness of pauses.
         holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
+        last_run: Devices that the fleet's last run has seen with the task; the first round waits for those that are not held.
         carried: Work for rounds that are over, by device (coordinator.buffered).
         waiting: Committed updates of a failed round that wait for the next version, by device.
         rest_s: Seconds until the first round may begin, unless a round is unfinished.
@@ -146,6 +149,7 @@ class Engine:
         jitter: random.Random,
         holds: Mapping[str, str] | None = None,
         seen: Collection[str] = (),
+        last_run: Collection[str] = (),
         carried: Mapping[str, CarriedWork] | None = None,
         waiting: Mapping[str, CommittedUpdate] | None = None,
         rest_s: float = 0.0,
@@ -181,6 +185,8 @@ class Engine:
         self._jitter = jitter
         self._started_at = 0.0
         self._waits_since: float | None = None
+        # The time at which the last device arrived.
+        self._arrived_at = -math.inf
         self._wait_until: float | None = None
         self._pause_until: float | None = None
         self._rest_s = rest_s
@@ -201,6 +207,7 @@ class Engine:
         for device, offence in (one for known in offenders for one in known.items()):
             self.fleet.exclude_offender(device, offence)
         self.fleet.remember(seen)
+        self.fleet.expect(last_run)
         self.fleet.hold(holds or {})
         for device in [device for device in self.carried.works if self.fleet.held(device) == QUARANTINED]:
             self.carried.drop(device)
@@ -214,6 +221,8 @@ class Engine:
         Raises:
             IllegalTransition: A completion event without the effect that it completes.
         """
+        if self.open is not None and isinstance(event, DeviceMessage | ChunkReceived | DevicePresence):
+            self.open.note_arrival()
         match event:
             case DeviceMessage():
                 return self._on_message(event.device, event.envelope, now)
@@ -278,8 +287,11 @@ class Engine:
         known_boot = self.fleet.boot(device)
         # A broker sends retained presences again after each reconnect; the presence of a working device may be outdated.
         repeated = known is not None and known.state == state
+        before = self.fleet.present
         if not self.fleet.update(device, state):
             return []
+        if self.fleet.present > before:
+            self._arrived_at = now
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
@@ -372,13 +384,19 @@ class Engine:
         return self.open.on_chunk(device, chunk, now) + self._advance(now) if self.open else []
 
     def _on_time(self, now: float) -> list[Effect]:
-        effects = self.open.tick(now, connected=self._connected) if self.open else []
+        if self.open is None:
+            return self._advance(now)
+        effects = self.open.check_link(now, connected=self._connected)
+        if effects is None:
+            effects = self.open.tick(now, connected=self._connected)
         return effects + self._advance(now)
 
     def _on_link(self, *, connected: bool, now: float) -> list[Effect]:
         self._connected = connected
         if self.open is not None:
             self.open.listen(connected=connected, now=now)
+            if connected:
+                self.open.link_is_back(now)
         return self._advance(now)
 
     def _on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
@@ -504,6 +522,10 @@ class Engine:
         """Return the seconds until the next round may begin; 0 while one is open."""
         return 0.0 if self.open is not None or self._pause_until is None else max(0.0, self._pause_until - now)
 
+    def wait_s(self, now: float) -> float:
+        """Return the seconds for which the run waits for devices at most; 0 if it does not wait."""
+        return 0.0 if self.open is not None or self._wait_until is None else max(0.0, self._wait_until - now)
+
     @property
     def last_round(self) -> int:
         """The number of the last round that began; `first_round` - 1 if no round has begun."""
@@ -548,11 +570,14 @@ class Engine:
             self._absences.restarted(device)
 
     def required_devices(self) -> int:
-        """Return the number of devices that must be `present` before the next round: a quorum, or all for the first one."""
+        """Return the number of devices that must be `present` before the next round: a quorum, or all for the first one.
+
+        Held devices are not among them.
+        """
         needed = self._needed()
         if self._selected:
             return needed
-        return max(needed, self.spec.devices - self.fleet.count_eligible(self._uncounted))
+        return max(needed, self.fleet.wanted(self.spec.devices) - self.fleet.count_eligible(self._uncounted))
 
     @property
     def _uncounted(self) -> set[str]:
@@ -657,6 +682,7 @@ class Engine:
             free, draw_some, number, all_count=standing.all_count, unsteady_count=standing.unsteady_count
         )
         self._selected = True
+        self.fleet.awaited = frozenset()
         carried = self.carried.works | {
             device: one.work for device, one in self._waiting.items() if one.work is not None
         }
@@ -682,10 +708,13 @@ class Engine:
 
     def _enough(self, now: float) -> bool:
         """Return whether enough devices are present for a round; coordinator.cohort.selection.RULE has the waiting times."""
-        if self.present >= self.required_devices():
+        if self.present >= self.required_devices() and self._settled(now):
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
         self._wait_until = self._waiting_ends_at
+        if (settles_at := self._settles_at) is not None and now < settles_at:
+            self._wait_until = min(self._wait_until, settles_at)
+            return False
         if not self._selected and not self._resumed:
             return False
         give_up_at = self._waits_since + min(RETURN_S, self.spec.wait_s)
@@ -697,6 +726,21 @@ class Engine:
             return True
         self._absences.ask_all()
         return self._present_without(()) >= self._needed()
+
+    @property
+    def _settles_at(self) -> float | None:
+        """The time at which a first round with fewer than `devices` devices may begin; None if held devices are not the cause.
+
+        Another device may have taken the place of a held one, and may still be on its way.
+        """
+        if self._selected or self.present >= self.spec.devices or self.present < self.required_devices():
+            return None
+        held = self.fleet.wanted(self.spec.devices) < self.spec.devices
+        return self._arrived_at + SETTLE_S if held else None
+
+    def _settled(self, now: float) -> bool:
+        settles_at = self._settles_at
+        return settles_at is None or (now >= settles_at and not self.fleet.starting)
 
     @property
     def _standing(self) -> Standing:

@@ -235,6 +235,11 @@ class Connection:
         """Publish the coordinator's presence."""
         self.link.publish(self._presence, self._state(online=online), retain=self.established.retain_available)
 
+    def check_link(self, within_s: float) -> None:
+        """Make the link anew unless the broker acknowledges this coordinator's presence within `within_s` seconds."""
+        self.announce(online=True)
+        self.link.check(within_s)
+
     def send(self, device: str, envelope: Envelope) -> int:
         """Send a message to a device and return its size in bytes; 0 if the queue is full.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
+    CheckLink,
     CountEvent,
     Effect,
     EndRun,
@@ -91,6 +92,9 @@ class EffectRunner:
                 self._publisher.repair(effect.digest, effect.indices)
             case RetractModel():
                 self._publisher.retract()
+            case CheckLink():
+                self._say(f"round {effect.round}: no device has answered; checking the link to the broker")
+                self._connection.check_link(effect.within_s)
             case EndRun():
                 self.counters.flush()
                 if effect.detail:

@@ -202,6 +202,22 @@ def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
     return [device.id for device in known if spec.task in device.tasks]
 
 
+def devices_of_last_run(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
+    """Return the devices that were seen with the run's task since the fleet's run before this one started.
+
+    Args:
+        registry: The coordinator's registry.
+        spec: The terms of the run.
+        fleet: Name of the fleet.
+    """
+    others = (run for run in registry.runs() if run.id != spec.run and run.settings.get("fleet") == fleet)
+    before = next((run for run in others if run.task == spec.task), None)
+    if before is None:
+        return []
+    known = (one for one in registry.devices() if one.fleet == fleet and one.last_seen >= before.created_at)
+    return [device.id for device in known if spec.task in device.tasks]
+
+
 def _kept_updates(
     registry: Registry,
     blobs: BlobStore,

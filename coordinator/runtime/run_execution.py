@@ -36,7 +36,14 @@ from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
-from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round, seen_devices, waiting_updates
+from fedpatch.coordinator.runtime.resume import (
+    devices_of_last_run,
+    reconcile,
+    rest_of_pause,
+    resume_round,
+    seen_devices,
+    waiting_updates,
+)
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
@@ -625,7 +632,8 @@ def _engine(
     fleet = connection.fleet
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
     jitter = random.Random(connection.ports.entropy.getrandbits(64))
-    seen = seen_devices(registry, spec, fleet) if spec.epoch > 1 else ()
+    seen = seen_devices(registry, spec, fleet) if spec.epoch > 1 else []
+    last_run = seen or devices_of_last_run(registry, spec, fleet)
     carried = registry.rounds.carried(spec.run) if spec.carry is not None else {}
     return Engine(
         spec,
@@ -635,6 +643,7 @@ def _engine(
         jitter=jitter,
         holds=holds,
         seen=seen,
+        last_run=last_run,
         carried={device: work for device, work in carried.items() if device not in waiting},
         waiting=waiting,
         rest_s=rest_s,

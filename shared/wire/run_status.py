@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Fraction, Measure, Seconds, Text, Word
 
@@ -100,6 +100,7 @@ class RunStatus:
         round_bytes_up: Bytes from devices in the open round; 0 from an older coordinator.
         starting: Devices that have not loaded their task yet.
         missing: While waiting: some devices that count and cannot be invited, with reasons.
+        waits_s: While waiting: the time for which the run waits for them at most. Left out otherwise.
     """
 
     phase: Word
@@ -127,6 +128,7 @@ class RunStatus:
     round_bytes_up: Count = 0
     starting: Count = 0
     missing: Text = ""
+    waits_s: Seconds | UnsetType = UNSET
 
     @property
     def cohort(self) -> int:

@@ -1,0 +1,48 @@
+"""A round in which no device is heard checks the link to the broker before it fails."""
+
+from __future__ import annotations
+
+from fedpatch.coordinator.rounds.round_phases import LINK_CHECK_S
+from fedpatch.coordinator.rounds.run_effects import CheckLink
+from fedpatch.coordinator.rounds.run_events import DevicePresence, LinkChanged, TimePassed
+from tests.coordinator.engines import asking, current, report_all
+from tests.support.specs import gone
+
+
+def checks(made, until: float) -> list[tuple[float, CheckLink]]:
+    """Let the time pass; return the checks of the link with their time."""
+    found, now = [], 0.0
+    while made.open is not None and (deadline := made.next_deadline()) is not None and deadline <= until:
+        now = deadline
+        found += [(now, one) for one in made.handle(TimePassed(), now) if isinstance(one, CheckLink)]
+    return found
+
+
+def test_round_without_a_sign_of_life_checks_the_link_once_and_then_fails():
+    made = asking("abc", deadline_s=600.0)
+    assert checks(made, 60.0) == [(10.0, CheckLink(1, LINK_CHECK_S))]
+    assert (made.records[0].failure, made.records[0].seconds) == ("too_few_accepted", 10.0 + LINK_CHECK_S)
+
+
+def test_dead_link_costs_no_round():
+    """The link is made anew after the check and is back half a minute later; the round then goes on."""
+    made = asking("abc", deadline_s=600.0)
+    assert [now for now, _ in checks(made, 12.0)] == [10.0]
+    made.handle(LinkChanged(connected=False), 13.0)
+    assert checks(made, 43.0) == []
+    made.handle(LinkChanged(connected=True), 43.0)
+    report_all(made, "abc", 45.0)
+    assert (made.records, current(made).round.quorum_s) == ([], 45.0)
+
+
+def test_link_that_stays_down_ends_the_round_at_its_deadline():
+    made = asking("abc", deadline_s=60.0)
+    made.handle(LinkChanged(connected=False), 5.0)
+    checks(made, 100.0)
+    assert (made.records[0].failure, made.records[0].seconds) == ("too_few_accepted", 60.0)
+
+
+def test_round_that_has_heard_anything_checks_nothing():
+    made = asking("abc", deadline_s=600.0)
+    made.handle(DevicePresence("a", gone()), 1.0)
+    assert checks(made, 60.0) == []
