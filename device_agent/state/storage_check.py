@@ -32,7 +32,7 @@ from fedpatch.device_agent.state.patch_store import (
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.update_spool import UpdateSpool
-from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of, unseal
+from fedpatch.shared.app.files import previous_of, remedy_at, remedy_for, stamp_of, unseal, write_atomic
 from fedpatch.shared.errors import StateError, StateUnreadable
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
@@ -41,6 +41,7 @@ RETRY_S = 300.0
 """A person has to move files or make room, which takes minutes."""
 
 _SPARE_BYTES = 64 * 1024
+_PROBE_BYTES = 4096
 PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"
 
 
@@ -57,6 +58,7 @@ class Storage:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._identity = _identity(directory)
         # Only for the last key, since keys come from the network.
         self._known: tuple[object, str] | None = None
 
@@ -71,7 +73,38 @@ class Storage:
         name = PatchKey.of_plan(task, request.schema, request.private, request.plan.kind).file_name
         patch = self._directory / PATCHES / name
         needed = [patch, patch.parent / PERSONAL / name] if request.plan.personal else [patch]
-        return self._patch_problem(needed) or self._space_problem(patch, request, plan)
+        return (
+            self._directory_problem()
+            or self._patch_problem(needed)
+            or self._space_problem(patch, request, plan)
+            or self._write_problem()
+        )
+
+    def _directory_problem(self) -> StorageProblem | None:
+        """Return the problem of a state directory that was deleted or replaced since the agent's start.
+
+        A new directory would have no patch, no record of what stayed private and no privacy account.
+        """
+        if self._identity is None or _identity(self._directory) == self._identity:
+            return None
+        return _storage_problem(
+            f"{self._directory}: is not the directory that this agent began with; restore it, then restart the agent",
+            "its state directory was deleted or replaced",
+        )
+
+    def _write_problem(self) -> StorageProblem | None:
+        """Return the problem of a disk that takes no file, such as a worn card."""
+        if self._identity is None:
+            return None
+        probe = self._directory / ".probe"
+        try:
+            write_atomic(probe, bytes(_PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            remedy = remedy_for(error, "make sure that the agent's user may write there")
+            text = f"{self._directory}: cannot be written: {error.strerror}; {remedy}"
+            return _storage_problem(text, "its disk cannot be written")
+        return None
 
     def _patch_problem(self, paths: Sequence[Path]) -> StorageProblem | None:
         stamp = tuple((path, stamp_of(path), stamp_of(previous_of(path))) for path in paths)
@@ -82,16 +115,11 @@ class Storage:
                 text = next((f"{problem}; {patch_remedy(path)}" for problem, path in found if problem), "")
             except StateUnreadable as error:
                 # Not remembered: the cause may pass without a change of the file.
-                why = "its private patch for this task cannot be read now"
-                return StorageProblem(
-                    str(error), AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
-                )
+                return _storage_problem(str(error), "its private patch for this task cannot be read now")
             known = self._known = stamp, text
         if not known[1]:
             return None
-        why = "its private patch for this task, and the one before it, are damaged"
-        verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
-        return StorageProblem(known[1], verdict)
+        return _storage_problem(known[1], "its private patch for this task, and the one before it, are damaged")
 
     def _space_problem(self, patch: Path, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         try:
@@ -112,6 +140,19 @@ class Storage:
         text = f"{self._directory}: " + ("the disk is read-only" if readonly else f"{free} bytes free, {needed} needed")
         remedy = remedy_at(self._directory, "free some space on this disk")
         return StorageProblem(f"{text}; {remedy}", AdmissionDecision(False, why, Condition.LOW_DISK, RETRY_S))
+
+
+def _storage_problem(text: str, why: str) -> StorageProblem:
+    return StorageProblem(text, AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE))
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Return a value that another directory of the same name does not have; None if there is none."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _alone_remedy(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 from collections.abc import Iterator
@@ -47,10 +48,12 @@ from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import SmallDisk, small_disk
 from tests.support.examples import examples
+from tests.support.failing_reads import FailingReads, reads
 from tests.support.masked_group import PlayedGroup
 from tests.support.other_users import acting_as_nobody, open_directory
 from tests.support.specs import MODEL_SCHEMA, RUN, TASK, TASKS, envelope_of, update
 
+__all__ = ["reads"]
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
 ALONE = PatchKey(TASK, REQUEST.schema, "independent")
 NOW = replace(REQUEST, features=COORDINATOR_FEATURES)
@@ -103,6 +106,48 @@ def test_request_with_both_patches_damaged_is_declined_with_a_reason_it_knows(st
     assert not lasts(declined)
     with pytest.raises(StateError):
         PatchStore(state_dir / "patches").load(PATCH, RUN, 3)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_request_is_declined_if_the_state_directory_was_deleted_or_replaced(state_dir: Path, replaced: bool):
+    storage = Storage(state_dir)
+    state_dir.rename(state_dir.with_name("away"))
+    if replaced:
+        state_dir.mkdir()
+    found = storage.problem(TASK, NOW, DownloadPlan(NOW.model))
+    assert found is not None
+    assert found.verdict.reason is DeclineReason.STORAGE
+    assert found.text.startswith(f"{state_dir}: is not the directory that this agent began with; ")
+    if replaced:
+        state_dir.rmdir()
+    state_dir.with_name("away").rename(state_dir)
+    assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
+
+
+def test_request_is_declined_while_the_card_takes_no_file(state_dir: Path, monkeypatch):
+    storage = Storage(state_dir)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(state_dir / ".probe"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpatch.device_agent.state.storage_check.write_atomic", refuse)
+        found = storage.problem(TASK, NOW, DownloadPlan(NOW.model))
+        assert found is not None
+        assert found.verdict.reason is DeclineReason.STORAGE
+        assert "cannot be written: Input/output error; the disk cannot read or write it" in found.text
+    assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
+    assert not (state_dir / ".probe").exists()
+
+
+def test_request_whose_patch_cannot_be_read_now_is_declined_until_it_can(state_dir: Path, reads: FailingReads):
+    storage = Storage(state_dir)
+    reads.fail(paths(state_dir)[0])
+    found = storage.problem(TASK, NOW, DownloadPlan(NOW.model))
+    assert found is not None
+    assert found.verdict.reason is DeclineReason.STORAGE
+    reads.recover()
+    assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
 
 
 def test_request_whose_kind_of_plan_has_a_damaged_patch_is_declined(tmp_path: Path):
