@@ -26,7 +26,7 @@ from fedpatch.shared.wire.messages import (
     DeviceState,
     Failed,
 )
-from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailCause, FailReason
 
 # Details stay in the device's log, since the text of an exception may hold private names and values.
 _FAILURE_HINTS = {
@@ -37,6 +37,15 @@ _FAILURE_HINTS = {
     FailReason.STORAGE: "its disk failed; see the device's log",
     FailReason.UNWILLING: "its owner's preferences no longer allow the work",
     FailReason.MASKING: "its group could not mask the update; see the device's log",
+}
+
+
+_CAUSE_HINTS: Mapping[str, str] = {
+    FailCause.DATA: "data: its training or test data cannot be used; see the device's log, and check-task there",
+    FailCause.METRIC: "metric: the task's metric failed on its data; see the device's log",
+    FailCause.MODEL: "model: the task's model or loss failed on its data; see the device's log",
+    FailCause.PROCESS: "process: its training process failed; see the device's log",
+    FailCause.MEMORY: "memory: it ran out of memory; try a smaller --batch-size, or raise `max_memory_mib` of its agent",
 }
 
 
@@ -67,7 +76,7 @@ def word_of(answer: Decline | Failed) -> str:
 
 def hint_for(failed: Failed) -> str:
     """Return the remedy for a failure, or the place of more details."""
-    return _FAILURE_HINTS[failed.reason]
+    return _CAUSE_HINTS.get(str(failed.cause), _FAILURE_HINTS[failed.reason])
 
 
 def lasts(decline: Decline) -> bool:

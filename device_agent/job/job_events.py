@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Envelope, Evaluation, Manifest, TaskCapability, WorkRequest
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,12 @@ class ModelEvaluated:
 
 @dataclass(frozen=True)
 class TrainingFailed:
-    """StartTraining: there is no update. `detail` is for the device's own log."""
+    """StartTraining: there is no update. `detail` is for the device's own log, `cause` for the coordinator too."""
 
     key: JobKey
     reason: FailReason
     detail: str
+    cause: FailCause | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
@@ -111,7 +113,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason, JobPhase
 
 REVEALED = Decline(DeclineReason.UNWILLING, "this device has revealed its shares of this round already")
 """The answer to a repeated masked round, such as after a damaged checkpoint. Later rounds invite the device again."""
@@ -465,7 +467,7 @@ class Job:
             case TrainingFailed():
                 if event.reason is FailReason.DOWNLOAD and self._plan is not None and self._plan.held:
                     return [DropHeldModel(event.detail), *self._download_whole_model()]
-                return self._give_up(event.reason, event.detail)
+                return self._give_up(event.reason, event.detail, cause=event.cause)
 
     def _spool_and_offer(self, event: UpdateTrained, now: float) -> list[Effect]:
         assert self.key is not None
@@ -568,11 +570,17 @@ class Job:
         assert self._plan is not None
         return [StartDownload(self._plan.blobs)]
 
-    def _give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
+    def _give_up(
+        self,
+        reason: FailReason,
+        detail: str,
+        condition: Condition | None = None,
+        cause: FailCause | UnsetType = UNSET,
+    ) -> list[Effect]:
         """End the job with `Failed`; `detail` stays on the device. Nothing happens while idle."""
         if self.key is None:
             return []
-        failed = Failed(reason, condition)
+        failed = Failed(reason, condition, cause)
         self._answers.gave(failed)
         return [self._reply(failed), *self._end(f"gave up: {reason}: {detail}", gave_up=True)]
 

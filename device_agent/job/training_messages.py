@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, TypeVar, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.shared.errors import WireError
@@ -24,7 +25,7 @@ from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Evaluation, Manifest, ModelDelta, TrainPlan, UpdateReport
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
-from fedpatch.shared.wire.reason_codes import FailReason
+from fedpatch.shared.wire.reason_codes import FailCause, FailReason
 
 MAX_FRAME_BYTES = 2**26
 _LENGTH = struct.Struct(">I")
@@ -264,6 +265,7 @@ class TrainFailed:
     key: JobKey
     reason: FailReason
     detail: str
+    cause: FailCause | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
     members_field,
 )
-from fedpatch.shared.wire.reason_codes import Condition, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, FailCause, FailReason
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -362,7 +362,7 @@ class Agent:
             case Masked():
                 effects += self._on_masked(event, now)
             case TrainFailed():
-                effects += self._job.handle(TrainingFailed(event.key, event.reason, event.detail), now)
+                effects += self._job.handle(TrainingFailed(event.key, event.reason, event.detail, event.cause), now)
         return effects
 
     def _on_ready(self, ready: Ready, now: float) -> list[Effect]:
@@ -398,7 +398,9 @@ class Agent:
         if self._tasks:
             if not event.lost:
                 _log.warning("%s, without a round to work on", event.detail)
-            lost = (TrainingFailed(key, FailReason.TRAINING, event.detail) for key in event.lost)
+            # A process that the kernel kills has most often used too much memory.
+            cause = FailCause.MEMORY if isinstance(event, Died) and event.killed else FailCause.PROCESS
+            lost = (TrainingFailed(key, FailReason.TRAINING, event.detail, cause) for key in event.lost)
             return self._effects_of(lost, now)
         if isinstance(event, SetupFailed):
             raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)

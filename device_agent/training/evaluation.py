@@ -8,9 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fedpatch.device_agent.training.failure_cause import attributed
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import evaluating
+from fedpatch.shared.wire.reason_codes import FailCause
 
 EVALUATION_BATCH = 512
 
@@ -60,11 +62,13 @@ def user_accuracy(
         for batch in evaluation_batches(len(x), batch_size):
             if cancelled():
                 raise Cancelled
-            outputs.append(model(x[batch].clone()))  # a model may change its inputs in place
-        accuracy = float(task.metric(torch.cat(outputs), y))
-    if not task.metric_terms.allows(accuracy):
-        raise DataError(
-            f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return "
-            f"{task.metric_terms.range_words}"
-        )
+            with attributed(FailCause.MODEL):
+                outputs.append(model(x[batch].clone()))  # a model may change its inputs in place
+        with attributed(FailCause.METRIC):
+            accuracy = float(task.metric(torch.cat(outputs), y))
+            if not task.metric_terms.allows(accuracy):
+                raise DataError(
+                    f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return "
+                    f"{task.metric_terms.range_words}"
+                )
     return accuracy

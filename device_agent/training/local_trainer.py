@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
+from fedpatch.device_agent.training.failure_cause import attributed
 from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.frozen_values import new_model
@@ -30,6 +31,7 @@ from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensor
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import COPIES, PARTS, PFEDME
+from fedpatch.shared.wire.reason_codes import FailCause
 
 CLIENT_OPTIMIZERS = ("sgd", "adam")
 
@@ -272,7 +274,8 @@ class LocalTrainer:
                 for indices in self._in_phases(batches, plan, private):
                     if cancelled():
                         return None
-                    losses.append(self._step(optimizer, indices, pull))
+                    with attributed(FailCause.MODEL):
+                        losses.append(self._step(optimizer, indices, pull))
                     if not math.isfinite(losses[-1]):
                         raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
                     on_step(len(losses), total)

@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
+from msgspec import UNSET
+
 from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
     Answer,
@@ -44,6 +46,7 @@ from fedpatch.device_agent.job.training_messages import (
     write_message,
 )
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
+from fedpatch.device_agent.training.failure_cause import cause_of
 from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
@@ -322,7 +325,9 @@ def answer(
         done = local_update.run(command, on_step, control.cancelled)
     except Exception as error:
         _log_unexpected(error)
-        return TrainFailed(command.key, fail_reason(error), error_text(error))
+        reason = fail_reason(error)
+        cause = cause_of(error) if reason is FailReason.TRAINING else UNSET
+        return TrainFailed(command.key, reason, error_text(error), cause)
     if done is None:
         return TrainCancelled(command.key)
     return Trained(command.key, *done, model_follows=_model_follows(local_update, command))

@@ -35,7 +35,7 @@ from fedpatch.shared.wire.plan_terms import (
     TrainPhase,
 )
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
 from fedpatch.shared.wire.vitals import Vitals
 
@@ -395,11 +395,12 @@ class Failed:
     """The device gives up on the round.
 
     The message has no error text, which could hold private names and values; the error is in the device's log. `condition` is
-    the owner's condition that fails, where the reason is `unwilling`.
+    the owner's condition that fails, where the reason is `unwilling`. `cause` is the coarse cause of the reason `training`.
     """
 
     reason: FailReason
     condition: Condition | None = None
+    cause: FailCause | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

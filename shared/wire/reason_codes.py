@@ -88,6 +88,21 @@ class FailReason(StrEnum):
         return _general(cls.TRAINING, value)
 
 
+class FailCause(StrEnum):
+    """Coarse cause of the failure `training`: the part that an operator has to look at."""
+
+    DATA = "data"
+    METRIC = "metric"
+    MODEL = "model"
+    PROCESS = "process"
+    MEMORY = "memory"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailCause | None:
+        """A cause of a later version."""
+        return _general(cls.PROCESS, value)
+
+
 class RefuseReason(StrEnum):
     """Reason for which the coordinator will never accept an update; the device may delete it."""
 

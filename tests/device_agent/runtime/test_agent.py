@@ -55,7 +55,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailCause, FailReason, JobPhase
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
@@ -130,7 +130,7 @@ def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played,
     assert played(READY, *asked(), end, *asked(2)) == [
         Accept(10),
         Progress(JobPhase.TRAINING, 0, 1),
-        Failed(FailReason.TRAINING),
+        Failed(FailReason.TRAINING, cause=FailCause.PROCESS),
         Accept(10),
         Progress(JobPhase.TRAINING, 0, 1),
     ]
@@ -333,7 +333,12 @@ class TestPresence:
     def test_presence_is_published_again_after_the_data_have_grown(self, played):
         wire = Wire()
         answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
-        assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
+        assert answers == [
+            Accept(10),
+            Progress(JobPhase.TRAINING, 0, 1),
+            Failed(FailReason.TRAINING, cause=FailCause.PROCESS),
+            Accept(12),
+        ]
         assert [(s.tasks[0].num_examples, s.job) for s in ready(wire)] == [
             (10, None),
             (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING)),

@@ -35,7 +35,15 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     UpdateReport,
 )
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
+from fedpatch.shared.wire.reason_codes import (
+    Condition,
+    DeclineReason,
+    FailCause,
+    FailReason,
+    JobPhase,
+    LinkKind,
+    RefuseReason,
+)
 from tests.shared.arbitrary_messages import envelopes, of_message
 
 DIGEST = "ab" * 32
@@ -241,6 +249,7 @@ def test_all_enumerations_of_messages_are_known_here():
     assert {kind for _, _, kind in ENUMERATIONS} == {
         Condition,
         DeclineReason,
+        FailCause,
         FailReason,
         RefuseReason,
         JobPhase,
