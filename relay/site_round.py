@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from msgspec import ValidationError, convert
 
 from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_layout
+from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
@@ -43,6 +45,7 @@ from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.tensors.update_checks import STEP
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.field_types import MAX_COUNT
@@ -305,7 +308,7 @@ class SiteAggregator(Aggregator):
         self._opened = opened
         self._now = now
         self._began_at = now()
-        self._members = self._steps = 0
+        self._members = self._steps = self._weight = 0
         self._total: GroupSum | None = None
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
@@ -329,10 +332,16 @@ class SiteAggregator(Aggregator):
         round_number: int,
         members: Mapping[str, int] | None = None,
     ) -> Aggregated:
-        """Make the mean as Aggregator does, and note the devices and steps behind it."""
+        """Make the mean as Aggregator does, and note the devices, steps and examples behind it.
+
+        The examples are those that the mean weighs: with the cap of the site, fewer than its devices report. Otherwise one
+        device with an invented number would raise the weight of the whole site at the hub, though it hardly counts in the mean.
+        """
         current = self._opened()
         reports = {} if current is None else current.reports
         self._members = min(sum((members or {}).get(device, 1) for device in devices), MAX_MEMBERS)
+        counted = {device: num_examples[device] for device in devices}
+        self._weight = min(sum(example_weights(counted, self._spec.limits.examples, members).values()), MAX_COUNT)
         self._steps = min(sum(report.steps for report in reports.values() if report is not None), MAX_COUNT)
         return super().aggregate(
             devices, num_examples, read, target, carried, round_number=round_number, members=members
@@ -369,7 +378,7 @@ class SiteAggregator(Aggregator):
         enough = record.measured >= self._spec.policy.min_cohort
         report = UpdateReport(
             base=command.base,
-            num_examples=record.num_examples,
+            num_examples=self._weight or record.num_examples,
             steps=self._steps,
             train_loss=record.train_loss or 0.0,
             user_accuracy_before=record.user_accuracy if enough else None,
@@ -380,13 +389,26 @@ class SiteAggregator(Aggregator):
         )
         travelling = self._prepared.travelling
         if self._total is None or command.secure is None:
-            packed = pack(self._next.tensors, travelling, report.plain, command.encoding)
+            tensors = self._next.tensors | self._counters_within(report.num_examples)
+            packed = pack(tensors, travelling, report.plain, command.encoding)
         else:
             packed = write_site_sum(vector_layout(travelling, command.secure), self._total, command.base)
         manifest = packed.manifest(command.chunk_bytes, travelling)
         answer = SiteUpdate(record.round, command.base, manifest, report, _digest_of(command.secure))
         answer.save(self._site_directory, packed.blob)
         self.answer, self.state = (answer, packed.blob), self._next
+
+    def _counters_within(self, num_examples: int) -> dict[str, Array]:
+        """Return the step counts of moments, each at most that of a device with `num_examples`, as the hub checks.
+
+        A device whose examples are capped has made more steps than its weight accounts for. With a bound of norms they are
+        bounded already, without one they are not.
+        """
+        base, steps = self.state.tensors, self._parent.command.plan.steps_for(num_examples)
+        counters = [spec.name for spec in self._prepared.travelling.specs if spec.name.endswith(STEP)]
+        return {
+            name: np.minimum(self._next.tensors[name], np.float32(base[name] + np.float32(steps))) for name in counters
+        }
 
 
 def plain_failure(record: RoundRecord) -> str:

@@ -208,6 +208,10 @@ class WireError(FedpatchError):
     """Bytes from the network are foreign, damaged or beyond a limit."""
 
 
+class DamagedChunk(WireError):
+    """The checksum of a chunk differs from its data: the link, or the memory of a machine, has changed it."""
+
+
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> UsageError:
     """Return the error for a name that does not exist; its message suggests the nearest known name.
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
-from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_update
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
@@ -22,6 +22,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.tensors.update_checks import check_update
 from fedpatch.shared.wire.messages import Manifest
 from tests.device_agent.toy_tasks import TOY, build_model, random_data
 from tests.support.oracle import Moments, Round, run_mtfl

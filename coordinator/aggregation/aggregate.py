@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.fixed_values import FixedValues
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED, MAX_PARTS, AggregateRule, Limits
 from fedpatch.coordinator.aggregation.norm_clipping import (
     Pace,
@@ -18,6 +19,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     References,
     clip,
     counts,
+    exact_squares,
     example_weights,
     limits_of,
     measured_from,
@@ -137,7 +139,8 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
         ValueError: There is no device.
     """
     ordered, past, stale, members = sorted(num_examples), past or {}, stale or {}, members or {}
-    read = _rebased(read, stale, base, schema) if stale else read
+    fixed = FixedValues.of(base, schema)
+    read, base = _read_without(fixed, _rebased(read, stale, base, schema) if stale else read), fixed.without(base)
     counted = {device: num_examples[device] for device in ordered}
     weighs = example_weights(counted, limits.examples, members)
     paces = {device: Pace.of(plan, weighs[device], members.get(device, 1)) for device in ordered}
@@ -146,7 +149,7 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     usual: Mapping[Part, float] = {}
     measured: dict[str, dict[Part, float]] = {}
     factors = {device: stale[device].factor if device in stale else 1.0 for device in ordered} if stale else None
-    summed = WeightedMean(schema) if limits.rule.name == "mean" else None
+    summed = WeightedMean(schema, base) if limits.rule.name == "mean" else None
     if needs_cohort(schema, limits.norm):
         measured = _measure(read, paces, weights, summed, factors, schema=schema, base=base)
         cohort = {device: pace.per_unit(measured[device]) for device, pace in paces.items()}
@@ -170,7 +173,7 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     norm_factors = {device: max(1.0, times.get("weights", 1.0)) for device, times in clipped.items()}
     pulls = {device: 1.0 - shares.get(device, 1.0) / norm_factors.get(device, 1.0) for device in ordered}
     return AggregateResult(
-        {spec.name: mean[spec.name] for spec in schema.specs},
+        fixed.restored({spec.name: mean[spec.name] for spec in schema.specs}),
         clipped,
         capped,
         remembered(usual, most, past, len(ordered)),
@@ -196,8 +199,15 @@ def _measure(
     for device, pace in paces.items():
         origins = pace.origin(base, schema) | fixed
         factor = 1.0 if factors is None else factors[device]
-        found[device] = norms_of(mean.add_measured(read(device), weights[device], factor, origins=origins), schema)
+        tensors = read(device)
+        squares = mean.add_measured(tensors, weights[device], factor, origins=origins)
+        found[device] = norms_of(squares | exact_squares(tensors, base, schema), schema)
     return found
+
+
+def _read_without(fixed: FixedValues, read: Read) -> Read:
+    """Return a reader that leaves out the values that never change."""
+    return (lambda device: fixed.without(read(device))) if fixed.places else read
 
 
 def _rebased(read: Read, stale: Mapping[str, Staleness], present: Tensors, schema: Schema) -> Read:
@@ -223,7 +233,7 @@ def _mean_of(bounded: _BoundedUpdates, schema: Schema, shares: Mapping[str, floa
     """Return the weighted mean of the tensors of `schema`."""
     if not schema.specs:
         return {}
-    mean = WeightedMean(schema)
+    mean = WeightedMean(schema, bounded.base)
     for device, weight in bounded.weights.items():
         tensors = bounded.read(device)
         mean.add({name: tensors[name] for name in schema.names}, weight, 1.0 if shares is None else shares[device])
@@ -248,7 +258,7 @@ class _BoundedUpdates:
         self.weights = weights
         self.clipped: dict[str, dict[Part, float]] = {}
         self._read, self._counted, self._paces, self._most = read, counted, paces, most
-        self._schema, self._base, self._measured = schema, base, measured
+        self._schema, self.base, self._measured = schema, base, measured
         self._unchanged: set[str] = set()
 
     def all_within(self) -> bool:
@@ -256,7 +266,7 @@ class _BoundedUpdates:
         if self._most is None:
             return True
         for device, pace in self._paces.items():
-            own = limits_of(self._most, self._base, pace)
+            own = limits_of(self._most, self.base, pace)
             if any(value > own.get(part, math.inf) for part, value in self._measured[device].items()):
                 return False
         return True
@@ -267,8 +277,8 @@ class _BoundedUpdates:
         if self._most is None or device in self._unchanged:
             return tensors
         pace = self._paces[device]
-        own = limits_of(self._most, self._base, pace)
-        origin, found = pace.origin(self._base, self._schema), self._measured.get(device)
+        own = limits_of(self._most, self.base, pace)
+        origin, found = pace.origin(self.base, self._schema), self._measured.get(device)
         pulled = clip(tensors, origin, self._schema, own, found) if own else None
         if pulled is None:
             self._unchanged.add(device)

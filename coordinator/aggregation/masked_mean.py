@@ -262,8 +262,11 @@ def check_site_sum(
     if largest > bound:
         detail = f"a sum of {total.devices} devices has the value {largest}, where at most {bound} is possible"
         raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
-    if not is_possible(layout, total, metric):
+    if not is_possible(layout, total):
         raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"no {total.devices} devices can have the figures of the sum")
+    if metric is not None and not has_possible_measures(layout, total, metric):
+        detail = f"no {total.devices} devices can have its {metric.name}, which is {metric.range_words}"
+        raise UpdateRefused(RefuseReason.OTHER_METRIC, detail)
     return total
 
 

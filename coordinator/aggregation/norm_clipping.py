@@ -42,9 +42,11 @@ from itertools import accumulate
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.exact_integers import difference, has_large
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBound
 from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.tensors.arrays import TRAINABLE, Array, Schema, Tensors, TensorSpec, base_name, moment_name
+from fedpatch.shared.tensors.arrays import TRAINABLE, Array, Schema, Tensors, TensorSpec
+from fedpatch.shared.tensors.update_checks import STEP, step_limit
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL
 from fedpatch.shared.wire.reason_codes import RefuseReason
@@ -65,13 +67,7 @@ STATS_FACTOR = 10.0
 EXAMPLES_FACTOR, EXAMPLES_MARGIN = 2, 100
 """An update may have EXAMPLES_FACTOR times the registered examples of its device and EXAMPLES_MARGIN more, since data grow."""
 
-MAX_SECOND_MOMENT = 1e16
-"""The second moment of gradients of 1e8 in each step; no training that makes progress has such gradients."""
-
-# _SLACK allows for rounding: of each step and of the mean in float32, and of second moments to a lower level when they travel
-# (shared.tensors.encodings, eight levels an octave). _FLOOR allows for second moments that are rounded to zero.
-_SLACK, _FLOOR = 1.1, 1e-16
-_STEP, _BATCHES = ":step", "num_batches_tracked"
+_BATCHES = "num_batches_tracked"
 
 DOT_BLOCK = 8192
 """Values in a block, whose change fits into the processor's cache. From 10,000 values on, OpenBLAS divides a product of two
@@ -174,12 +170,21 @@ def norms_of(squares: Mapping[str, float], schema: Schema) -> dict[Part, float]:
 
 
 def measured_from(base: Tensors, schema: Schema) -> dict[str, Array]:
-    """Return the tensors of the global model from which norms are measured, in float64; moments have origins of their own."""
+    """Return the tensors of the global model from which norms are measured, in float64.
+
+    Moments have origins of their own, and tensors of large integers are measured apart (`exact_squares`).
+    """
     return {
         spec.name: base[spec.name].astype(np.float64)
         for spec in schema.specs
-        if spec.role != "moment" and _part_of(spec)
+        if spec.role != "moment" and _part_of(spec) and not has_large(base[spec.name])
     }
+
+
+def exact_squares(tensors: Tensors, base: Tensors, schema: Schema) -> dict[str, float]:
+    """Return the squared L2 distance by name for the tensors in which the global model has large integers."""
+    names = (spec.name for spec in schema.specs if spec.role != "moment" and has_large(base[spec.name]))
+    return {name: squared_distance(tensors[name], base[name]) for name in names}
 
 
 def squared_distance(end: Array, start: Array) -> float:
@@ -188,7 +193,7 @@ def squared_distance(end: Array, start: Array) -> float:
     with np.errstate(over="ignore"):
         for first in range(0, len(ends), DOT_BLOCK):
             block = slice(first, first + DOT_BLOCK)
-            change = np.subtract(ends[block], starts[block], dtype=np.float64)
+            change = difference(ends[block], starts[block])
             total += float(np.dot(change, change))
     return total
 
@@ -345,8 +350,8 @@ def limits_of(limits: Mapping[Part, float], base: Tensors, pace: Pace) -> dict[P
     """
     own = {part: limit * pace.unit(part) for part, limit in limits.items()}
     for name in base:
-        if name.endswith(_STEP):
-            own[f"count {name}"] = _step_limit(base[name], pace.most_steps)
+        if name.endswith(STEP):
+            own[f"count {name}"] = step_limit(base[name], pace.most_steps)
     return own
 
 
@@ -419,7 +424,7 @@ def interpolate_toward(end: Array, start: Array, factor: float) -> Array:
     if end.dtype.kind not in "fiu" or factor == 1.0:
         return end
     if end.dtype.kind != "f":
-        way = np.trunc(factor * (end.astype(np.float64) - start.astype(np.float64)))
+        way = np.trunc(factor * difference(end, start))
         return np.asarray(start + way.astype(np.int64), end.dtype)
     origin = start.astype(np.float64)
     # An infinite norm has the factor 0, and 0 times an infinite change is NaN.
@@ -427,57 +432,6 @@ def interpolate_toward(end: Array, start: Array, factor: float) -> Array:
     moved = np.asarray(exact, end.dtype)
     too_far = np.abs(moved.astype(np.float64) - origin) > np.abs(exact - origin)
     return np.where(too_far, np.nextafter(moved, start), moved)
-
-
-def check_moments(tensors: Tensors, schema: Schema, plan: TrainPlan) -> None:
-    """Raise an error for moments that no gradients can produce.
-
-    With m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2 from zero, and with every mean of such pairs, Cauchy and
-    Schwarz give m^2 <= c v, c = (1 - b1)^2 / ((1 - b2) (1 - b1^2 / b2)). So no device can send first moments that make the
-    next steps of other devices long.
-
-    Args:
-        tensors: The update.
-        schema: Its names, shapes and dtypes.
-        plan: The training plan, with b1 and b2.
-
-    Raises:
-        UpdateRefused: "out_of_range", with the name of the moment.
-    """
-    bound = _first_by_second(plan)
-    for spec in schema.specs:
-        if spec.role != "moment" or not spec.name.endswith(":exp_avg_sq"):
-            continue
-        second = tensors[spec.name]
-        if second.size and float(second.max()) > MAX_SECOND_MOMENT:
-            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{spec.name} is above {MAX_SECOND_MOMENT:g}")
-        first_name = moment_name(base_name(spec.name), "exp_avg")
-        if bound is None or first_name not in schema:
-            continue
-        first = np.abs(tensors[first_name].astype(np.float64))
-        if (first > _SLACK * bound * np.sqrt(second.astype(np.float64)) + _FLOOR).any():
-            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{first_name} is greater than {spec.name} allows")
-
-
-def check_steps(tensors: Tensors, base: Tensors, schema: Schema, steps: int) -> None:
-    """Raise an error for a step count of a moment that the plan's steps cannot produce.
-
-    Args:
-        tensors: The update.
-        base: The global model of the round.
-        schema: Names, shapes and dtypes of both.
-        steps: The plan's steps for the examples that the update reports.
-
-    Raises:
-        UpdateRefused: "out_of_range", with the name of the counter.
-    """
-    for spec in schema.specs:
-        if spec.role != "moment" or not spec.name.endswith(_STEP):
-            continue
-        grown = float(tensors[spec.name]) - float(base[spec.name])
-        if not 0 <= grown <= _step_limit(base[spec.name], steps):
-            detail = f"{spec.name} changes by {grown:.6g}, and the plan has {steps} steps for its examples"
-            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
 
 
 def check_members(members: int, registered: int | None, most: int) -> None:
@@ -501,12 +455,6 @@ def check_registered(num_examples: int, registered: int | None) -> None:
     if registered is not None and num_examples > EXAMPLES_FACTOR * registered + EXAMPLES_MARGIN:
         detail = f"trained on {num_examples} examples, registered {registered}"
         raise UpdateRefused(RefuseReason.NUM_EXAMPLES, detail)
-
-
-def _first_by_second(plan: TrainPlan) -> float | None:
-    if plan.beta_1**2 >= plan.beta_2:
-        return None  # the series has no sum, and so there is no bound
-    return (1 - plan.beta_1) / math.sqrt((1 - plan.beta_2) * (1 - plan.beta_1**2 / plan.beta_2))
 
 
 def _part_of(spec: TensorSpec) -> Part:
@@ -533,8 +481,3 @@ def counts(part: Part) -> bool:
 def _floored(value: float, *, alone: bool) -> float:
     """The reference of a counter is at least one a step, since a device may count each step in any case."""
     return 1.0 if alone else max(1.0, value)
-
-
-def _step_limit(base: Array, steps: int) -> float:
-    """The greatest sum of `steps` increments of one, each rounded in float32: beyond 2^24 an increment of one becomes two."""
-    return steps * (1.0 + float(np.spacing(np.float32(float(base) + steps))))

@@ -1,4 +1,4 @@
-"""The mean of updates, weighted by their numbers of examples, and the check of an update before it enters the mean.
+"""The mean of updates, weighted by their numbers of examples.
 
 GlobalModelUpdate and GlobalOptimUpdate "average" of the paper's Table 1: the sum over the round's clients of
 n_k / n * M_k. Updates are added one at a time, so that memory is one model for any number of devices.
@@ -6,60 +6,17 @@ n_k / n * M_k. Updates are added one at a time, so that memory is one model for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.exact_integers import LargeIntegers
 from fedpatch.coordinator.aggregation.norm_clipping import DOT_BLOCK
-from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
-from fedpatch.shared.tensors.arrays import (
-    Array,
-    Schema,
-    Tensors,
-    TensorSpec,
-    base_name,
-    listing,
-    require_finite,
-)
-from fedpatch.shared.wire.reason_codes import RefuseReason
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
+from fedpatch.shared.tensors.update_checks import check_num_examples
 
 # Values that are added at a time: they stay in the processor's cache between the three steps of a sum.
 _BLOCK = 65_536
-
-
-def check_update(tensors: Tensors, schema: Schema, private_names: Collection[str], num_examples: int) -> None:
-    """Raise an error unless an update may be aggregated.
-
-    Private names are checked first, so that a device that sends private tensors gets that reason and no other.
-
-    Args:
-        tensors: The update.
-        schema: Names, shapes and dtypes of the tensors that travel.
-        private_names: Names of the tensors that must not travel.
-        num_examples: Examples that the update reports.
-
-    Raises:
-        UpdateRefused: With a RefuseReason.
-    """
-    check_private(tensors, private_names)
-    try:
-        schema.check(tensors)
-    except SchemaMismatch as error:
-        raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, str(error)) from error
-    require_finite(tensors)
-    for spec in schema.specs:
-        if spec.never_negative and (tensors[spec.name] < 0).any():
-            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{spec.name} has a negative value; it must be 0 or more")
-    _check_num_examples(num_examples)
-
-
-def check_private(names: Iterable[str], private_names: Collection[str]) -> None:
-    """Raise UpdateRefused("private_value") for names of private tensors and of their moments."""
-    private = [name for name in names if name in private_names or base_name(name) in private_names]
-    if private:
-        raise UpdateRefused(
-            RefuseReason.PRIVATE_VALUE, f"{listing(private)} must stay on the device; it has another patch policy"
-        )
 
 
 class WeightedSum:
@@ -132,6 +89,10 @@ class WeightedMean:
 
     The order of the updates changes the last bits only. For equal bits, add them in a fixed order.
 
+    Args:
+        schema: Names, shapes and dtypes of the updates.
+        base: The global model, by whose large integers those of the updates are measured.
+
     Example:
         >>> schema = Schema((TensorSpec("w", (1,), "float32", "weight"),))
         >>> mean = WeightedMean(schema)
@@ -141,10 +102,11 @@ class WeightedMean:
         array([3.], dtype=float32)
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, base: Tensors | None = None) -> None:
         self.schema = schema
         self.num_updates = 0
         self._sum = WeightedSum({spec.name: spec.shape for spec in schema.specs})
+        self._integers = LargeIntegers(base or {}, schema if base else Schema(()))
 
     @property
     def weight(self) -> float:
@@ -163,7 +125,7 @@ class WeightedMean:
             SchemaMismatch, UpdateRefused: The update does not fit; the mean is unchanged.
         """
         self._check(tensors, num_examples)
-        self._sum.add(tensors, num_examples * factor)
+        self._sum.add(self._integers.differences(tensors), num_examples * factor)
 
     def add_measured(
         self, tensors: Tensors, num_examples: int, factor: float = 1.0, *, origins: Tensors
@@ -174,16 +136,16 @@ class WeightedMean:
             tensors: The update.
             num_examples: The examples that it weighs.
             factor: Factor of that weight.
-            origins: Tensors by name from which distances are measured.
+            origins: Tensors by name from which distances are measured, without tensors of large integers.
 
         Raises:
             SchemaMismatch, UpdateRefused: As `add`.
         """
         self._check(tensors, num_examples)
-        return self._sum.add_measured(tensors, num_examples * factor, origins)
+        return self._sum.add_measured(self._integers.differences(tensors), num_examples * factor, origins)
 
     def _check(self, tensors: Tensors, num_examples: int) -> None:
-        _check_num_examples(num_examples)
+        check_num_examples(num_examples)
         self.schema.check(tensors)
         self.num_updates += 1
 
@@ -191,7 +153,10 @@ class WeightedMean:
         """Return the mean of all updates in the schema's dtypes, integers rounded; raise ValueError if there is none."""
         if not self.weight:
             raise ValueError("the mean of no updates is undefined")
-        return {spec.name: stored(self._sum.sums[spec.name] / self.weight, spec) for spec in self.schema.specs}
+        means = {spec.name: self._sum.sums[spec.name] / self.weight for spec in self.schema.specs}
+        return {spec.name: stored(means[spec.name], spec) for spec in self.schema.specs} | self._integers.advanced(
+            means
+        )
 
 
 def stored(mean: Array, spec: TensorSpec) -> Array:
@@ -200,8 +165,3 @@ def stored(mean: Array, spec: TensorSpec) -> Array:
         # The greatest int64 becomes 2**63 in float64, which would overflow to the least int64.
         mean = np.minimum(np.rint(mean), np.nextafter(2.0**63, 0))
     return np.asarray(mean).astype(spec.dtype)
-
-
-def _check_num_examples(num_examples: int) -> None:
-    if num_examples < 1:
-        raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"trained on {num_examples} examples; at least 1 is needed")

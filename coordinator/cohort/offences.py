@@ -32,8 +32,13 @@ NOT_OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.QUARANTINED): "the device may not know yet",
     ("refused", RefuseReason.STALE): "a slow device, whose base is gone",
     ("refused", RefuseReason.SUPERSEDED): "the device was asked again, and its older work came",
+    (
+        "refused",
+        RefuseReason.OTHER_METRIC,
+    ): "a metric out of its range: the device may have another version of the task",
     ("ignored", "unknown_message"): "a newer version",
     ("ignored", "revoked"): "revocation already excludes the device",
+    ("ignored", "damaged_chunk"): "a chunk that its link has damaged; the device sends it again",
     ("ignored", "over_limit"): "excess messages are dropped without harm",
     ("ignored", "not_granted"): "unrequested chunks, dropped",
     ("ignored", "fleet_full"): "no room for the device",

@@ -58,6 +58,7 @@ _REASON_WORDS: Mapping[str, str] = {
     "late": "its update came after the round",
     "stale": "the model has moved on too far since its update began",
     "superseded": "a newer update of it counts in the round",
+    "other_metric": "its metric was out of the range of the task here; install the same version of the task on both",
     "stale_epoch": "its update was for an earlier start of the coordinator",
     "not_invited": "it was not invited",
     "already_committed": "another update of it counts already",

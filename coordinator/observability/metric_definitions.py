@@ -35,7 +35,10 @@ EVALUATION_STATS = ("mean", "p10", "min", "devices")
 FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
 SIGNS = ("reporting", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
-IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full", "other_context")
+IGNORED = (
+    *("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full", "other_context"),
+    "damaged_chunk",
+)
 WAYS = ("mqtt", "url")
 BOUNDS = ("norm", "num_examples")
 MOMENTS = ("before", "after")
@@ -183,7 +186,7 @@ class FleetGauges:
         self.ignored = counter(
             "messages_ignored",
             "Ignored messages: unknown_message (newer version), not_ours, revoked, over_limit, not_granted, "
-            "fleet_full, other_context",
+            "fleet_full, other_context, damaged_chunk",
             "reason",
         )
         begin(self.downloaded, WAYS)

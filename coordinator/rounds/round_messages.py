@@ -523,7 +523,7 @@ class ActiveRound:
             self.offenders[device] = reason
             self._fleet.exclude_offender(device, reason)
         self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
-        return [self._send(device, Refused(digest, reason, detail[:500])), refused]
+        return [self._send(device, Refused(digest, reason.on_the_wire, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
         """Grant free upload slots; at the quorum, probe the working devices."""

@@ -64,7 +64,11 @@ def mean_accuracy(values: Iterable[tuple[float | None, int]]) -> float | None:
         0.8
     """
     known = [(value, members) for value, members in values if value is not None]
-    return statistics.fmean(*zip(*known, strict=True)) if known else None
+    if not known:
+        return None
+    least, most = min(known)[0], max(known)[0]
+    # Rounding must not leave the range of the metric: a hub refuses a value beyond it.
+    return min(max(statistics.fmean(*zip(*known, strict=True)), least), most)
 
 
 def build_record(

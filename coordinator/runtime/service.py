@@ -36,7 +36,7 @@ from fedpatch.coordinator.runtime.connection import Connection, Deposed, Event, 
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES
-from fedpatch.shared.errors import WireError
+from fedpatch.shared.errors import DamagedChunk, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
@@ -246,14 +246,21 @@ class Service:
                 self._observer.vitals(topic.device, envelope.body, now)
             elif topic.kind == "up":
                 return self._engine.handle(DeviceMessage(topic.device, envelope), now)
-        except UnknownMessage as error:
-            _log.debug("%s: %s", event.topic, error)
-            return [CountEvent(self._known(topic.device), "ignored", "unknown_message")]
         except WireError as error:
-            level = logging.DEBUG if self._engine.fleet.held(topic.device) == QUARANTINED else logging.WARNING
-            _log.log(level, "%s: ignored, %s", event.topic, error)
-            return [CountEvent(self._known(topic.device), "ignored", "not_ours")]
+            return self._unreadable(topic.device, event.topic, error)
         return []
+
+    def _unreadable(self, device: str, topic: str, error: WireError) -> list[Effect]:
+        """Count a message that cannot be read; of the three kinds only the last one is an offence."""
+        if isinstance(error, UnknownMessage):
+            level, reason = logging.DEBUG, "unknown_message"
+        elif isinstance(error, DamagedChunk):
+            level, reason = logging.INFO, "damaged_chunk"
+        else:
+            held = self._engine.fleet.held(device) == QUARANTINED
+            level, reason = logging.DEBUG if held else logging.WARNING, "not_ours"
+        _log.log(level, "%s: ignored, %s", topic, error)
+        return [CountEvent(self._known(device), "ignored", reason)]
 
     def _known(self, device: str) -> str:
         """Return the name under which an event is counted: "" for unknown devices, since names can be invented."""

@@ -29,6 +29,7 @@ from fedpatch.shared.tasks.model_metadata import InputStatistics
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
+from fedpatch.shared.tensors.update_checks import untrained
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import COPIES, PARTS, PFEDME
 from fedpatch.shared.wire.reason_codes import FailCause
@@ -282,7 +283,7 @@ class LocalTrainer:
             train_s = time.perf_counter() - started
             sent, kept = controls.after(total, plan.learning_rate) if controls else (self._moments(optimizer, plan), {})
             result = to_tensors(self.model) | sent
-            require_finite(result)
+            require_finite(result, kept=untrained(tensors, self.schema))
             after = self._user_accuracy(cancelled)
         except Cancelled:
             return None

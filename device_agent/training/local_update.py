@@ -46,8 +46,10 @@ from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
+from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
 from fedpatch.shared.tensors.subset import round_seed
+from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
@@ -401,12 +403,26 @@ class LocalUpdate:
             residual=self._residuals.load(step.key, of, step.public),
             subset_seed=round_seed(command.plan.seed, command.key.round),
         )
+        self._require_acceptable(packed, command, step)
         self._residuals.save(step.key, of, step.public, left, step.seed)
         manifest = packed.manifest(command.chunk_bytes, step.public)
         path = Path(command.update_path)
         with refusals_of(path):
             write_atomic(path, packed.blob)
         return manifest
+
+    def _require_acceptable(self, packed: Packed, command: TrainCommand, step: _Step) -> None:
+        """Raise UpdateRefused for an update that the coordinator would count as an offence, for example after an overflow."""
+        private = parse_policy(command.private).private_names(self._trainer.schema.with_moments(command.plan.moments))
+        expected = ExpectedUpdate(step.public, private, command.base, step.model, command.plan)
+        try:
+            read_update(packed.blob, expected, encoding=command.encoding, raw_bytes=packed.raw_bytes)
+        except UpdateRefused as error:
+            raise UpdateRefused(
+                error.reason,
+                f"task {self._trainer.task.name!r}: {error}; the update is not sent. Scale inputs and targets in the task's "
+                "`prepare`, or try a smaller learning rate",
+            ) from error
 
     def _write_vector(self, command: TrainCommand, terms: SecureTerms, step: _Step, report: UpdateReport) -> Manifest:
         """Write the vector of a masked round, which a MaskCommand masks."""

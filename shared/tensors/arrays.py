@@ -34,15 +34,26 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = Mapping[str, Array]
 
 
-def require_finite(tensors: Tensors) -> None:
-    """Raise UpdateRefused("not_finite"), which names the first tensor that holds a NaN or an infinity."""
+def require_finite(tensors: Tensors, *, kept: Tensors | None = None) -> None:
+    """Raise UpdateRefused("not_finite"), which names the first tensor that holds a NaN or an infinity.
+
+    Args:
+        tensors: The tensors.
+        kept: Earlier values by name. A value that is not finite is allowed where the earlier one is the same, such as the minus
+            infinity of a causal mask.
+    """
     for name in sorted(tensors):
         array = tensors[name]
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            bad = array.size - int(np.isfinite(array).sum())
-            raise UpdateRefused(
-                "not_finite", f"{name}: {bad} of {array.size} values are not finite; a smaller learning rate may help"
-            )
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        wrong = ~np.isfinite(array)
+        remedy = "a smaller learning rate may help"
+        if kept is not None and (before := kept.get(name)) is not None and before.shape == array.shape:
+            wrong &= ~((array == before) | (np.isnan(array) & np.isnan(before)))
+            remedy = "it is not trained, but the model changes it: let it begin and stay finite"
+        if wrong.any():
+            count = int(wrong.sum())
+            raise UpdateRefused("not_finite", f"{name}: {count} of {array.size} values are not finite; {remedy}")
 
 
 def values_digest(tensors: Tensors, schema: Schema) -> str:

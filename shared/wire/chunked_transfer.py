@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from fedpatch.shared.errors import BrokerError, UsageError, WireError
+from fedpatch.shared.errors import BrokerError, DamagedChunk, UsageError, WireError
 from fedpatch.shared.wire.messages import MAX_CHUNKS, Ack, Grant, Manifest, Need, Offer
 
 # magic, version, flags (0), SHA-256 of the blob, index, count, length of the data, CRC-32 of the data; network order.
@@ -86,8 +86,10 @@ def decode_chunk(payload: bytes) -> Chunk:
     data = payload[_HEADER.size :]
     if not 0 < count <= MAX_CHUNKS or index >= count:
         raise WireError(f"chunk {index} of {count} is impossible: count must be 1 to {MAX_CHUNKS}, index below count")
-    if len(data) != length or zlib.crc32(data) != crc:
-        raise WireError(f"chunk {index} of {count} is damaged")
+    if len(data) != length:
+        raise WireError(f"chunk {index} of {count} has {len(data)} bytes, and announces {length}")
+    if zlib.crc32(data) != crc:
+        raise DamagedChunk(f"chunk {index} of {count} is damaged")
     return Chunk(digest.hex(), index, count, data)
 
 

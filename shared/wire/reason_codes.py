@@ -122,6 +122,12 @@ class RefuseReason(StrEnum):
     QUARANTINED = "quarantined"
     STALE = "stale"
     SUPERSEDED = "superseded"
+    OTHER_METRIC = "other_metric"
+
+    @property
+    def on_the_wire(self) -> RefuseReason:
+        """The reason that devices of all versions know: a message with an unknown word would be lost."""
+        return RefuseReason.OUT_OF_RANGE if self is RefuseReason.OTHER_METRIC else self
 
     @classmethod
     def _missing_(cls, value: object) -> RefuseReason | None:

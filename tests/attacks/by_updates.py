@@ -83,11 +83,6 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
         RefuseReason.OUT_OF_RANGE,
         changed("fc1.weight:exp_avg", _filled(1e6)),
     ),
-    "second moments without measure": (
-        "second moments that would stop the learning of all devices",
-        RefuseReason.OUT_OF_RANGE,
-        changed("fc1.weight:exp_avg_sq", _filled(1e30)),
-    ),
     "step counts without measure": (
         "a billion steps in a round that has fifty",
         RefuseReason.OUT_OF_RANGE,
@@ -100,7 +95,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
     ),
     "a user accuracy of 7": (
         "a measure beyond its limits",
-        RefuseReason.OUT_OF_RANGE,
+        RefuseReason.OTHER_METRIC,
         reported(user_accuracy_before=7.0),
     ),
     "a report 400 lists deep": ("nesting in the report", RefuseReason.DAMAGED, _packed(_deep)),
@@ -142,7 +137,7 @@ def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str]
             verdicts = rogue.play([misdeed] * times)
         for verdict in verdicts:
             assert isinstance(verdict.answer, Refused), verdict
-            assert (verdict.answer.reason, verdict.answer.digest) == (reason, verdict.digest)
+            assert (verdict.answer.reason, verdict.answer.digest) == (reason.on_the_wire, verdict.digest)
 
         def proof(outcome: Outcome) -> object:
             known = outcome.devices[device]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, parse_examples_cap
+from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
@@ -32,8 +35,10 @@ from fedpatch.shared.masking.site_sum import read_site_sum
 from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.messages import (
@@ -46,6 +51,7 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.plan_terms import CONTROL, TrainPhase
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from tests.support.examples import examples
 from tests.support.masked_group import terms_of
 from tests.support.specs import model, report, run_spec
 from tests.system.oracle_task import TASK
@@ -54,10 +60,19 @@ MODEL = SiteModel(TASK, schema_of(TASK.build_model()))
 PLAN = TrainPlan("sgd", 0.1, 20)
 
 
+CAP = ExamplesCap(factor=10.0)
+settings_of_law = examples(20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+
 @pytest.fixture
 def command(tmp_path) -> TrainCommand:
     """The command of round 7, with its model on the disk."""
-    public = parse_policy("affine").public(MODEL.schema)
+    return plain_command(tmp_path)
+
+
+def plain_command(tmp_path: Path, plan: TrainPlan = PLAN) -> TrainCommand:
+    """The command of round 7, with its model in a folder."""
+    public = parse_policy("affine").public(MODEL.schema).with_moments(plan.moments)
     tensors = {spec.name: np.ones(spec.shape, spec.dtype) for spec in public.specs}
     packed = pack(tensors, public, {"round": 5}, "fp32+zstd")
     path = tmp_path / "model"
@@ -65,7 +80,7 @@ def command(tmp_path) -> TrainCommand:
     manifest = packed.manifest(1000, public)
     return TrainCommand(
         key=JobKey("run-1", 3, 7, TASK.name),
-        plan=PLAN,
+        plan=plan,
         private="affine",
         schema=MODEL.schema.digest,
         model_path=str(path),
@@ -315,3 +330,82 @@ def test_relay_keeps_its_id(tmp_path):
     assert relay_id(tmp_path) == first
     (tmp_path / "relay-id").write_text("damaged")
     assert relay_id(tmp_path) != first
+
+
+def site_of(command: TrainCommand, tmp_path: Any, **changes: Any) -> SiteAggregator:
+    """An aggregator of the site with these settings."""
+    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path, **changes), epoch=1, left_s=100.0)
+    return SiteAggregator(parent, tmp_path, spec, print, tells_members=True, opened=lambda: None, now=lambda: 0.0)
+
+
+@given(
+    counts=st.lists(st.integers(1, 10**6), min_size=3, max_size=12),
+    members=st.lists(st.integers(1, 40), min_size=12, max_size=12),
+    cap=st.sampled_from(["off", "50", "auto:1", "auto:10"]),
+)
+@example([10] * 10 + [50_000], [1] * 12, "auto:10")
+@settings_of_law
+def test_site_weighs_at_the_hub_what_its_devices_weigh_in_its_mean(tmp_path_factory, counts, members, cap):
+    """An invented number of examples, which the site caps, raises the weight of its site as little as that of its device."""
+    tmp_path = tmp_path_factory.mktemp("site")
+    site = site_of(plain_command(tmp_path), tmp_path, max_num_examples=cap)
+    examples = {f"d{at:02}": max(count, members[at]) for at, count in enumerate(counts)}
+    behind = {f"d{at:02}": members[at] for at in range(len(counts))}
+    model_of = site.state.tensors
+    site.aggregate(sorted(examples), examples, lambda _: model_of, round_number=7, members=behind)
+    total = sum(examples.values())
+    site.save(RoundRecord(7, "aggregated", len(counts), len(counts), 0, len(counts), num_examples=total))
+    assert site.answer is not None
+    weights = example_weights(examples, parse_examples_cap(cap), behind)
+    assert site.answer[0].report.num_examples == sum(weights.values())
+    assert site.answer[0].report.num_examples >= site.answer[0].report.members == sum(behind.values())
+
+
+def test_site_with_a_device_beyond_the_cap_moves_the_model_as_a_flat_fleet_does(tmp_path):
+    """Ten honest devices and one that says 50,000, beside a site of eleven honest ones."""
+    honest, steps = {f"d{at:02}": 10 for at in range(11)}, {"liar": 1.0, "honest": 0.0}
+    sites = {"liar": honest | {"d10": 50_000}, "honest": honest}
+    reported, means = {}, {}
+    for name, counts in sites.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        site = site_of(plain_command(folder), folder, norm_bound="off")
+        start = site.state.tensors
+        far = {tensor: array + array.dtype.type(steps[name]) for tensor, array in start.items()}
+        updates = dict.fromkeys(counts, start) | {"d10": far}
+        site.aggregate(sorted(counts), counts, updates.__getitem__, round_number=7)
+        site.save(RoundRecord(7, "aggregated", 11, 11, 0, 11, num_examples=sum(counts.values())))
+        assert site.answer is not None
+        reported[name] = site.answer[0].report.num_examples
+        means[name] = float(site.state.tensors["fc1.bias"][0] - start["fc1.bias"][0])
+    hub = sum(reported[name] * means[name] for name in sites) / sum(reported.values())
+    flat = example_weights({f"{name} {device}": n for name, one in sites.items() for device, n in one.items()}, CAP)
+    assert hub == pytest.approx(flat["liar d10"] / sum(flat.values()), abs=1e-6)
+
+
+def test_step_counts_of_a_site_stay_within_the_plan_of_the_examples_that_it_reports(tmp_path):
+    """Without a bound of norms the capped device has counted the steps of all its examples."""
+    plan = TrainPlan("adam", 0.1, 20, moments=MOMENTS)
+    site = site_of(plain_command(tmp_path, plan), tmp_path, norm_bound="off", max_num_examples="30")
+    start, examples = site.state.tensors, {"ann": 30, "bob": 50_000}
+    counted = {
+        device: {
+            name: value + np.float32(plan.steps_for(count)) if name.endswith(":step") else value
+            for name, value in start.items()
+        }
+        for device, count in examples.items()
+    }
+    site.aggregate(sorted(examples), examples, counted.__getitem__, round_number=7)
+    site.save(RoundRecord(7, "aggregated", 2, 2, 0, 2, num_examples=50_030))
+    assert site.answer is not None
+    answer, blob = site.answer
+    schema = parse_policy("affine").public(MODEL.schema).with_moments(MOMENTS)
+    expected = ExpectedUpdate(schema, frozenset(), answer.base, start, plan)
+    read, _ = read_update(blob, expected, encoding="fp32+zstd", raw_bytes=answer.manifest.raw_bytes)
+    assert read.num_examples == 60
+
+
+@given(st.floats(-1e12, 1e12), st.integers(1, 9), st.integers(1, 10**6))
+def test_mean_of_equal_user_accuracies_is_that_value_so_that_no_site_leaves_the_range(value, devices, members):
+    assert mean_accuracy([(value, members + at) for at in range(devices)]) == value

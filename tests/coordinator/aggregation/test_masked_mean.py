@@ -79,7 +79,7 @@ def test_sum_of_a_measure_that_no_device_has_measured_is_impossible():
 
 def test_sum_of_a_site_with_an_impossible_user_accuracy_is_refused():
     total = summed(REPORT, REPORT, replace(REPORT, user_accuracy_before=9.0))
-    with pytest.raises(UpdateRefused, match="no 3 devices can have the figures of the sum"):
+    with pytest.raises(UpdateRefused, match="no 3 devices can have its accuracy"):
         check_site_sum(total, LAYOUT, registered=3, most=3, metric=ACCURACY)
 
 

@@ -150,7 +150,7 @@ def test_step_count_that_the_plan_leads_to_is_accepted(step):
         (50, {"step": 3.0}, "w:step"),
         (10, {"step": 9.0}, "w:step"),
         (50, {"step": 9.0, "first": 1.0}, "w:exp_avg"),
-        (50, {"step": 9.0, "second": 1e17}, "w:exp_avg_sq"),
+        (50, {"step": 9.0, "second": -1.0}, "w:exp_avg_sq"),
     ],
 )
 def test_moments_and_steps_that_no_plan_makes_are_out_of_range(num_examples, values, named):

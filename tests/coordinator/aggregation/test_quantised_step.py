@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.norm_clipping import check_moments
 from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed, without_residuals
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
@@ -21,6 +20,7 @@ from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
 from fedpatch.shared.tensors.subset import round_seed
+from fedpatch.shared.tensors.update_checks import check_moments
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 
 SCHEMA = Schema(

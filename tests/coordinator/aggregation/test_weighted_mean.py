@@ -7,13 +7,18 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
 from fedpatch.coordinator.aggregation.norm_clipping import squared_distance
-from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_private, check_update
+from fedpatch.coordinator.aggregation.stale_updates import Staleness
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
-from fedpatch.shared.tensors.arrays import DTYPES, MOMENTS, Schema, TensorSpec
+from fedpatch.shared.tensors.arrays import DTYPES, MOMENTS, Array, Schema, TensorSpec
+from fedpatch.shared.tensors.update_checks import check_private, check_update
+from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
 
@@ -232,3 +237,73 @@ def test_measured_update_gives_the_mean_and_the_distance_to_the_bit(shape):
         assert found == {"w": squared_distance(update["w"], drawn[1])}
     assert all(np.array_equal(measured.result()[name], values) for name, values in plain.result().items())
     assert measured.num_updates == 2
+
+
+@given(
+    start=st.integers(-(2**63), 2**63 - 1),
+    steps=st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=5),
+    bound=st.sampled_from(["off", "auto:2", "clip:1"]),
+    rule=st.sampled_from(["mean", "centred", "trimmed:0.2"]),
+)
+@example(2**60, [1], "auto:2", "mean")
+@example(1_764_000_000_000_000_000, [50, 50, 50], "auto:2", "mean")
+@example(2**63 - 2, [1, 5], "off", "mean")
+@example(-(2**63), [-1, 3], "auto:2", "mean")
+def test_integers_advance_by_the_mean_of_their_steps_whatever_their_size(start, steps, bound, rule):
+    """Also beyond 2^53, where float64 has no odd numbers; bounds apply to the steps."""
+    schema = Schema((TensorSpec("time_ns", (), "int64", "buffer"), TensorSpec("w", (1,), "float32", "weight")))
+    most = 2**63 - 1
+    ends = [min(max(start + step, -most - 1), most) for step in steps]
+    base: dict[str, Array] = {"time_ns": np.array(start, np.int64), "w": np.zeros(1, np.float32)}
+    updates = {str(at): base | {"time_ns": np.array(end, np.int64)} for at, end in enumerate(ends)}
+    limits = Limits(parse_norm_bound(bound), rule=parse_aggregate_rule(rule))
+    plan = TrainPlan("sgd", 0.1, 1)
+    found = aggregate(
+        dict.fromkeys(updates, 1), updates.__getitem__, schema=schema, base=base, limits=limits, plan=plan
+    )
+    moved = [end - start for end in ends]
+    reached = int(found.mean["time_ns"]) - start
+    assert min(moved) - 1 <= reached <= max(moved) + 1
+    if len(set(moved)) == 1:
+        assert reached == moved[0]
+    if bound == "off" and rule == "mean" and abs(start) > 2**53:
+        assert reached == int(np.rint(np.mean(moved)))
+
+
+def test_values_that_are_not_finite_and_not_trained_stay_as_they_are_in_a_mean():
+    schema = Schema(
+        (TensorSpec("mask", (3,), "float32", "buffer"), TensorSpec("w", (2,), "float32", "weight"))
+    ).with_moments(MOMENTS)
+    base = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in schema.specs}
+    base["mask"] = np.array([0.0, -np.inf, np.nan], np.float32)
+    updates = {
+        name: base | {"w": np.array([step, -step], np.float32)} for name, step in (("a", 1.0), ("b", 2.0), ("c", 99.0))
+    }
+    plan = TrainPlan("adam", 0.1, 1, moments=MOMENTS)
+    for rule in ("mean", "centred", "bucketed"):
+        limits = Limits(parse_norm_bound("auto:2"), rule=parse_aggregate_rule(rule))
+        with np.errstate(all="raise"):
+            found = aggregate(
+                dict.fromkeys(updates, 1), updates.__getitem__, schema=schema, base=base, limits=limits, plan=plan
+            )
+        np.testing.assert_array_equal(found.mean["mask"], base["mask"])
+        assert 0 < found.mean["w"][0] < 3
+        assert not any(part.startswith("stats") for parts in found.clipped.values() for part in parts)
+
+
+def test_stale_update_of_a_model_with_a_mask_joins_the_mean():
+    schema = Schema((TensorSpec("mask", (1,), "float32", "buffer"), TensorSpec("w", (1,), "float32", "weight")))
+    older, present = (
+        {"mask": np.array([-np.inf], np.float32), "w": np.array([value], np.float32)} for value in (0.0, 1.0)
+    )
+    updates = {"a": older | {"w": np.array([0.5], np.float32)}, "b": present | {"w": np.array([1.5], np.float32)}}
+    found = aggregate(
+        dict.fromkeys(updates, 1),
+        updates.__getitem__,
+        schema=schema,
+        base=present,
+        limits=Limits(),
+        plan=TrainPlan("sgd", 0.1, 1),
+        stale={"a": Staleness(1, 1.0, older)},
+    )
+    assert (found.mean["mask"][0], found.mean["w"][0]) == (-np.inf, 1.5)

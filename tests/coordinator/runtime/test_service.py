@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from fedpatch.coordinator.cohort.offences import NOT_OFFENCES
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
@@ -13,21 +14,36 @@ from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
 from tests.coordinator.engines import asking
 from tests.coordinator.fake_link import RecordedLink
 
 
-def test_garbage_of_unknown_devices_is_counted_under_no_name():
-    """Otherwise invented names would grow the counters without limit."""
+def listening_service() -> Service:
+    """A service that knows device a."""
     connection: Any = SimpleNamespace(
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
     )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(revoked=frozenset())
-    service = Service(asking("a"), performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody)
+    return Service(asking("a"), performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody)
+
+
+def test_garbage_of_unknown_devices_is_counted_under_no_name():
+    """Otherwise invented names would grow the counters without limit."""
+    service = listening_service()
     for device, name in (("a", "a"), ("ghost", "")):
         garbage = Received(topics.up("demo", device), b"\xc1", retained=False)
         assert service._on_received(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]
+
+
+def test_chunk_that_its_link_has_damaged_is_no_offence():
+    payload = bytearray(encode_chunk(Chunk("ab" * 32, 0, 1, b"data")))
+    payload[-1] ^= 1
+    received = Received(topics.update_chunk("demo", "a", "ab" * 32, 0), bytes(payload), retained=False)
+    (counted,) = listening_service()._on_received(received, 1.0)
+    assert counted == CountEvent("a", "ignored", "damaged_chunk")
+    assert ("ignored", "damaged_chunk") in NOT_OFFENCES
 
 
 def test_changes_by_other_processes_are_read_once_a_second():
