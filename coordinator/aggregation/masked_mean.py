@@ -30,6 +30,7 @@ from fedpatch.shared.masking.group_sum import (
 )
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, read_masked_blob
 from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum, step_of_sum
+from fedpatch.shared.masking.ranges import MAX_CHANGE
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
@@ -305,4 +306,8 @@ def _moved(base: Array, step: Array | None, spec: TensorSpec) -> Array:
     if step is None:
         return base
     mean = np.asarray(base, np.float64) + step
-    return stored(np.maximum(mean, 0.0) if spec.never_negative else mean, spec)
+    if spec.never_negative:
+        # The grid has no values between its steps: a variance far below the model's would become 0, and each device would
+        # divide by epsilon. It follows as fast as ranges do.
+        mean = np.maximum(mean, np.asarray(base, np.float64) / MAX_CHANGE)
+    return stored(mean, spec)

@@ -17,7 +17,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.chunked_transfer import check_manifest
-from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport
+from fedpatch.shared.wire.messages import ENCODINGS, Manifest, TrainPlan, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 
@@ -61,6 +61,10 @@ def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: in
     except WireError as error:
         large = max(manifest.size_bytes, manifest.raw_bytes) > max_bytes
         raise UpdateRefused(RefuseReason.TOO_LARGE if large else RefuseReason.DAMAGED, str(error)) from error
+    if manifest.schema == schema and {manifest.encoding, encoding} <= set(ENCODINGS) and manifest.encoding != encoding:
+        # A device that was updated while its update waited is asked again, in an encoding that it has learned.
+        detail = f"offered in {manifest.encoding}, and requested again in {encoding} since"
+        raise UpdateRefused(RefuseReason.LATE, detail)
     if (manifest.schema, manifest.encoding) != (schema, encoding):
         offered = f"offered schema {manifest.schema[:12]} in {manifest.encoding}"
         raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, f"{offered}, requested {schema[:12]} in {encoding}")

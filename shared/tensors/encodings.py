@@ -12,7 +12,8 @@ one dimension, travel whole.
 
 `delta-` means the difference to the same tensor of the base. A tensor is sent unchanged, in the schema's dtype, if it holds a
 value that its rule cannot write: one that is not finite, beyond a quarter of the dtype's range, or a negative variance. The
-receiver then sees the sender's values, and its usual checks reject them.
+receiver then sees the sender's values, and its usual checks reject them. Statistics and buffers are also sent unchanged where
+the rounding of the difference would exceed STATISTICS_ERROR of a value.
 
 There are three formats, each a pair of pure functions between a flat array and bytes. Decoding gives the same bits on every
 machine: it uses only IEEE sums, products and `ldexp` of literal numbers, and no logarithm, whose last bit depends on the
@@ -227,6 +228,8 @@ def _parts(values: Array) -> tuple[Array, Array, Array]:
 
 BLOCK = 1024
 NO_SEED = bytes(SEED_BYTES)
+STATISTICS_ERROR = 2.0**-8
+"""Greatest relative error of a statistic or a buffer, that of bf16 itself; beyond it the tensor is sent unchanged."""
 KEEP = {"delta-int8-half": 2, "delta-int8-quarter": 4}
 """Encodings of a public subset: one of so many values travels in a round."""
 FEEDBACK = ("delta-int4", *KEEP)
@@ -399,9 +402,20 @@ def encode(
     if spec.never_negative and (flat < 0).any():
         return None
     if rule.keep == 1:
-        return _encoded(flat, before, change, rule, rng)
+        data = _encoded(flat, before, change, rule, rng)
+        return data if spec.trainable or spec.role == "moment" or _keeps_statistics(flat, before, change) else None
     places = _places(spec, rule, seed)
     return seed + _encoded(flat[places], before[places], change[places], rule, rng)
+
+
+def _keeps_statistics(flat: Array, before: Array, change: Array) -> bool:
+    """Return whether delta-bf16 writes all values with at most STATISTICS_ERROR of their own size.
+
+    Its error is a share of the change. A variance that falls from 1 to 0.0001 would become 0, and each device would then divide
+    by epsilon; a mean that falls from 1000 to 20 would miss it by several deviations.
+    """
+    decoded = before + from_bf16(memoryview(to_bf16(change))).astype(flat.dtype)
+    return bool((np.abs(decoded - flat) <= STATISTICS_ERROR * np.abs(flat)).all())
 
 
 def _encoded(flat: Array, before: Array, change: Array, rule: EncodingRule, rng: Rng) -> bytes:

@@ -97,3 +97,32 @@ def test_any_honest_devices_have_a_possible_sum(metric, data):
     )
     reports = data.draw(st.lists(report, min_size=3, max_size=3))
     assert is_possible(LAYOUT, summed(*reports, metric=metric), metric)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_variance_far_below_the_grid_follows_in_some_rounds_and_never_becomes_zero(bits):
+    """Each device would divide by epsilon."""
+    schema = Schema((TensorSpec("bn.running_var", (2,), "float32", "stats"), SCHEMA.specs[0]))
+    terms = terms_of(3, group_min=3, bits=bits, clip=10.0, weight_cap=10, grid=write_grid((1.0, 1.0)))
+    layout = VectorLayout(schema, terms)
+    model: dict[str, Array] = {"bn.running_var": np.ones(2, np.float32), **BASE}
+    names, lowest = ("a", "b", "c"), []
+    for number in range(6):
+        step = {"w": np.zeros(4), "bn.running_var": 1e-4 - model["bn.running_var"].astype(np.float64)}
+        updates = {
+            name: MaskedUpdate(
+                bytes(32),
+                "00" * 32,
+                make_vector(
+                    layout, step=step, residual={}, report=REPORT, metric=ACCURACY, seed=7 * number + at
+                ).elements,
+            )
+            for at, name in enumerate(names)
+        }
+        group = [OpenGroup(names, ())]
+        found = masked_mean(group, updates.__getitem__, layout=layout, schema=schema, base=model, metric=ACCURACY)
+        model = dict(found.mean)
+        lowest.append(float(model["bn.running_var"].min()))
+    assert min(lowest) > 0
+    assert lowest[0] == pytest.approx(0.125, rel=0.1)
+    assert lowest[-1] < 0.01

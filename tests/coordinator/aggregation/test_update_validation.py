@@ -94,7 +94,8 @@ def test_update_is_accepted_without_the_model_that_its_norm_is_measured_from():
         ({"size_bytes": 300, "raw_bytes": 20_000}, RefuseReason.TOO_LARGE, "20000"),
         ({"chunk_count": 99}, RefuseReason.DAMAGED, "99"),
         ({"schema": "00" * 32}, RefuseReason.SCHEMA_MISMATCH, "0{12} in fp32, requested [0-9a-f]{12} in"),
-        ({"encoding": "fp16"}, RefuseReason.SCHEMA_MISMATCH, "in fp16, requested .* in fp32"),
+        ({"encoding": "masked-u8"}, RefuseReason.SCHEMA_MISMATCH, "in masked-u8, requested .* in fp32"),
+        ({"encoding": "fp16"}, RefuseReason.LATE, "offered in fp16, and requested again in fp32 since"),
     ],
 )
 def test_offer_is_refused_with_its_reason(changes, reason, words):

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
@@ -512,3 +512,40 @@ def test_bytes_of_an_encoding_of_a_subset_stay_as_they_are(encoding):
     places = subset_of(DRAWN, "fc.weight", 8, KEEP[encoding])
     assert found[places].tolist() == decoded
     assert np.all(np.delete(found, places) == 1)
+
+
+STATISTICS = Schema(
+    (
+        TensorSpec("bn.running_mean", (3,), "float32", "stats"),
+        TensorSpec("bn.running_var", (3,), "float32", "stats"),
+        TensorSpec("scale", (3,), "float32", "buffer"),
+    )
+)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@given(
+    base=st.lists(st.floats(2.0**-100, 2.0**100, width=32), min_size=3, max_size=3),
+    values=st.lists(st.floats(2.0**-100, 2.0**100, width=32) | st.just(0.0), min_size=3, max_size=3),
+)
+@example(base=[1.0, 1.0, 1.0], values=[1e-4, 1e-8, 0.9])
+@example(base=[0.9, 1000.0, 1.0], values=[1e-5, 20.0, 0.0])
+def test_statistics_arrive_with_the_precision_of_bf16_however_far_they_fall(encoding, base, values):
+    """A variance that becomes 0 would let every device divide by epsilon."""
+    before = {spec.name: np.array(base, np.float32) for spec in STATISTICS.specs}
+    sent = {spec.name: np.array(values, np.float32) for spec in STATISTICS.specs}
+    packed = pack(sent, STATISTICS, {}, encoding, base=before)
+    _, read = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=STATISTICS, base=before)
+    for name, array in read.items():
+        np.testing.assert_allclose(array, sent[name], rtol=2.0**-8 * 1.001, atol=0, err_msg=name)
+
+
+def test_statistics_that_hardly_change_take_two_bytes_a_value():
+    before = {spec.name: np.full(3, 2.0, np.float32) for spec in STATISTICS.specs}
+    sent = {name: array + np.float32(0.001) for name, array in before.items()}
+    for name, array in sent.items():
+        spec = STATISTICS.spec(name)
+        rule = rule_of("delta-int8", spec)
+        assert rule is not None
+        data = encode(array, before[name], spec, rule, np.random.default_rng(0))
+        assert data is not None and len(data) == 6
