@@ -29,10 +29,24 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tensors.arrays import MOMENTS, Array
 from fedpatch.shared.wire.messages import ENCODINGS, TrainPlan
+from fedpatch.shared.wire.plan_terms import make_terms
 from tests.device_agent.device_rounds import Scene
 from tests.support.examples import examples
 
 FEATURES = 3
+
+
+class Scaled(nn.Module):
+    """A model with a trained value without dimensions."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.fc = nn.Linear(FEATURES, 1, dtype=dtype)
+        self.temperature = nn.Parameter(torch.ones((), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.fc(x) * self.temperature
+        return outputs
 
 
 def _model(dtype: torch.dtype, buffer: Tensor | None = None) -> Callable[[], nn.Module]:
@@ -144,6 +158,29 @@ def test_device_gives_up_itself_where_the_coordinator_would_count_an_offence(tmp
     with pytest.raises(UpdateRefused, match="the update is not sent"):
         device.run(scene.command(wild), lambda done, total: None, lambda: False)
     assert not (tmp_path / "update").exists()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES.own))
+def test_value_without_dimensions_is_trained_sent_and_averaged(tmp_path, strategy, encoding):
+    task = replace(_task(), build_model=lambda: Scaled(torch.float32))
+    assert play(tmp_path, task, _data(1.0, 1.0), _plan(strategy, 1e-3), encoding) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"prox": 0.1},
+        {"prox": 0.0, "personal": "ditto:0.5"},
+        {"prox": 0.0, "personal": "pfedme:5"},
+        {"prox": 0.0, "phases": "all:1,public:1", "finish": "all:1"},
+    ],
+    ids=str,
+)
+def test_value_without_dimensions_fits_every_plan(tmp_path, terms):
+    task = replace(_task(), build_model=lambda: Scaled(torch.float32))
+    plan = replace(_plan("fedavg", 1e-3), **make_terms(**terms))
+    assert play(tmp_path, task, _data(1.0, 1.0), plan, "delta-int8") == ["", ""]
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan])

@@ -202,6 +202,25 @@ class Scaffold(ServerOptimizer):
         return self.server_learning_rate * gradient, ()
 
 
+@dataclass(frozen=True)
+class Controls:
+    """The server's part of the control variates after a round.
+
+    Attributes:
+        mean: The mean of the round with the new c.
+        counted: The last round whose aggregate has a device's update, by device.
+        population: N, the number of devices over which c is a mean.
+    """
+
+    mean: dict[str, Array]
+    counted: dict[str, int]
+    population: int
+
+    def kept_in(self, state: ServerState) -> ServerState:
+        """Return the state with what the next round needs."""
+        return replace(state, counted=self.counted, population=self.population)
+
+
 def add_controls(
     state: ServerState,
     mean: Tensors,
@@ -210,11 +229,12 @@ def add_controls(
     round_number: int,
     population: int,
     clipped: Container[str] = (),
-) -> tuple[dict[str, Array], dict[str, int]]:
-    """Return the mean of a round with the new c, and the last round by device: Algorithm 1, line 17.
+) -> Controls:
+    """Return the mean of a round with the new c: Algorithm 1, line 17.
 
     c stays the mean of c_i over N devices, where c_i is 0 for devices that have never counted. N is `population`, or the number
-    of devices that have counted if that is more. While N does not change, c moves by |S| / N times the mean difference.
+    of devices that have counted if that is more. While N does not change, c moves by |S| / N times the mean difference. A
+    resume may change `population`, so the state has the N of its c.
 
     Args:
         state: The state before the round.
@@ -226,9 +246,11 @@ def add_controls(
     """
     moved_devices = [device for device in devices if device not in clipped]
     counted = dict(state.counted) | dict.fromkeys(moved_devices, round_number)
-    before, after = (max(population, len(known)) for known in (state.counted, counted))
+    # A state of an earlier version has no N; its run was hardly ever resumed for another fleet.
+    before = max(state.population or population, len(state.counted))
+    after = max(population, len(counted))
     moved = dict(mean)
     for name in (name for name in mean if name.endswith(f":{CONTROL}")):
         c = state.tensors[name].astype(np.float64)
         moved[name] = np.asarray((before * c + len(devices) * (mean[name] - c)) / after, mean[name].dtype)
-    return moved, counted
+    return Controls(moved, counted, after)

@@ -40,6 +40,7 @@ class ServerState:
         references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
         counted: The last round whose aggregate has a device's update, by device, where devices keep control variates
             (coordinator.aggregation.server_optimizers.Scaffold).
+        population: N, the number of devices over which the control variate in `tensors` is the mean; 0: none yet.
         scale: In a masked run the ranges and the clip of the next round (coordinator.aggregation.masked_mean).
 
     Example:
@@ -55,6 +56,7 @@ class ServerState:
     references: References = field(default_factory=dict)
     scale: MaskedScale | None = None
     counted: Mapping[str, int] = field(default_factory=dict)
+    population: int = 0
 
 
 @dataclass(frozen=True)

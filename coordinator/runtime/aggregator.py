@@ -246,19 +246,20 @@ class Aggregator:
             members=members,
         )
         self._show_bounded(folded, num_examples)
-        mean, counted = folded.mean, self.state.counted
+        mean, after = folded.mean, self.state
         if controls:
-            population = self._spec.devices
-            mean, counted = add_controls(
+            added = add_controls(
                 self.state,
                 mean,
                 devices,
                 round_number=round_number,
-                population=population,
+                population=self._spec.devices,
                 clipped=folded.clipped,
             )
+            mean, after = added.mean, added.kept_in(self.state)
         aimed = apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public)
-        self._aim(replace(aimed, references=folded.references, counted=counted), round_number)
+        kept = replace(aimed, references=folded.references, counted=after.counted, population=after.population)
+        self._aim(kept, round_number)
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
 
     def _staleness(self, work: CarriedWork) -> Staleness:

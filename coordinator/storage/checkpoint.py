@@ -73,7 +73,7 @@ def save_checkpoint(
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
     content["references"] = {part: list(values) for part, values in state.references.items()}
     if state.counted:
-        content["counted"] = dict(state.counted)
+        content |= {"counted": dict(state.counted), "population": state.population}
     if state.scale is not None:
         content["scale"] = {"ranges": list(state.scale.ranges), "clip": state.scale.clip}
     for part, tensors in (("tensors", state.tensors), ("server", state.server)):
@@ -323,7 +323,8 @@ def _load(blobs: BlobStore, name: str) -> tuple[ServerState, Schema, dict[str, A
             parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
         past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
         counted = {str(device): int(number) for device, number in content.get("counted", {}).items()}
-        state = ServerState(content["round"], parts[0], parts[1], past, _scale_of(content.get("scale")), counted)
+        scale, population = _scale_of(content.get("scale")), int(content.get("population", 0))
+        state = ServerState(content["round"], parts[0], parts[1], past, scale, counted, population)
         return state, Schema.from_lists(content["schema"]), content["meta"]
     except (
         ValueError,

@@ -154,7 +154,9 @@ class ControlVariates:
 
     def optimizer(self, learning_rate: float) -> Sgd:
         """Return SGD whose gradients are those of the loss, less c_i, plus c."""
-        shifts = {self._trained[name]: torch.from_numpy(self._server[name] - self._own[name]) for name in self._travel}
+        # The difference of two arrays without dimensions is a number.
+        changes = {name: np.asarray(self._server[name] - self._own[name]) for name in self._travel}
+        shifts = {self._trained[name]: torch.from_numpy(change) for name, change in changes.items()}
         return CorrectedSgd(shifts, list(self._trained.values()), learning_rate)
 
     def after(self, steps: int, learning_rate: float) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -389,10 +389,8 @@ class Simulation:
         aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
         if self.strategy.has_controls:
             ids, number = [client_id(client) for client in selected], self.server.round + 1
-            aggregate, counted = add_controls(
-                self.server, aggregate, ids, round_number=number, population=self.study.clients
-            )
-            self.server = replace(self.server, counted=counted)
+            added = add_controls(self.server, aggregate, ids, round_number=number, population=self.study.clients)
+            aggregate, self.server = added.mean, added.kept_in(self.server)
         self.server = (
             apply_strategy(self.strategy, self.server, aggregate, self.public)
             if len(self.public)

@@ -254,7 +254,7 @@ class Deployed:
         average = folded.mean
         if self.strategy.has_controls:
             number, population = self.state.round + 1, self.study.clients
-            average, known = add_controls(
+            added = add_controls(
                 self.state,
                 average,
                 list(counted),
@@ -262,7 +262,7 @@ class Deployed:
                 population=population,
                 clipped=folded.clipped,
             )
-            self.state = replace(self.state, counted=known)
+            average, self.state = added.mean, added.kept_in(self.state)
         self.state = self.strategy.finish(self.state, average, self.public)
         self.state = replace(self.state, references=folded.references)
         return float(np.mean([one for one in accuracies if one is not None])), float(np.mean(losses))

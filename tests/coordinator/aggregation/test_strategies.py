@@ -8,12 +8,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.server_optimizers import FedAdam
+from fedpatch.coordinator.aggregation.server_optimizers import FedAdam, add_controls
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -309,3 +310,40 @@ def test_first_step_of_a_server_optimizer_is_towards_the_mean(strategy, data):
 def test_fedadam_never_makes_a_variance_negative():
     state = after(FedAdam(server_learning_rate=1.0), *np.geomspace(1, 1e-6, 50))
     assert np.all(state.tensors["bn.running_var"] > 0)
+
+
+@given(
+    rounds=st.lists(
+        st.tuples(
+            st.integers(1, 9),
+            st.dictionaries(st.sampled_from("abcdefg"), st.floats(-4, 4), min_size=1),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+@example([(2, {"a": 1.0}), (9, {"a": 1.0}), (3, {"b": 2.0})])
+def test_control_variate_stays_the_mean_over_the_fleet_though_a_resume_changes_its_size(rounds):
+    """Each round is played with a fleet of so many devices; some devices of it send their new c_i."""
+    schema = Schema((TensorSpec("w", (1,), "float64", "weight"),))
+    strategy = find_strategy("scaffold")
+    state = strategy.init({"w": np.zeros(1)}, schema)
+    own: dict[str, float] = {}
+    for number, (devices, new) in enumerate(rounds, 1):
+        c = state.tensors["w:control"]
+        sent = sum(c + value - own.get(device, 0.0) for device, value in new.items()) / len(new)
+        mean = {"w": np.zeros(1), "w:control": sent}
+        added = add_controls(state, mean, sorted(new), round_number=number, population=devices)
+        own |= new
+        state = replace(added.kept_in(state), tensors=added.mean)
+        population = max(devices, len(own))
+        assert state.population == population
+        np.testing.assert_allclose(state.tensors["w:control"] * population, sum(own.values()), atol=1e-9)
+
+
+def test_population_of_a_control_variate_is_in_the_checkpoint(tmp_path):
+    strategy = find_strategy("scaffold")
+    state = replace(strategy.init(filled(SCHEMA, 1), SCHEMA), counted={"a": 3}, population=7)
+    save_checkpoint(tmp_path, state, SCHEMA, {})
+    found = load_checkpoint(tmp_path)[0]
+    assert (found.counted, found.population) == ({"a": 3}, 7)
