@@ -44,8 +44,9 @@ from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.task import Task, data_root, find_task, use_data_root
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
-from fedpatch.shared.tensors.arrays import Array, Schema
+from fedpatch.shared.tensors.arrays import Array, Schema, require_finite
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.tensors.update_checks import untrained
 from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
 from fedpatch.simulator.attacks.backdoor import clients_with_tests
 from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of
@@ -377,10 +378,13 @@ class Simulation:
             mean = as_torch(masked)
         elif folded is not None:
             mean = as_torch(folded.mean)
-        if not all(bool(value.isfinite().all()) for value in mean.values()):
+        try:
+            kept = untrained(self.server.tensors, self.public)
+            require_finite({name: value.numpy() for name, value in mean.items()}, kept=kept)
+        except UpdateRefused as error:
             raise UpdateRefused(
-                "not_finite", f"values became infinite in round {self.server.round + 1}; try a smaller learning rate"
-            )
+                "not_finite", f"values became infinite in round {self.server.round + 1}: {error}"
+            ) from error
         for one in members:
             self._batches[one.client] += self._batches_per_round[one.client]
         before, travelling = self.server, self.strategy.travelling(self.public)

@@ -61,6 +61,12 @@ class StackedModel:
         schema = schema_of(self._module)
         self.trained = [name for name in self._shapes if schema.spec(name).role in TRAINABLE]
         self._untrained = [name for name in self._shapes if name not in self.trained]
+        # Such as the mask of causal attention.
+        self._not_finite = {
+            name: ~state[name].detach().isfinite().reshape(-1)
+            for name in self._untrained
+            if state[name].is_floating_point() and not state[name].isfinite().all()
+        }
         self._adam = plan.client_optimizer == "adam"
         self.stacks: Values = {}
         self._reserve(0)
@@ -91,13 +97,17 @@ class StackedModel:
         return self.stacks[f"{self._first_name[base]}{colon}{moment}"]
 
     def finite(self, count: int) -> Tensor:
-        """Return which of the first `count` clients have only finite values and moments, (clients,)."""
-        floats = [
-            stack[:count].reshape(count, stack[0].numel())
-            for stack in self.stacks.values()
+        """Return which of the first `count` clients have only finite values and moments, (clients,).
+
+        A value that is not trained need not be finite where the new model's is not.
+        """
+        floats = {
+            name: stack[:count].reshape(count, stack[0].numel()).isfinite()
+            for name, stack in self.stacks.items()
             if stack.is_floating_point()
-        ]
-        return torch.stack([values.isfinite().all(1) for values in floats]).all(0)
+        }
+        floats |= {name: floats[name] | places for name, places in self._not_finite.items()}
+        return torch.stack([values.all(1) for values in floats.values()]).all(0)
 
     @property
     def mixes_examples(self) -> bool:

@@ -285,6 +285,31 @@ def test_client_that_diverges_ends_the_round(steps):
         Played(_study("fedavg", learning_rate=1e30, steps=steps), task, _stacked(3))
 
 
+class Masked(nn.Module):
+    """A model with the mask of causal attention."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mask", torch.triu(torch.full((FEATURES, FEATURES), -torch.inf), diagonal=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = torch.softmax(x[:, :, None] * x[:, None, :] + self.mask, dim=-1) @ x[:, :, None]
+        outputs: Tensor = self.out(mixed[:, :, 0])
+        return outputs
+
+
+@pytest.mark.parametrize("encoding", ["fp32+zstd", "delta-int8"])
+def test_a_mask_of_minus_infinity_is_trained_around(encoding):
+    study, task = _study("fedavg-adam", encoding=encoding), _task(Masked)
+    one_by_one = Played(study, task, lambda task, context: InProcess(OneByOneLearner(task, context)))
+    for played in (one_by_one, Played(study, task, _stacked(3))):
+        np.testing.assert_array_equal(played.server.tensors["mask"], Masked().mask.numpy())
+        assert np.isfinite(played.server.tensors["out.weight"]).all()
+
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here that torch can use")
 
 
