@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedpatch.coordinator.cli.broker import add_acl
+from fedpatch.coordinator.cli.check_task import add_check_task
 from fedpatch.coordinator.cli.console import add_console
 from fedpatch.coordinator.cli.devices import add_devices
 from fedpatch.coordinator.cli.doctor import add_doctor
@@ -37,7 +38,6 @@ from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.config.secrets import pop_password
 from fedpatch.shared.errors import BrokerError, UsageError
-from fedpatch.shared.task_checks.command import add_check_task
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.api.client import Client

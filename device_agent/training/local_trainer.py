@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
 from fedpatch.device_agent.training.failure_cause import attributed
-from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.model_metadata import InputStatistics
+from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite

@@ -16,7 +16,7 @@ from torch import nn
 from fedpatch.shared.app.formatting import duration, size
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import check_memory
-from fedpatch.shared.errors import DataError, ExportRefused, FedpatchError, UsageError
+from fedpatch.shared.errors import DataError, ExportRefused, FedpatchError, UpdateRefused, UsageError
 from fedpatch.shared.task_checks.data_checks import INPUTS, Fitted, arrays_of, fit, problems_of
 from fedpatch.shared.task_checks.trial_training import (
     begins_with_batch_norm,
@@ -26,12 +26,14 @@ from fedpatch.shared.task_checks.trial_training import (
     trial_metric,
     trial_step,
 )
+from fedpatch.shared.task_checks.trial_update import trial_update
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.schema import Frozen
+from fedpatch.shared.wire.messages import TrainPlan
 
 _MOSTLY = 0.9
 _LARGE = 100.0
@@ -45,12 +47,21 @@ _MODELS_IN_MEMORY = 8
 
 @dataclass(frozen=True)
 class Question:
-    """The subject of the checks: a task, the data `spec` of one device below the folder `root`, and a patch policy."""
+    """The subject of the checks.
+
+    Attributes:
+        task: The task.
+        spec: The data of one device.
+        root: The folder of data sets.
+        private: The patch policy of the planned runs.
+        plan: Their training plan; None where the task names no learning rate for their strategy.
+    """
 
     task: Task
     spec: str
     root: Path
     private: str = "affine"
+    plan: TrainPlan | None = None
 
     @property
     def holder(self) -> str:
@@ -80,6 +91,7 @@ def examine_task(question: Question, checkup: Checkup) -> None:
         return
     _check_inputs(question, fitted.data, module, checkup)
     if _check_step(question, fitted.data, module, checkup):
+        _check_update(question, fitted.data, checkup)
         _check_export(fitted.data, module, checkup)
 
 
@@ -274,6 +286,24 @@ def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup
         checkup.fail("metric", error_text(error), "correct the metric, then check again")
     _check_memory(data, module, checkup)
     return True
+
+
+def _check_update(question: Question, data: DeviceData, checkup: Checkup) -> None:
+    """Train some steps by the plan, and check the update as the coordinator will."""
+    if question.plan is None:
+        text = "no update was tried: the task names no learning rate for the strategy in learning_rates"
+        checkup.skip("update", text)
+        return
+    try:
+        trial = trial_update(question.task, data, question.plan, question.private)
+    except UpdateRefused as error:
+        remedy = "scale inputs and targets (a constant in the task's `prepare`), or choose a smaller learning rate"
+        checkup.fail("update", error_text(error), remedy)
+        return
+    except FedpatchError as error:
+        checkup.fail("update", error_text(error), "correct the task, then check again")
+        return
+    checkup.good("update", f"{trial.words}; the coordinator's checks accept the update")
 
 
 def _time(seconds: float) -> str:

@@ -10,25 +10,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks.check_task import Question, examine_task
+from fedpatch.shared.task_checks.command import default_plan
+from fedpatch.shared.task_checks.trial_update import ENCODING
 from fedpatch.shared.tasks import metrics
-from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import CONTROL
 from tests.shared.prepared_task import REFERENCE, TASK, build_model
 from tests.support.frozen_tasks import FILE, FROM_FILE, base_file
 from tests.support.frozen_tasks import TASK as FROZEN
+
+PLAN = TrainPlan("adam", 0.01, 20, moments=MOMENTS)
 
 
 def _fail() -> Any:
     raise KeyError("x")
 
 
-def _findings(task: Task, spec: str = "good", private: str = "affine") -> dict[str, Finding]:
+def _findings(
+    task: Task, spec: str = "good", private: str = "affine", plan: TrainPlan | None = PLAN
+) -> dict[str, Finding]:
     checkup = Checkup(lambda _: None, lambda _: None)
-    examine_task(Question(task, spec, Path("/nonexistent"), private), checkup)
+    examine_task(Question(task, spec, Path("/nonexistent"), private, plan), checkup)
     for one in checkup.findings:
         assert not one.remedy or one.remedy != one.detail
     return {one.name: one for one in checkup.findings}
@@ -40,10 +52,11 @@ def test_a_task_that_fits_passes_every_check():
     assert {one.verdict for one in found.values()} == {"ok"}
     assert set(found) == {
         *("task", "model", "patch", "data", "prepare", "dtype", "shapes", "values", "classes"),
-        *("inputs", "split", "step", "metric", "memory", "onnx"),
+        *("inputs", "split", "step", "metric", "memory", "update", "onnx"),
     }
     assert "built twice with the same names" in found["model"].detail
     assert "ms a minibatch of 20" in found["step"].detail
+    assert "steps of adam with learning rate 0.01 take the loss from" in found["update"].detail
     assert "low" in found["classes"].detail and "high" in found["classes"].detail
 
 
@@ -204,3 +217,70 @@ def test_a_task_without_a_demo_needs_data(agent, monkeypatch):
     monkeypatch.setattr(module, "TASK", replace(TASK, demo_data=""))
     ended = agent("check-task", REFERENCE)
     assert ended.code == 2 and "name a device's data with --data" in ended.err
+
+
+def test_learning_rate_with_which_training_diverges_fails_the_check_of_the_update():
+    found = _findings(TASK, plan=replace(PLAN, client_optimizer="sgd", moments=(), learning_rate=1e3 * 1e30))["update"]
+    assert found.verdict == "fail"
+    assert "the loss was nan at step 2 of sgd" in found.detail or "not finite" in found.detail
+    assert "smaller learning rate" in found.remedy
+
+
+def test_task_in_large_units_passes_the_check_of_the_update():
+    """Targets of 1e5 and inputs of 1e4 give second moments above 1e17."""
+
+    def load_data(_spec: str, _root: Path) -> DeviceData:
+        rng = np.random.default_rng(1)
+        x, y = (1e4 * rng.random((40, 3))).astype(np.float32), (1e5 * (1 + rng.random(40))).astype(np.float32)
+        return DeviceData(x[:30], y[:30], x[30:], y[30:])
+
+    task = Task(
+        "pressure",
+        "a pressure in Pa",
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),
+        load_data,
+        lambda outputs, targets: ((outputs[:, 0] - targets) ** 2).mean(),
+        lambda outputs, targets: float((outputs[:, 0] - targets).abs().mean()),
+        metric_name="mae",
+        metric_goal="min",
+        metric_range=None,
+    )
+    assert _findings(task, private="none")["update"].verdict == "ok"
+
+
+def test_buffer_that_becomes_infinite_fails_the_check_of_the_update_with_its_name():
+    class Lowest(nn.Module):
+        """A model that keeps the least value that it has seen."""
+
+        lowest: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = build_model()
+            self.register_buffer("lowest", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.lowest = self.lowest - torch.inf
+            outputs: torch.Tensor = self.module(x)
+            return outputs
+
+    found = _findings(replace(TASK, build_model=Lowest))["update"]
+    assert found.verdict == "fail"
+    assert "lowest: 1 of 1 values are not finite; it is not trained, but the model changes it" in found.detail
+
+
+@pytest.mark.parametrize("plan", [replace(PLAN, moments=()), TrainPlan("sgd", 0.1, 20, moments=(CONTROL,))], ids=str)
+def test_every_kind_of_plan_is_tried(plan):
+    assert _findings(TASK, plan=plan)["update"].verdict == "ok"
+
+
+def test_without_a_learning_rate_no_update_is_tried():
+    assert _findings(TASK, plan=None)["update"].verdict == "skip"
+
+
+def test_trial_of_a_device_has_the_plan_and_the_encoding_of_a_run_with_default_settings():
+    usual = RunSettings()
+    plan = find_strategy(usual.strategy).plan(0.25, TASK.batch_size, usual.epochs, usual.steps, usual.seed)
+    assert default_plan(replace(TASK, learning_rates={"fedavg": 0.25})) == plan
+    assert usual.encoding == ENCODING

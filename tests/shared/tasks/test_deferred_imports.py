@@ -63,7 +63,7 @@ def test_torch_trains_without_the_deferred_modules():
     """None of them is executed by the import, a step of a model with batch norm, or the optimizers."""
     code = """
 import torch
-from fedpatch.device_agent.training.optimizers import Adam, Sgd
+from fedpatch.shared.tasks.optimizers import Adam, Sgd
 from tests.device_agent.toy_tasks import TOY
 model = TOY.build_model()
 for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Sgd
+from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, Sgd
 from tests.support.paths import ROOT
 
 
