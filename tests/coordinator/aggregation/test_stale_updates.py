@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.stale_updates import Staleness, rebase
-from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.error_feedback import step_with_feedback
 from fedpatch.shared.wire.messages import TrainPlan
 
@@ -116,3 +116,16 @@ def test_stale_updates_with_error_feedback_lose_no_part_of_the_changes(rounds):
         moved, changed = moved + np.float32(others), changed + change
     kept = present["w"] - start["w"] - moved + residual["w:residual"]
     assert np.allclose(kept, changed, atol=1e-4)
+
+
+def test_step_count_of_a_moment_advances_by_the_steps_of_the_device_and_moments_stay_its_own():
+    schema = Schema((TensorSpec("w", (1,), "float32", "weight"),)).with_moments(MOMENTS)
+
+    def moments(weight: float, moment: float, steps: float) -> dict[str, np.ndarray]:
+        values = {"w": weight, "w:exp_avg": moment, "w:exp_avg_sq": moment, "w:step": steps}
+        return {spec.name: np.full(spec.shape, values[spec.name], spec.dtype) for spec in schema.specs}
+
+    moved = rebase(moments(2.0, 0.5, 7.0), moments(1.5, 0.25, 5.0), moments(10.0, 4.0, 9.0), schema)
+    found = {name: float(value.reshape(-1)[0]) for name, value in moved.items()}
+    assert found == {"w": 10.5, "w:exp_avg": 0.5, "w:exp_avg_sq": 0.5, "w:step": 11.0}
+    assert moved["w:step"].dtype == np.float32

@@ -35,11 +35,14 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
     Accept,
     Cancel,
     Committed,
+    Evaluation,
     Failed,
     Grant,
     JobStatus,
@@ -51,7 +54,18 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from tests.coordinator.engines import BLOB, DIGEST, asking, current, join, report_all, report_of, send
+from tests.coordinator.engines import (
+    BLOB,
+    DIGEST,
+    asking,
+    current,
+    engine,
+    join,
+    leave,
+    report_all,
+    report_of,
+    send,
+)
 from tests.support.specs import RUN, counted, model, report, sent, there, update
 
 TRAINING = Progress(JobPhase.TRAINING, 1, 10)
@@ -391,3 +405,146 @@ def test_resumed_run_does_not_wait_for_the_carried_work_of_a_quarantined_device(
     report_of(made, "a", 11.0)
     send(made, "b", Failed(FailReason.TRAINING), 11.5, 2)
     assert [record.failure for record in made.records[1:]] == ["quorum_missed"]
+
+
+def waiting_update(devices: str = "abcde", **changes: Any) -> tuple[Engine, str]:
+    """Return an engine before round 3, and the device whose update waits: round 2, of version 1, has failed."""
+    given = {"quorum_updates": 2, "grace_s": 0.0, "carries": True, "carry": CARRY, "rounds": 9, "upload_slots": 9}
+    made = asking(devices, over_select=1.0, **given | changes)
+    report_until_the_end(made, sorted(current(made).round.participants), 5.0)
+    made.handle(Aggregated(), 6.0)
+    made.carried.works.clear()
+    next_version(made)
+    waits = min(current(made).round.participants)
+    report_of(made, waits, 8.0)
+    made.handle(TimePassed(), 7.0 + 300.0 + 1.0)
+    assert [record.outcome for record in made.records] == ["aggregated", "failed"]
+    assert made.records[-1].buffered is not None and made.records[-1].buffered.waiting == 1
+    made.carried.works.clear()
+    return made, waits
+
+
+def report_until_the_end(made: Engine, devices: list[str], now: float) -> None:
+    """Let devices accept, and report one after the other until the round has enough updates."""
+    for device in devices:
+        send(made, device, Accept(10), now, made.last_round)
+    for device in devices:
+        if any(isinstance(effect, AggregateUpdates) for effect in report_of(made, device, now)):
+            return
+
+
+def invited(effects: list[Effect]) -> set[str]:
+    return {device for device, body in sent(effects) if isinstance(body, WorkRequest)}
+
+
+@pytest.mark.parametrize("concurrency", [2, 3, 4])
+def test_update_that_waits_takes_one_place_of_the_devices_that_work_at_once(concurrency):
+    made, waits = waiting_update("abcdefgh", carry=replace(CARRY, concurrency=concurrency))
+    made.handle(TimePassed(), 400.0)
+    [journal] = [one.ledger for one in next_version(made, 400.0) if isinstance(one, SaveJournal)]
+    assert waits not in journal.invited
+    # Devices that missed the failed round are asked beside the cohort.
+    assert len(set(journal.invited) - set(journal.absent)) == concurrency - 1
+
+
+def test_device_whose_update_waits_is_present_once():
+    made, waits = waiting_update()
+    assert made.present == 5
+    leave(made, waits, 309.0)
+    assert made.present == 5  # its update counts without it
+
+
+def test_staleness_counts_versions_and_no_failed_rounds():
+    """A failed round makes no version: an update of round 1 is of the same model as one of round 2 after it."""
+    made, waits = waiting_update()
+    made.handle(TimePassed(), 400.0)
+    next_version(made, 400.0)
+    for device in sorted(current(made).round.participants.keys() - {waits}):
+        send(made, device, Accept(10), 400.5, 3)
+    effects = report_of(made, "b" if waits != "b" else "c", 401.0)
+    [aggregate] = [effect for effect in effects if isinstance(effect, AggregateUpdates)]
+    assert {device: work.version for device, work in aggregate.carried.items()} == {waits: 1}
+    made.handle(Aggregated(), 402.0)
+    assert made.records[-1].round == 3
+    assert made.records[-1].buffered is not None
+    assert made.records[-1].buffered.staleness == {"0": 2}
+
+
+def test_shares_of_weights_are_by_training_time_and_not_by_the_time_of_the_download():
+    """The device with the shortest training has the longest download."""
+    made = asking("abcde", quorum_updates=5, grace_s=0.0, carries=True, carry=CARRY, upload_slots=9, rounds=9)
+    for at, device in enumerate("abcde"):
+        send(made, device, Accept(10), 8.0)
+        send(made, device, Offer(update(BLOB)), 8.0)
+        for index in range(4):
+            made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), 8.0)
+        timed = replace(report(), train_s=float(1 + at), download_s=float(100 - at), num_examples=10 * (1 + at))
+        made.handle(UpdateStored(1, device, DIGEST, timed), 8.0)
+    made.handle(Aggregated(), 9.0)
+    assert made.records[-1].buffered is not None
+    shares = made.records[-1].buffered.weights
+    assert shares[0] < shares[-1]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("carry", [None, CARRY])
+def test_evaluate_rounds_do_not_change_the_cohorts_of_training_rounds(every, carry):
+    """Each cohort is half of the devices, drawn by the number of the training round."""
+    changes = {"participation": 0.5, "rounds": 4, "carry": carry, "carries": carry is not None, "upload_slots": 9}
+    changes |= {"quorum_updates": 4} if carry is not None else {}
+    cohorts = [trained_cohorts(evaluate_every=number, **changes) for number in (0, every)]
+    assert len(cohorts[0]) == 4
+    assert len(set(map(frozenset, cohorts[0]))) > 1
+    assert cohorts[1] == cohorts[0]
+
+
+def trained_cohorts(**changes: Any) -> list[set[str]]:
+    """Play a run; return the devices of each training round."""
+    made = engine(devices=8, quorum=0.5, over_select=1.0, grace_s=0.0, **changes)
+    state = replace(there(), features=(EVALUATE_FEATURE,))
+    for device in "abcdefgh":
+        made.handle(DevicePresence(device, state), 0.0)
+    cohorts, now = [], 1.0
+    while made.stopped is None:
+        made.handle(TimePassed(), now)
+        if made.open is None:
+            now += 1.0
+            continue
+        asked = invited(made.handle(ModelPublished(model(), version=len(cohorts)), now))
+        if current(made).evaluates:
+            for device in sorted(asked):
+                send(made, device, Accept(10), now, made.last_round)
+                send(made, device, Evaluation(model().digest, 0.5, 10, 1.0), now, made.last_round)
+        else:
+            cohorts.append(asked)
+            report_until_the_end(made, sorted(asked), now)
+            made.handle(Aggregated(), now)
+        now += 1.0
+    return cohorts
+
+
+@pytest.mark.parametrize("longest_s", [0.5, 3.0])
+def test_pause_after_failed_rounds_is_at_most_the_longest_pause(longest_s):
+    made = engine(devices=1, wait_s=1000.0, longest_pause_s=longest_s, max_failed_rounds=99, rounds=99)
+    join(made, "a")
+    now = 0.0
+    for number in range(1, 9):
+        made.handle(ModelPublished(model()), now)
+        send(made, "a", Failed(FailReason.TRAINING), now, number)
+        made.handle(TimePassed(), now + 0.1)
+        assert [record.outcome for record in made.records] == ["failed"] * number
+        now += 0.2 + longest_s
+        made.handle(TimePassed(), now)
+        assert made.open is not None, number
+
+
+@pytest.mark.parametrize(
+    ("metric", "reached"), [(MetricTerms("error", "min", 0.0, 1.0), 0.0), (MetricTerms("gain", "max", -1.0, 1.0), 0.5)]
+)
+def test_target_of_zero_is_a_target(metric, reached):
+    made = asking("ab", target_ua=0.0, metric=metric, rounds=9)
+    report_all(made, "ab", 5.0, reached)
+    assert made.stopped is None
+    made.handle(Aggregated(), 6.0)
+    made.handle(TimePassed(), 7.0)
+    assert made.stopped is Stopped.TARGET_UA

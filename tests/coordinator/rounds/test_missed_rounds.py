@@ -13,16 +13,19 @@ from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
+    ChunkReceived,
     DevicePresence,
     ModelPublished,
     TimePassed,
     UpdateRejected,
+    UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.shared.wire.messages import Accept, Decline, Failed, Progress
+from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.coordinator.engines import accept, asking, current, engine, join, report_all, report_of, send
-from tests.support.specs import gone, model, there
+from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, engine, join, report_all, report_of, send
+from tests.support.specs import gone, model, report, there, update
 
 
 def drawn(absences: Absences, devices: str, number: int, participation: float = 1.0) -> Selection:
@@ -273,3 +276,23 @@ class TestRounds:
             send(made, "c", Progress(JobPhase.TRAINING, second, 1000), float(second))
             made.handle(TimePassed(), float(second))
         assert (made.records[0].failure, made.records[0].absent) == ("quorum_missed", {"c": 1})
+
+
+def test_device_that_waits_for_an_upload_slot_at_the_end_of_the_round_has_not_missed_it():
+    """It has offered its update, and is silent because the coordinator gave the slots to others."""
+    made = asking("abcd", quorum=0.5, grace_s=10.0, upload_slots=1)
+    accept(made, "abcd")
+    for device in "abcd":
+        send(made, device, Offer(update(BLOB)), 2.0)
+    for device in "ab":
+        for index in range(4):
+            made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), 2.5)
+        send(made, device, Offer(update(BLOB)), 2.5)
+        made.handle(UpdateStored(1, device, DIGEST, report()), 3.0)
+        made.handle(TimePassed(), 3.0)
+    waiting = [device for device in "cd" if current(made)._uploads.has_in_line(device)]
+    assert waiting
+    made.handle(TimePassed(), 3.0 + 10.0)
+    made.handle(Aggregated(), 44.0)
+    assert made.records[-1].outcome == "aggregated"
+    assert not set(waiting) & made.records[-1].absent.keys()

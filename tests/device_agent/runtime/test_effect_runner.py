@@ -41,15 +41,18 @@ from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import (
     Accept,
+    Ack,
     Body,
     Cancel,
     Committed,
     Evaluation,
     Failed,
+    Grant,
     Need,
     Offer,
     Progress,
     Refused,
+    RetryAfter,
     WorkRequest,
 )
 from fedpatch.shared.wire.plan_terms import TrainPhase
@@ -777,3 +780,19 @@ def test_model_in_memory_of_the_training_process_is_the_held_one_until_the_proce
     assert delta_device.hands.held_version == VERSIONS[-1].digest
     delta_device.hands.model_held("")
     assert delta_device.hands.held_version == on_disk
+
+
+def test_update_stays_in_the_spool_until_it_is_committed(device):
+    """A grant, chunks and acknowledgements prove nothing: a device that restarts before `committed` offers it again."""
+    waiting(device)
+    manifest, known = update(UPDATE), UpdateSpool(device.directory / "spool").load()
+    assert known is not None
+    offers = [Grant(manifest.digest, 2, b"\x00"), Ack(manifest.digest, b"\x03"), Ack(manifest.digest, b"\x0f")]
+    for at, body in enumerate((*offers, RetryAfter(manifest.digest, 1.0), Grant(manifest.digest, 4, b"\x00"))):
+        device.perform(device.job.handle(MessageReceived(envelope_of(body)), 1.0 + at))
+        assert UpdateSpool(device.directory / "spool").load() == known, body
+    again = Device(device.directory)
+    again.take_up_spooled()
+    assert again.job.state is JobState.UPLOADING
+    device.perform(device.job.handle(MessageReceived(envelope_of(Committed(manifest.digest))), 9.0))
+    assert UpdateSpool(device.directory / "spool").load() is None

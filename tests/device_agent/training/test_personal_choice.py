@@ -256,3 +256,16 @@ def test_killed_before_any_change_of_the_disk_one_of_the_three_is_published(tmp_
             break
         deaths += 1
     assert deaths > 20
+
+
+def test_without_validation_data_the_federated_model_stays_and_the_other_is_not_even_read():
+    """Training or test data would prefer the model that has learned them by heart."""
+    trainer = LocalTrainer(TOY, RULES)
+    federated = {name: value + 0 for name, value in to_tensors(trainer.model).items()}
+
+    def alone() -> dict[str, Any]:
+        raise AssertionError("the model trained alone was read")
+
+    found = choose(trainer, federated, alone)
+    assert (found.source, found.reason) == (FEDERATED, "no validation data to choose on")
+    assert all(np.array_equal(value, federated[name]) for name, value in to_tensors(trainer.model).items())

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.shared.app.files import (
+    append_durably,
     check_state_directory,
     refusals_of,
     remedy_at,
@@ -23,6 +24,7 @@ from fedpatch.shared.app.files import (
 from fedpatch.shared.errors import StateError, UsageError
 from tests.support.disks import small_disk
 from tests.support.paths import ROOT
+from tests.support.synced import record_syncs
 
 
 def _mode(path: Path) -> int:
@@ -169,3 +171,13 @@ def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UsageError, match=r"belongs to user .*--state-dir"):
         check_state_directory(tmp_path)
+
+
+def test_appended_line_is_synced_before_the_call_returns_and_a_new_file_with_its_directory(tmp_path, monkeypatch):
+    path, synced = tmp_path / "journal", record_syncs(monkeypatch)
+    append_durably(path, b"one\n")
+    assert synced == [path, tmp_path]
+    synced.clear()
+    append_durably(path, b"two\n")
+    assert synced == [path]
+    assert path.read_bytes() == b"one\ntwo\n"
