@@ -35,6 +35,7 @@ STRATEGIES: PluginKind[type[Strategy]] = PluginKind(
     "a subclass of fedpatch.Strategy that sets name",
     lambda strategy: strategy.name,
     "STRATEGY",
+    of_classes=True,
     own={one.name: one for one in (FedAvg, FedAvgAdam, FedAvgM, FedAdam, FedYogi, FedAdagrad, Scaffold)},
 )
 """The strategies that are installed here. A module of another package is imported only when its strategy is found by name."""

@@ -14,8 +14,11 @@ McMahan et al. 2017 (FedAvg); Mills, Hu and Min 2021 (FedAvg-Adam).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +26,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.norm_clipping import References
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import FedpatchError, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL
@@ -189,9 +192,10 @@ def apply_strategy(strategy: Strategy, state: ServerState, mean: dict[str, Array
         schema: The public model without moments.
 
     Raises:
-        UsageError: `finish` returned no state, or tensors of other names, shapes or dtypes.
+        UsageError: `finish` failed, or returned no state, or tensors of other names, shapes or dtypes.
     """
-    after = strategy.finish(state, mean, schema)
+    with _faults_of(strategy, "finish"):
+        after = strategy.finish(state, mean, schema)
     problem = ""
     if not isinstance(after, ServerState):
         problem = f"finish returned {type(after).__name__}, not a ServerState; return replace(super().finish(...), ...)"
@@ -202,6 +206,41 @@ def apply_strategy(strategy: Strategy, state: ServerState, mean: dict[str, Array
     if problem:
         raise UsageError(f"strategy {strategy.name!r}: {problem}")
     return after
+
+
+def begin_strategy(strategy: Strategy, tensors: Tensors, schema: Schema) -> ServerState:
+    """Return the state before the first round, after a trial of the whole strategy with a mean that equals the model.
+
+    Args:
+        strategy: The strategy.
+        tensors: The initial public model.
+        schema: The public model without moments.
+
+    Raises:
+        UsageError: The strategy failed, or returned what no later round could use.
+    """
+    with _faults_of(strategy, "init"):
+        state = strategy.init(tensors, schema)
+    if not isinstance(state, ServerState):
+        raise UsageError(f"strategy {strategy.name!r}: init returned {type(state).__name__}, not a ServerState")
+    apply_strategy(strategy, state, dict(state.tensors), schema)
+    return state
+
+
+@contextmanager
+def _faults_of(strategy: Strategy, method: str) -> Iterator[None]:
+    """Turn any error of a strategy's method into a UsageError that names strategy, method and line: the class is the user's."""
+    try:
+        yield
+    except FedpatchError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        inside = f" ({PurePath(frame.filename).name}, line {frame.lineno})" if frame.filename != __file__ else ""
+        raise UsageError(
+            f"strategy {strategy.name!r}: {method} failed: {words}; correct the class {type(strategy).__name__}{inside}"
+        ) from error
 
 
 def _difference(found: Tensors, known: Tensors) -> str:

@@ -12,7 +12,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of
-from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, begin_strategy
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
@@ -102,7 +102,7 @@ def prepare(settings: RunSettings) -> Prepared:
         public=public,
         travelling=strategy.travelling(public),
         private_names=private_names,
-        initial=strategy.init({name: tensors[name] for name in public.names}, public),
+        initial=begin_strategy(strategy, {name: tensors[name] for name in public.names}, public),
     )
 
 

@@ -5,6 +5,7 @@ A plugin is named by an entry point of its group, or as module:attribute. No nam
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -50,6 +51,7 @@ class PluginKind(Generic[T]):
         name_of: Returns the name of an object of this kind.
         attribute: Usual name of the attribute in a module, such as "TASK".
         own: The objects that come with fedpatch and are no entry points, by name.
+        of_classes: Whether the objects are classes, so that a file is searched for one without loading it.
 
     Example:
         >>> TASKS = PluginKind("task", "fedpatch.tasks", callable, "a function", lambda one: one.__name__, "TASK")
@@ -64,6 +66,7 @@ class PluginKind(Generic[T]):
     name_of: Callable[[T], str]
     attribute: str
     own: Mapping[str, T] = field(default_factory=dict)
+    of_classes: bool = False
 
     def check_name(self, ref: str) -> None:
         """Raise UsageError where `ref` is neither an installed name nor of the form module:attribute.
@@ -119,15 +122,27 @@ class PluginKind(Generic[T]):
                     f"unknown {self.noun} {ref!r}: none is installed here; install fedpatch, or name module:attribute"
                 )
             error = unknown_name(self.noun, ref, [*self.own, *installed])
-            raise UsageError(f"{error}; {self._how_to_name_a_module(ref)}")
+            raise UsageError(f"{error}; {self.how_to_name_a_module(ref)}")
         return installed[ref]
 
-    def _how_to_name_a_module(self, ref: str) -> str:
-        stem = ref.removesuffix(".py")
+    def how_to_name_a_module(self, ref: str) -> str:
+        """Return the remedy for a name that is not installed: the form module:attribute, with the file that is meant."""
+        stem = Path(ref).name.removesuffix(".py")
         found = [name for name in (stem, f"{stem}_{self.noun}") if name.isidentifier() and Path(f"{name}.py").is_file()]
-        mine = f"the {self.noun} {self.attribute} in {found[0]}.py" if found else f"a {self.noun} of your own"
-        example = f"{found[0]}:{self.attribute}" if found else f"such as my_{self.noun}:{self.attribute}"
+        attribute = (self._classes_in(Path(f"{found[0]}.py")) or self.attribute) if found else self.attribute
+        mine = f"the {self.noun} {attribute} in {found[0]}.py" if found else f"a {self.noun} of your own"
+        example = f"{found[0]}:{attribute}" if found else f"such as my_{self.noun}:{attribute}"
         return f"{mine} is named module:attribute, {example}"
+
+    def _classes_in(self, path: Path) -> str:
+        """Return the name of the last class of a file where the objects of this kind are classes; "" without one."""
+        if not self.of_classes:
+            return ""
+        try:
+            nodes = ast.parse(path.read_bytes()).body
+        except (OSError, SyntaxError, ValueError):
+            return ""
+        return next((node.name for node in reversed(nodes) if isinstance(node, ast.ClassDef) and node.bases), "")
 
     def _load_installed(self, name: str, candidates: Mapping[str, EntryPoint]) -> T:
         if name in self.own or len(candidates) > 1:

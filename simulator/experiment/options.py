@@ -309,7 +309,8 @@ def check_strategy(ref: str) -> None:
     if ":" in ref:
         find_strategy(ref)
     elif ref not in (known := [*STRATEGIES.names(), *BASELINES]):
-        raise unknown_name("strategy", ref, known)
+        error = unknown_name("strategy", ref, known)
+        raise UsageError(f"{error}; {STRATEGIES.how_to_name_a_module(ref)}")
 
 
 def _own_number(strategy: str) -> str | None:

@@ -31,7 +31,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.server_optimizers import add_controls
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
+from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy, begin_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.strategies import find_strategy
@@ -231,7 +231,9 @@ class Simulation:
             kept_besides = control_schema(self.public)
         kept = Schema((*whole.subset(private).specs, *kept_besides.specs))
         self.patches = Patches(kept, initial, study.clients)
-        self.server: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
+        self.server: ServerState = begin_strategy(
+            self.strategy, {name: initial[name] for name in self.public.names}, self.public
+        )
         self._batches = [0] * study.clients
         per_step = kind_of_steps(study.strategy, plan).batches_per_step
         self._batches_per_round = [plan.steps_for(count) * per_step for count in population.num_examples]

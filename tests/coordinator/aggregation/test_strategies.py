@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_optimizers import FedAdam, add_controls
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
+from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy, begin_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy
@@ -347,3 +347,47 @@ def test_population_of_a_control_variate_is_in_the_checkpoint(tmp_path):
     save_checkpoint(tmp_path, state, SCHEMA, {})
     found = load_checkpoint(tmp_path)[0]
     assert (found.counted, found.population) == ({"a": 3}, 7)
+
+
+class TwoArguments(FedAvg):
+    """A finish with too few arguments."""
+
+    def finish(self, state, mean):  # type: ignore[override]
+        return state
+
+
+class Careless(FedAvg):
+    """A finish that reads a tensor that no state has."""
+
+    def finish(self, state, mean, schema):
+        return replace(state, tensors={"fc.weight": state.server["velocity"]})
+
+
+class NoState(FedAvg):
+    """An init that returns nothing."""
+
+    def init(self, tensors, schema):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (TwoArguments(), r"strategy 'fedavg': finish failed: TypeError: .*; correct the class TwoArguments$"),
+        (
+            Careless(),
+            r"finish failed: KeyError: 'velocity'; correct the class Careless \(test_strategies.py, line \d+\)",
+        ),
+        (NoState(), "init returned NoneType, not a ServerState"),
+    ],
+)
+def test_fault_of_a_strategy_is_found_before_a_run_and_names_class_and_line(strategy, words):
+    with pytest.raises(UsageError, match=words):
+        begin_strategy(strategy, filled(SCHEMA, 1), SCHEMA)
+
+
+@every_strategy
+def test_every_strategy_passes_its_trial_and_begins_as_it_would_without(strategy):
+    begun, plain = begin_strategy(strategy, filled(SCHEMA, 1), SCHEMA), strategy.init(filled(SCHEMA, 1), SCHEMA)
+    assert same(begun.tensors, plain.tensors)
+    assert same(begun.server, plain.server)

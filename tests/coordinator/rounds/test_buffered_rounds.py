@@ -504,7 +504,7 @@ def trained_cohorts(**changes: Any) -> list[set[str]]:
     state = replace(there(), features=(EVALUATE_FEATURE,))
     for device in "abcdefgh":
         made.handle(DevicePresence(device, state), 0.0)
-    cohorts, now = [], 1.0
+    cohorts, now = list[set[str]](), 1.0
     while made.stopped is None:
         made.handle(TimePassed(), now)
         if made.open is None:

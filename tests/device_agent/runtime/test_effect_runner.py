@@ -787,7 +787,11 @@ def test_update_stays_in_the_spool_until_it_is_committed(device):
     waiting(device)
     manifest, known = update(UPDATE), UpdateSpool(device.directory / "spool").load()
     assert known is not None
-    offers = [Grant(manifest.digest, 2, b"\x00"), Ack(manifest.digest, b"\x03"), Ack(manifest.digest, b"\x0f")]
+    offers: list[Body] = [
+        Grant(manifest.digest, 2, b"\x00"),
+        Ack(manifest.digest, b"\x03"),
+        Ack(manifest.digest, b"\x0f"),
+    ]
     for at, body in enumerate((*offers, RetryAfter(manifest.digest, 1.0), Grant(manifest.digest, 4, b"\x00"))):
         device.perform(device.job.handle(MessageReceived(envelope_of(body)), 1.0 + at))
         assert UpdateSpool(device.directory / "spool").load() == known, body
