@@ -22,7 +22,6 @@ from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import is_loopback, parse_address
 from fedpatch.shared.errors import UsageError
-from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
@@ -279,7 +278,9 @@ class RoundSettings(Settings):
         help="Share of a group, more than which must stay to the end: half, or two_thirds, where devices also "
         "sign their keys.",
     )
-    keep: int = _secure(1, ge=1, le=8, unit="values", help="One of N values of a masked update travels: 1, 2, 4 or 8.")
+    keep: int = _secure(
+        1, ge=1, le=8, unit="values", help="1: each value of a masked update travels; larger numbers were dropped."
+    )
     clip: float | None = _secure(
         None,
         gt=0.0,
@@ -439,8 +440,9 @@ class RoundSettings(Settings):
         if self.min_group > self.group_size:
             words = f"{self.min_group} is above group_size = {self.group_size}; make it smaller"
             yield "min_group", words, "group_size"
-        if self.keep not in KEEPS:
-            yield "keep", f"{self.keep} is none of 1, 2, 4 and 8; use one of these"
+        if self.keep != 1:
+            words = f"{self.keep} would leave values for later rounds, whose sums must not hold them; use 1"
+            yield "keep", words, "secure"
 
     def _unmaskable_with_noise(self) -> list[tuple[str, ...]]:
         """Problems of settings of masked rounds that noise of the devices does not know."""
@@ -448,7 +450,6 @@ class RoundSettings(Settings):
             return []
         given = {
             "encoding": (self.encoding == MASKED_ENCODINGS[0], "has too few bits for noise; use masked-u16"),
-            "keep": (self.keep != 1, "leaves values out, which costs accuracy and saves no privacy; use 1"),
             "clip": (self.clip is not None, "has no effect: dp_clip takes its place; leave it out"),
             "weight_cap": (self.weight_cap is not None, "has no effect: each device counts alike; leave it out"),
         }

@@ -30,7 +30,7 @@ from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, SecurePolicy
-from fedpatch.coordinator.runtime.aggregator import Aggregator
+from fedpatch.coordinator.runtime.aggregator import Aggregator, content_of
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.device_agent.job.training_messages import TrainCommand
@@ -42,7 +42,7 @@ from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.masking.site_sum import write_site_sum
 from fedpatch.shared.tasks.task import Task, find_task
-from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.tensors.update_checks import STEP
@@ -116,7 +116,7 @@ class ParentRound:
             chunk_bytes: Size of a chunk in the site.
 
         Raises:
-            WireError: The blob is not the model that the request names.
+            WireError: The blob is not the model that the request names, or has other values.
             SchemaMismatch: The request is about another model than the relay's task.
             UsageError: Its patch policy does not fit the model.
             OSError: The file cannot be read.
@@ -129,6 +129,8 @@ class ParentRound:
         travelling = public.with_moments(plan.moments)
         data = Path(command.model_path).read_bytes()
         meta, tensors = unpack(data, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=travelling)
+        if command.content and values_digest(tensors, travelling) != command.content:
+            raise WireError("the model has other values than the request names")
         version = meta.get("round")
         if type(version) is not int or version < 1:
             raise WireError("the model does not name its round")
@@ -174,7 +176,7 @@ class ParentRound:
             encoding=command.encoding if terms is None else command.model.encoding,
             secure=None if terms is None else _secure_policy(settings, terms, deadline_s),
             evaluates_only=command.evaluate,
-            independent_every=1 if terms is not None and command.independent_ends_at else 0,
+            independent_every=0,
             rounds=command.key.round,
             first_round=command.key.round,
             devices=settings.min_cohort,
@@ -319,7 +321,8 @@ class SiteAggregator(Aggregator):
         manifest, secure = self._parent.blob.manifest, self._parent.command.secure
         urls = publisher.publish(self._parent.blob, chunks=chunks)
         self.base = manifest.digest
-        return ModelPublished(manifest, secure=secure, version=self.state.round, urls=urls)
+        content = content_of(self.state.tensors, self._parent.blob.data, manifest, self._prepared.travelling)
+        return ModelPublished(manifest, secure=secure, version=self.state.round, urls=urls, content=content)
 
     def aggregate(
         self,

@@ -75,19 +75,18 @@ class StandInUpdates:
         return parse_policy(request.private).public(self._schema)
 
     def vector(self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int) -> bytes:
-        """Return the vector of a masked round before masking, without residuals; it is made once a round for all devices."""
+        """Return the vector of a masked round before masking; it is made once a round for all devices."""
         assert request.secure is not None
         asked = (request.model.digest, request.secure, request.private)
         if self._vector is None or self._vector[0] != asked:
             public = self.travelling(request)
             base = self._come_to(way, blobs, public)
             report = UpdateReport(request.model.digest, self._num_examples, 1, 0.5, _ACCURACY, _ACCURACY, 0.0, 0.0)
-            blob, _ = unmasked_blob(
+            blob = unmasked_blob(
                 request.secure,
                 public,
                 model=base,
                 update=trained(base, public, round_number),
-                residual={},
                 report=report,
                 metric=MetricTerms(),
                 seed=round_number,

@@ -59,14 +59,12 @@ class Variant:
     """Terms of a masked group."""
 
     name: str
-    keep: int = 1
     rule: ThresholdRule = ThresholdRule.HALF
     signed: bool = False
 
 
 VARIANTS = (
     Variant("masked-u8, keep 1"),
-    Variant("masked-u8, keep 8", keep=8),
     Variant("masked-u8, keep 1, signed keys", rule=ThresholdRule.TWO_THIRDS, signed=True),
 )
 PEER_NAMES = {"flower": "Flower's SecAgg+", "nvflare": "NVFlare's CKKS"}
@@ -190,7 +188,7 @@ class Play:
             group_min=8,
             group_max=self.size,
             bits=8,
-            keep=self.variant.keep,
+            keep=1,
             seed=bytes(16),
             clip=100.0,
             weight_cap=600,
@@ -225,12 +223,11 @@ class Play:
     def _vector(self, layout: VectorLayout, number: int) -> Callable[[], bytes]:
         rng = np.random.default_rng(number)
         step = {spec.name: rng.normal(0, 0.01, spec.shape).astype(np.float32) for spec in layout.specs}
-        residual = {name: values / 10 for name, values in step.items()}
         report = UpdateReport(_BASE, 300, 15, 0.5, 0.5, 0.6, 0.0, 0.0)
 
         def make() -> bytes:
-            vector = make_vector(layout, step=step, residual=residual, report=report, metric=MetricTerms(), seed=number)
-            return write_masked_blob(MaskedUpdate(bytes(32), _BASE, vector.elements))
+            vector = make_vector(layout, step=step, report=report, metric=MetricTerms(), seed=number)
+            return write_masked_blob(MaskedUpdate(bytes(32), _BASE, vector))
 
         return make
 

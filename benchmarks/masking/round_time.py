@@ -24,7 +24,6 @@ GOAL = 1.5
 PLAIN = "plain, delta-int8"
 VARIANTS: dict[str, dict[str, str | int]] = {
     "masked, keep 1": {"secure": "groups"},
-    "masked, keep 8": {"secure": "groups", "keep": 8},
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -120,12 +120,16 @@ class Invitations:
         self.model = model
         self._urls = published.urls
         self._counted = published.counted
+        self._content = published.content or UNSET
         self._sums = sums
         self._secure = secure
         self._spec = spec
         self._fleet = fleet
         self._evaluates = ledger.evaluates
-        self._measures = not ledger.evaluates and measures_independent(spec.independent_every, ledger.round)
+        # A masked round never measures learning alone: the rest of the deadline decides on a device whether it still does, so
+        # that the sum could hold the figure of one device.
+        alone = secure is None and not ledger.evaluates
+        self._measures = alone and measures_independent(spec.independent_every, ledger.round)
         self._privacy = spec.privacy.terms(ledger.target) if spec.privacy is not None else None
         # Deltas to download, by the version that a device holds ("" for an unknown version).
         self._ways = {"": tuple(deltas), model.digest: ()}
@@ -158,8 +162,7 @@ class Invitations:
             features=(*COORDINATOR_FEATURES, MEMBERS_FEATURE)
             if self._fleet.may_be_relay(device)
             else COORDINATOR_FEATURES,
-            measure_independent=self._measures
-            and (self._secure is not None or self._fleet.knows(device, INDEPENDENT_FEATURE)),
+            measure_independent=self._measures and self._fleet.knows(device, INDEPENDENT_FEATURE),
             counted=self._counted.get(device, 0) if self._spec.plan.has_controls else UNSET,
             leader_epoch=UNSET if self._spec.leader_epoch is None else self._spec.leader_epoch,
         )
@@ -178,11 +181,10 @@ class Invitations:
             chunk_bytes=spec.chunk_bytes,
             deadline_s=0.0,
             features=COORDINATOR_FEATURES,
-            # A masked round asks all devices for the same figures: a sum over one device would be its figure.
-            measure_independent=self._measures and secure is not None,
             privacy=self._privacy,
             secure=secure,
             evaluate=self._evaluates or UNSET,
+            content=self._content,
         )
 
     def encoding(self, device: str) -> str:

@@ -87,7 +87,9 @@ def lasts(decline: Decline) -> bool:
 QUARANTINED, DRAINED, REVOKED = "quarantined", "drained", "revoked"
 OLD_PLAN = "its version does not know {}, which this run needs; update it"
 NO_PRIVACY = "its version does not know dp, which this run needs; update it"
-CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
+CANNOT_MASK = (
+    "cannot mask its update in the groups of this version; update it, with `cryptography`, and let its owner allow it"
+)
 CANNOT_SIGN = "cannot sign its masking keys; give it a certificate (fedpatch-agent enrol), or take threshold = half"
 OF_RELAY = (
     "it is a relay, which passes on no dp or SCAFFOLD, and masked groups from this version on; update it, or have its devices "

@@ -22,7 +22,7 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGrou
 from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
-from fedpatch.shared.masking.keys import pair_mask_seed
+from fedpatch.shared.masking.keys import key_in_any_form
 from fedpatch.shared.masking.signed_keys import check_signed_keys
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
@@ -41,7 +41,6 @@ _TOO_FEW = (
     "the devices without a relay are fewer than min_group, but they count; if they stay too few, `fedpatch devices drain {}` "
     "takes it out of the count"
 )
-_ANY_PRIVATE_KEY = bytes(range(32))
 
 Send = Callable[[str, Body], Effect]
 
@@ -84,6 +83,7 @@ class MaskedRound:
         self._request = request
         self._send = send
         self._group_of: dict[str, MaskedGroup] = {}
+        self._owner_of: dict[bytes, str] = {}  # device by its keys, in the form of `key_in_any_form`
         self._without_groups = False
         # Relays may report before the groups are drawn, but other devices cannot: the grace period does not run yet.
         round.sharing = bool(self.sums)
@@ -150,10 +150,11 @@ class MaskedRound:
         """Take the keys of an acceptance.
 
         Raises:
-            WireError: Keys are missing or unusable, or other than the keys in the roster. Where keys must be signed, a bad
-                signature makes them unusable: the other members would refuse the whole roster.
+            WireError: Keys are missing or unusable, those of another device, or other than the keys in the roster. Where keys
+                must be signed, a bad signature makes them unusable: the other members would refuse the whole roster.
         """
-        if keys is None or not _usable(keys):
+        forms = _forms(keys)
+        if keys is None or not forms:
             raise WireError(f"{device} has sent no keys that can be used")
         if self.drawn:
             if self.keys.get(device) != keys:
@@ -162,6 +163,9 @@ class MaskedRound:
         policy = self._policy
         if policy.authorities is not None:
             check_signed_keys(device, keys, self._request, policy.authorities, policy.unix_time())
+        if owner := next((one for form in forms if (one := self._owner_of.get(form, device)) != device), None):
+            raise WireError(f"{device} has sent a key of {owner}, in the same or another form")
+        self._owner_of |= dict.fromkeys(forms, device)
         self.keys[device] = keys
 
     def _draw(self, now: float) -> list[Effect]:
@@ -455,14 +459,15 @@ def _continue(group: MaskedGroup, updates: frozenset[str], *, closing: bool) -> 
         group.open()
 
 
-def _usable(keys: MaskingKeys) -> bool:
-    """Return whether other members can agree on masks with these keys: a point of small order is unusable."""
+def _forms(keys: MaskingKeys | None) -> tuple[bytes, ...]:
+    """Return both keys in the form that all their copies have; empty if other members cannot agree on masks with them."""
+    if keys is None:
+        return ()
     try:
-        for key in (keys.share, keys.mask):
-            pair_mask_seed(_ANY_PRIVATE_KEY, key, b"")
+        forms = key_in_any_form(keys.share), key_in_any_form(keys.mask)
     except WireError:
-        return False
-    return True
+        return ()
+    return forms if len(set(forms)) == len(forms) else ()
 
 
 def _ignored(device: str, detail: str, *, ours: bool) -> Effect:

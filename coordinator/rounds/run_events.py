@@ -102,6 +102,7 @@ class ModelPublished:
         version: Completed rounds of the model.
         counted: The last round whose aggregate has a device's update, by device, where devices keep control variates.
         urls: URLs by digest, of the blobs that devices can fetch.
+        content: `values_digest` of the tensors that a device decodes; "" where it is unknown.
     """
 
     manifest: Manifest
@@ -110,6 +111,7 @@ class ModelPublished:
     version: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
     urls: Mapping[str, str] = field(default_factory=dict, repr=False)
+    content: str = ""
 
 
 @dataclass(frozen=True)

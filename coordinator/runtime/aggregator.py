@@ -38,12 +38,14 @@ from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, U
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
-from fedpatch.shared.tensors.arrays import Array, Tensors
-from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, values_digest
+from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
+LOSSLESS = ("fp32+zstd", "fp32")
+"""Encodings from which a device decodes the very tensors that were packed."""
 _FAR_BEYOND = 10.0
 """An update whose norm is this many times its bound or more is shown to the operator at once."""
 _SHOWN_DEVICES = 4
@@ -68,6 +70,20 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
     travelling = prepared.travelling
     packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
     return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
+
+
+def content_of(tensors: Tensors, blob: bytes, manifest: Manifest, schema: Schema) -> str:
+    """Return the digest of the tensors that a device decodes from a model's blob.
+
+    Args:
+        tensors: The tensors that were packed.
+        blob: The packed model.
+        manifest: Its manifest.
+        schema: Names, shapes and dtypes of its tensors.
+    """
+    if manifest.encoding not in LOSSLESS:
+        _, tensors = unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=schema)
+    return values_digest(tensors, schema)
 
 
 def requirements_of(
@@ -191,7 +207,10 @@ class Aggregator:
         urls = publisher.publish(Blob(blob, manifest), steps, chunks=chunks)
         self.base = manifest.digest
         self._bases.keep(self.state.round, self.base, self.state.tensors)
-        return ModelPublished(manifest, changes, self._terms(), self.state.round, self.state.counted, urls)
+        content = content_of(self.state.tensors, blob, manifest, self._prepared.travelling)
+        return ModelPublished(
+            manifest, changes, self._terms(), self.state.round, self.state.counted, urls, content=content
+        )
 
     def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
         """Return the requirements of an update that was trained on the published model, or on the base of carried work.

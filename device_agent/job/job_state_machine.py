@@ -90,7 +90,7 @@ from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Up
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
-    MASKED_FEATURE,
+    MASKED_REASONS_FEATURE,
     OWNER_LIMITS_FEATURE,
     PRIVACY_FEATURE,
     STORAGE_FEATURE,
@@ -690,7 +690,7 @@ def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> Declin
     if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
         return DeclineReason.UNWILLING
     masked = (DeclineReason.INSECURE_REQUEST, DeclineReason.SECURE_TERMS)
-    if reason in masked and MASKED_FEATURE not in request.features:
+    if reason in masked and MASKED_REASONS_FEATURE not in request.features:
         return DeclineReason.UNSUPPORTED
     owner_limits = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
     if reason in owner_limits and OWNER_LIMITS_FEATURE not in request.features:
@@ -728,6 +728,8 @@ def continues(
         deadline_s=known.deadline_s,
         features=known.features,
         leader_epoch=known.leader_epoch,
+        # A coordinator that was updated in the middle of a round names the values of the same model.
+        content=known.content if request.secure is None and not known.content else request.content,
         # All devices of a masked round get the same request, and their keys depend on it.
         measure_independent=known.measure_independent if request.secure is None else request.measure_independent,
     )

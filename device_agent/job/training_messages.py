@@ -112,6 +112,7 @@ class TrainCommand:
         counted: `WorkRequest.counted`.
         ends_at: End of the round, by the clock of `independent_ends_at`; 0 if it is unknown: then a model is trained alone
             only to measure it.
+        content: `WorkRequest.content`; "" where an earlier coordinator left it out.
     """
 
     key: JobKey
@@ -135,6 +136,7 @@ class TrainCommand:
     evaluate: bool = False
     counted: int = 0
     ends_at: float = 0.0
+    content: str = ""
 
 
 @dataclass(frozen=True)

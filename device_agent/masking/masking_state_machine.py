@@ -24,7 +24,14 @@ from typing import Protocol
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
-from fedpatch.shared.masking.keys import PrivateKey, SecretKeys, noise_seed, open_box, seal_box
+from fedpatch.shared.masking.keys import (
+    PrivateKey,
+    SecretKeys,
+    check_distinct_keys,
+    noise_seed,
+    open_box,
+    seal_box,
+)
 from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
 from fedpatch.shared.privacy.skellam import SkellamNoise
@@ -227,6 +234,7 @@ class MaskingRounds:
             raise WireError(f"a group of {len(group)} is outside the terms, {terms.group_min} to {terms.group_max}")
         if group.threshold != (agreed := threshold_of(terms.threshold, len(group))):
             raise WireError(f"a threshold of {group.threshold} is not that of the terms, {agreed}")
+        check_distinct_keys(group.members)
         if terms.strict:
             for place, member in enumerate(group.members):
                 if place != index:

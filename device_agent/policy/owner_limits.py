@@ -109,6 +109,8 @@ class SecureLimits:
             return "keys must be signed, and this device has no certificate of its fleet's CA (cert_file, ca_file)"
         if request.plan.moments:
             return "moments of the optimizer cannot be masked"
+        if not request.content:
+            return "the request does not name the values of its model; update the coordinator"
         try:
             check_terms(terms, request.encoding if request.masks else f"masked-u{terms.bits}")
         except WireError as error:

@@ -498,6 +498,7 @@ class EffectRunner:
             chunk_bytes=request.chunk_bytes,
             evaluate=request.evaluates,
             counted=request.counted or 0,
+            content=request.content or "",
         )
 
     def _end_download(self, *, keep: bool = False) -> None:

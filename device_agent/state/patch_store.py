@@ -178,6 +178,11 @@ class PatchStore:
             return newest.before
         return previous.after if previous.round < round else previous.before
 
+    def has(self, key: PatchKey) -> bool:
+        """Return whether there is a version of a patch, damaged or not."""
+        path = self.directory / key.file_name
+        return path.exists() or previous_of(path).exists()
+
     def forget(self, key: PatchKey) -> None:
         """Delete all versions of a patch; StateError if the disk refuses."""
         path = self.directory / key.file_name

@@ -1,7 +1,8 @@
 """The global model of a round as tensors: the whole download, or the held model and the deltas to the new one.
 
-No unchecked data are used for training. A blob has the SHA-256 of its manifest. The tensors at the end of a chain of deltas
-have the digest that the coordinator announced.
+No unchecked data are used for training. A blob has the SHA-256 of its manifest. However the model came, its tensors have the
+digest that the request announces (`content`), which is part of the digest of a masked round. The digest beside a delta is no
+substitute: it comes with that delta, so it may differ from device to device.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def read_global_model(command: TrainCommand, public: Schema, store: ModelCache |
 
     Raises:
         SchemaMismatch: The model has another shape.
-        WireError: The model is damaged, or the deltas do not lead to it: the whole model must be downloaded.
+        WireError: The model is damaged or not that of the request, or the deltas do not lead to it: the whole model must be
+            downloaded.
         StateError: The disk refused.
     """
     if command.model.schema != public.digest:
@@ -53,9 +55,31 @@ def read_global_model(command: TrainCommand, public: Schema, store: ModelCache |
             tensors = _by_steps(command, public, store)
         except FedpatchError as error:
             raise WireError(f"no way from the global model that is held to that of the round: {error}") from error
-    if store is not None and command.hold and command.held != command.base:
+    checked = _check_content(command, tensors, public)
+    if store is not None and command.hold and command.held != command.base and checked:
         _hold(store, command.base, tensors, public)
     return tensors
+
+
+def _check_content(command: TrainCommand, tensors: Tensors, public: Schema) -> bool:
+    """Return whether the tensors are known to be those of `command.base`.
+
+    Without `content` in the request, only a whole model is: its blob has the digest that names the version.
+
+    Raises:
+        WireError: The tensors are not those of the request, or a masked round came without their digest.
+    """
+    if not command.content:
+        if command.secure is not None:
+            raise WireError("the request of a masked round does not name the values of its model; nothing was trained")
+        return not command.held
+    found = values_digest(tensors, public)
+    if found != command.content:
+        raise WireError(
+            f"the global model has values with digest {found[:12]}, the request names {command.content[:12]}; "
+            "nothing was trained"
+        )
+    return True
 
 
 def _by_steps(command: TrainCommand, public: Schema, store: ModelCache | None) -> dict[str, Array]:

@@ -47,7 +47,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, req
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.packing import Packed
-from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
+from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, policy_of_names, split
 from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.chunked_transfer import describe
@@ -142,7 +142,7 @@ class LocalUpdate:
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
         self._require_bounded(command)
-        key = _patch_key(trainer, policy, plan)
+        key = _patch_key(trainer, policy, plan, self._store)
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
@@ -176,7 +176,7 @@ class LocalUpdate:
         if cancelled():
             return None
         report = _report(command, shown)
-        if alone and command.independent_ends_at:
+        if alone and self._measures_alone(command):
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
@@ -234,7 +234,7 @@ class LocalUpdate:
         trainer = self._trainer
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
-        key = _patch_key(trainer, policy, command.plan)
+        key = _patch_key(trainer, policy, command.plan, self._store)
         known = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
         model = read_global_model(replace(command, hold=False), public, self._held)
@@ -291,13 +291,21 @@ class LocalUpdate:
             steps: Steps of the round.
             taken: Steps that the device has taken in all its rounds with this one.
         """
-        measured = command.independent_ends_at and self._trainer.counts_in_ua
+        measured = self._measures_alone(command)
         if not measured and not self._is_due_alone(command, steps, taken):
             return False
         why = self._too_long(command.plan, measured=True)
         if why:
             log.info("learning alone: not trained in round %d: %s", command.key.round, why)
         return not why
+
+    def _measures_alone(self, command: TrainCommand) -> bool:
+        """Return whether the report shall have the figure of learning alone; never under masks.
+
+        Which devices have time for it follows from a deadline that may differ from device to device, so that the sum could hold
+        the figure of one device.
+        """
+        return bool(command.independent_ends_at) and command.secure is None and self._trainer.counts_in_ua
 
     def _is_due_alone(self, command: TrainCommand, steps: int, taken: int) -> bool:
         if not command.ends_at or self._export is None or self._trainer.validation_data is None:
@@ -369,7 +377,7 @@ class LocalUpdate:
             else None
         )
         report, update = read_blob(command.update_path, manifest, public, base)
-        key = _patch_key(trainer, policy, command.plan)
+        key = _patch_key(trainer, policy, command.plan, self._store)
         after = self._store.load(key, command.key.run, command.key.round + 1)
         copies, copy = self._copy(command, key, after_round=True)
         if copies is not None and not copy.values:
@@ -425,13 +433,21 @@ class LocalUpdate:
             ) from error
 
     def _write_vector(self, command: TrainCommand, terms: SecureTerms, step: _Step, report: UpdateReport) -> Manifest:
-        """Write the vector of a masked round, which a MaskCommand masks."""
+        """Write the vector of a masked round, which a MaskCommand masks. It has nothing of earlier rounds."""
         if command.privacy is not None:
             blob = unmasked_private_blob(
                 command.privacy, step.public, model=step.model, update=step.update, report=report, seed=step.seed
             )
         else:
-            blob = self._vector_with_feedback(command, terms, step, report)
+            blob = unmasked_blob(
+                terms,
+                step.public,
+                model=step.model,
+                update=step.update,
+                report=report,
+                metric=self._trainer.task.metric_terms,
+                seed=step.seed,
+            )
         path = Path(command.update_path)
         with refusals_of(path):
             write_atomic(path, blob)
@@ -442,23 +458,6 @@ class LocalUpdate:
             raw_bytes=len(blob),
             schema=step.public.digest,
         )
-
-    def _vector_with_feedback(
-        self, command: TrainCommand, terms: SecureTerms, step: _Step, report: UpdateReport
-    ) -> bytes:
-        of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
-        blob, left = unmasked_blob(
-            terms,
-            step.public,
-            model=step.model,
-            update=step.update,
-            residual=self._residuals.load(step.key, of, step.public),
-            report=report,
-            metric=self._trainer.task.metric_terms,
-            seed=step.seed,
-        )
-        self._residuals.save(step.key, of, step.public, left, step.seed)
-        return blob
 
 
 @dataclass(frozen=True)
@@ -491,9 +490,19 @@ def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, 
     return policy, schema
 
 
-def _patch_key(trainer: LocalTrainer, policy: PatchPolicy, plan: TrainPlan) -> PatchKey:
-    """Return the key of a round's patch: one for each policy and kind of plan."""
-    return PatchKey.of_plan(trainer.task.name, trainer.schema.digest, str(policy), plan.kind)
+def _patch_key(trainer: LocalTrainer, policy: PatchPolicy, plan: TrainPlan, store: PatchStore) -> PatchKey:
+    """Return the key of a round's patch: one for each set of private tensors and kind of plan.
+
+    Policies are compared by the names that they keep. With a patch for each wording, a coordinator could have the same batches
+    trained from the same patch twice, and the difference of two sums would be the update of one device.
+    """
+    task, schema = trainer.task.name, trainer.schema
+    worded = PatchKey.of_plan(task, schema.digest, str(policy), plan.kind)
+    try:
+        named = PatchKey.of_plan(task, schema.digest, str(policy_of_names(policy.keeps(schema), schema)), plan.kind)
+    except UsageError:  # the names are too long for a text
+        return worded
+    return worded if store.has(worded) and not store.has(named) else named  # earlier versions had one for each wording
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:

@@ -20,8 +20,7 @@ from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, write_m
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
-from fedpatch.shared.tensors.error_feedback import residual_name
+from fedpatch.shared.tensors.arrays import Schema, Tensors
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, UpdateReport
@@ -38,19 +37,17 @@ def unmasked_blob(
     *,
     model: Tensors,
     update: Tensors,
-    residual: Tensors,
     report: UpdateReport,
     metric: MetricTerms,
     seed: int,
-) -> tuple[bytes, dict[str, Array]]:
-    """Return the blob of a device's vector before masking, and the next residual.
+) -> bytes:
+    """Return the blob of a device's vector before masking.
 
     Args:
         terms: Terms of the round.
         public: Schema of the tensors that travel.
         model: The global model.
         update: Tensors after training.
-        residual: Residual of the round before, by `NAME:residual`.
         report: Report of the training.
         metric: Metric of the task.
         seed: Seed of the rounding.
@@ -60,16 +57,14 @@ def unmasked_blob(
     """
     layout = VectorLayout(public, terms)
     _warn_of_cuts(report)
-    vector = make_vector(
+    elements = make_vector(
         layout,
         step={spec.name: update[spec.name] - model[spec.name] for spec in layout.specs},
-        residual={base_name(name): values for name, values in residual.items()},
         report=report,
         metric=metric,
         seed=seed,
     )
-    blob = write_masked_blob(MaskedUpdate(_NO_GROUP, report.base, vector.elements))
-    return blob, {residual_name(name): values for name, values in vector.residual.items()}
+    return write_masked_blob(MaskedUpdate(_NO_GROUP, report.base, elements))
 
 
 def _warn_of_cuts(report: UpdateReport) -> None:

@@ -1,17 +1,14 @@
 """A device's vector: its step, clipped and rounded to the grid, and its report as limbs.
 
 A value is w * step / range * top, cut off at +-top and rounded at random, so that its expectation is exact; w is
-min(examples, weight_cap) / weight_cap. The residual is the part of the step that the vector lacks: the error of the rounding
-and of the cut, and half of the values that do not travel in this round (shared.tensors.subset.WAITING_SHARE). It is added to
-the next step (error feedback: Karimireddy et al. 2019, EF-SGD). Only trained tensors have a residual, because statistics are
-measured again in each round.
+min(examples, weight_cap) / weight_cap. The part of the step that the vector lacks, by the rounding and the cut, is not added to
+a later step (no error feedback): with it, a sum of one round would hold a part of an earlier step, which other devices hid.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +16,6 @@ from fedpatch.shared.masking.vector_layout import BINS, MEASURES, VectorLayout, 
 from fedpatch.shared.tasks.gains import gain_of
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Tensors
-from fedpatch.shared.tensors.subset import WAITING_SHARE
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import UpdateReport
 
@@ -35,58 +31,40 @@ MAX_NORM_RATIO = 4.0
 """A norm counts as at most this multiple of the clip, which limits the effect of one device on the mean norm."""
 
 
-@dataclass(frozen=True)
-class DeviceVector:
-    """The vector of a device and the error of its rounding.
-
-    Attributes:
-        elements: Elements modulo 2^bits, shape (layout.size,), not masked yet.
-        residual: Part of the step that the vector lacks, by tensor, for the next round.
-    """
-
-    elements: Array
-    residual: dict[str, Array]
-
-
 def make_vector(
     layout: VectorLayout,
     *,
     step: Tensors,
-    residual: Tensors,
     report: UpdateReport,
     metric: MetricTerms,
     seed: int,
-) -> DeviceVector:
+) -> Array:
     """Return the vector of a device.
 
     Args:
         layout: Layout of the round.
         step: Tensors after training minus the global model's; others than `layout.specs` are ignored.
-        residual: Residual of the round before, by the name of its tensor; an absent tensor counts as zero.
         report: Report of the training.
         metric: Metric of the task.
         seed: Seed of the rounding.
 
     Returns:
-        Vector and next residual, in float32.
+        Elements modulo 2^bits, shape (layout.size,), not masked yet.
     """
     rng = np.random.default_rng(seed)
     cap = layout.terms.weight_cap
     weight = min(report.num_examples, cap)
     # The clip is for trained tensors; statistics are bounded by the grid alone.
-    trained = [_wanted(step[spec.name], residual.get(spec.name)) for spec in layout.specs if spec.trainable]
-    norm = math.sqrt(sum(float(np.square(wanted).sum()) for blocks in trained for _, wanted in blocks))
+    trained = [block for spec in layout.specs if spec.trainable for block in _blocks(step[spec.name])]
+    norm = math.sqrt(sum(float(np.square(block).sum()) for block in trained))
     within = min(1.0, layout.terms.clip / norm) if norm else 1.0
-    elements, left, spreads, clipped = np.empty(layout.size, layout.dtype), {}, {}, 0
+    elements, spreads, clipped = np.empty(layout.size, layout.dtype), {}, 0
     codes, end = elements.view(f"<i{layout.dtype.itemsize}"), 0
-    for spec, scale, subset in zip(layout.specs, layout.ranges, layout.subsets, strict=True):
+    for spec, scale in zip(layout.specs, layout.ranges, strict=True):
         unit = scale / layout.top * cap / max(weight, 1)  # one code in units of the step
-        rest, squares, begin = np.empty(math.prod(spec.shape), np.float32), 0.0, end
-        for place, wanted in _wanted(step[spec.name], residual.get(spec.name)):
-            if spec.trainable:
-                wanted *= within
-            chosen = _within_block(subset, place, len(wanted))
-            exact = wanted[chosen] / unit
+        squares, begin = 0.0, end
+        for block in _blocks(step[spec.name]):
+            exact = block * ((within if spec.trainable else 1.0) / unit)
             code = np.clip(exact, -layout.top, layout.top)
             code += rng.random(len(code))
             np.floor(code, out=code)
@@ -94,36 +72,19 @@ def make_vector(
             end += len(code)
             clipped += int(np.count_nonzero(np.abs(exact) > layout.top))
             squares += float(np.square(exact).sum())
-            lacking = wanted[chosen] - code * unit
-            wanted *= WAITING_SHARE
-            wanted[chosen] = lacking
-            rest[place : place + len(wanted)] = wanted
-        if spec.trainable:
-            left[spec.name] = rest.reshape(spec.shape)
         spreads[f"spread {spec.name}"] = _ratio(math.sqrt(squares / max(end - begin, 1)) / layout.top)
     figures = _figures(report, metric) | spreads
     figures |= {"weight": weight, "clipped_values": clipped}
     figures["norm"] = _ratio(min(norm / layout.terms.clip, MAX_NORM_RATIO))
     elements[end:] = [limb for name, bits in layout.figures for limb in to_limbs(figures.get(name, 0), bits)]
-    return DeviceVector(elements, left)
+    return elements
 
 
-def _wanted(step: Array, residual: Array | None) -> Iterator[tuple[int, Array]]:
-    """Yield step plus residual in blocks, each with its place in the flat tensor."""
-    flat, rest = step.reshape(-1), None if residual is None else residual.reshape(-1)
+def _blocks(step: Array) -> Iterator[Array]:
+    """Yield the values of a tensor in blocks of float64."""
+    flat = step.reshape(-1)
     for place in range(0, flat.size, _BLOCK):
-        block = flat[place : place + _BLOCK].astype(np.float64)
-        if rest is not None:
-            block += rest[place : place + _BLOCK]
-        yield place, block
-
-
-def _within_block(subset: Array | slice, place: int, size: int) -> Array | slice:
-    """Return the part of a subset that is in a block, counted from the block's first value."""
-    if isinstance(subset, slice):
-        return subset
-    first, last = np.searchsorted(subset, (place, place + size))
-    return subset[first:last] - place
+        yield flat[place : place + _BLOCK].astype(np.float64)
 
 
 def _ratio(value: float) -> int:

@@ -1,7 +1,8 @@
 """The context of a group: a digest of run, round, request and roster that every key derivation of the group contains.
 
 Devices with another model, other terms or another roster derive other masks, which do not cancel. So a coordinator that sends
-different models to different devices gets noise instead of a sum (Pasquini et al. 2022, Eluding Secure Aggregation).
+different models to different devices gets noise instead of a sum (Pasquini et al. 2022, Eluding Secure Aggregation). A model is
+its values, not the bytes on the way: a device may get it whole, by differences, or hold it from an earlier round.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import msgpack
+from msgspec import UnsetType
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.codec import to_plain
 from fedpatch.shared.wire.masking_messages import (
     MASKED_ENCODINGS,
     MAX_GROUP,
@@ -25,11 +27,22 @@ from fedpatch.shared.wire.masking_messages import (
     SecureTerms,
     ThresholdRule,
 )
-from fedpatch.shared.wire.messages import TrainPlan, WorkRequest
-from fedpatch.shared.wire.privacy_messages import PrivacyTerms
+from fedpatch.shared.wire.messages import WorkRequest
 
-_REQUEST, _GROUP = "fedpatch masked request 1", "fedpatch masked group 1"
-KEEPS = (1, 2, 4, 8)
+_REQUEST, _GROUP = "fedpatch masked request 2", "fedpatch masked group 2"
+MODEL_VALUES = ("digest", "schema")
+"""Fields of the model's manifest in the digest of a request. The others are of the bytes on their way: however they come,
+a device trains only on values with the digest `content`."""
+HARMLESS: Mapping[str, str] = {
+    "chunk_bytes": "cuts the update into messages",
+    "deadline_s": "ends the work or not; a masked request measures nothing beside the work",
+    "deltas": "ways to the model, whose values have the digest `content`",
+    "features": "answers that the sender understands",
+    "counted": "of plans with control variates, which a device declines under masks",
+    "leader_epoch": "a device ignores a request with a lower one",
+}
+"""Fields of a work request that may differ between the members of a group, each with the reason why this is harmless."""
+_EXACT_WHOLE = 2**53
 
 
 @dataclass(frozen=True)
@@ -111,8 +124,8 @@ def check_terms(terms: SecureTerms, encoding: str) -> None:
     """
     if encoding not in MASKED_ENCODINGS or encoding != f"masked-u{terms.bits}":
         raise WireError(f"encoding {encoding!r} does not belong to {terms.bits} bits of a masked value")
-    if terms.keep not in KEEPS:
-        raise WireError(f"keep is {terms.keep}; it must be one of {', '.join(map(str, KEEPS))}")
+    if terms.keep != 1:
+        raise WireError(f"keep is {terms.keep}; it must be 1, since no value waits for a later round")
     if terms.strict and terms.threshold is not ThresholdRule.TWO_THIRDS:
         raise WireError("signed keys belong to a threshold of two_thirds, and the terms have another one")
     if terms.group_min > terms.group_max:
@@ -138,11 +151,7 @@ def write_grid(ranges: tuple[float, ...]) -> bytes:
 
 
 def request_digest(task: str, run: str, round_number: int, request: WorkRequest) -> bytes:
-    """Return the SHA-256 of everything in a request that decides what is trained and how it is masked.
-
-    Deadline, epoch, chunk sizes, the way to the model and the sender's features may differ between the devices of a group, or
-    after a restart of the coordinator, and are left out. The measurement of learning alone is not left out: a coordinator that
-    requested it from one device of a group would find the figure of that device in the sum.
+    """Return the SHA-256 of a request: of each field but those in HARMLESS, and of the model the fields MODEL_VALUES.
 
     Args:
         task: Name of the task.
@@ -154,32 +163,31 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
         32 bytes.
     """
     assert request.secure is not None
-    terms = request.secure
-    secure = [
-        str(terms.threshold),
-        *(terms.group_min, terms.group_max, terms.bits, terms.keep, terms.seed),
-        *(float(terms.clip), terms.weight_cap, terms.grid, terms.strict),
-    ]
-    return _digest(
-        [
-            *(_REQUEST, task, run, round_number, request.schema, request.private),
-            *(_plan(request.plan), request.model.digest, request.encoding, request.measure_independent, secure),
-            *([] if request.privacy is None else [_privacy(request.privacy)]),
-        ]
-    )
+    covered = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in HARMLESS}
+    covered["model"] = {name: getattr(request.model, name) for name in MODEL_VALUES}
+    covered["evaluate"] = request.evaluates
+    return _digest([_REQUEST, task, run, round_number, _canonical(covered)])
 
 
-def _privacy(terms: PrivacyTerms) -> list[Any]:
-    figures = (terms.noise_multiplier, terms.clip, terms.delta)
-    return [terms.mechanism, *map(float, figures), terms.denominator, terms.steps]
+def _canonical(value: Any) -> Any:
+    """Return a value as lists, texts, bytes and numbers that are packed in one way only.
 
-
-def _plan(plan: TrainPlan) -> list[Any]:
-    return [
-        *(plan.client_optimizer, float(plan.learning_rate), plan.batch_size, plan.epochs, plan.steps),
-        *(float(plan.beta_1), float(plan.beta_2), float(plan.epsilon), list(plan.moments), plan.seed),
-        *([to_plain(plan.terms)] if plan.terms else []),
-    ]
+    A number may be whole on one side and a float on the other, such as 1 and 1.0: it becomes its shortest decimal text.
+    """
+    match value:
+        case None | UnsetType():
+            return []
+        case bool() | bytes():
+            return value
+        case str():
+            return str(value)
+        case int() | float():
+            return [repr(float(value)) if abs(value) < _EXACT_WHOLE else repr(value)]
+        case list() | tuple():
+            return ["list", *map(_canonical, value)]
+        case Mapping():
+            return ["map", *([name, _canonical(one)] for name, one in sorted(value.items()))]
+    return _canonical({one.name: getattr(value, one.name) for one in fields(value)})
 
 
 def _digest(value: list[Any]) -> bytes:

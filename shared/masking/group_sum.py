@@ -114,8 +114,6 @@ def sum_of_groups(sums: Iterable[GroupSum]) -> GroupSum:
 def mean_step(layout: VectorLayout, total: GroupSum) -> dict[str, Array]:
     """Return the mean of the devices' steps, weighted by examples up to the cap.
 
-    Values that did not travel in this round are zero.
-
     Args:
         layout: Layout of the round.
         total: Sum of all groups.
@@ -130,12 +128,9 @@ def mean_step(layout: VectorLayout, total: GroupSum) -> dict[str, Array]:
     if weight < 1:
         raise UpdateRefused(RefuseReason.NUM_EXAMPLES, f"the sum of {total.devices} devices has the weight {weight}")
     steps, start = {}, 0
-    tensors = zip(layout.specs, layout.ranges, layout.subsets, layout.counts, strict=True)
-    for spec, scale, subset, count in tensors:
-        flat = np.zeros(math.prod(spec.shape))
+    for spec, scale, count in zip(layout.specs, layout.ranges, layout.counts, strict=True):
         codes = total.codes[start : start + count]
-        flat[subset] = codes * (scale / layout.top * layout.terms.weight_cap / weight)
-        steps[spec.name] = flat.reshape(spec.shape)
+        steps[spec.name] = (codes * (scale / layout.top * layout.terms.weight_cap / weight)).reshape(spec.shape)
         start += count
     return steps
 

@@ -10,16 +10,17 @@ because each derivation contains the context.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.secret_sharing import SECRET_BYTES, Random
-from fedpatch.shared.wire.masking_messages import SHARE_BYTES, MaskingKeys
+from fedpatch.shared.wire.masking_messages import SHARE_BYTES, GroupMember, MaskingKeys
 
-_PAIR, _SELF, _BOX = b"fedpatch pair mask 1", b"fedpatch self mask 1", b"fedpatch share box 1"
+_PAIR, _SELF, _BOX = b"fedpatch pair mask 2", b"fedpatch self mask 1", b"fedpatch share box 1"
 _NOISE = b"fedpatch skellam noise 1"
+_FIXED_PRIVATE_KEY = bytes(range(32))
 # Each box has a key of its own, so the nonce may be constant.
 _NONCE = bytes(12)
 
@@ -91,18 +92,49 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def pair_mask_seed(private: bytes | PrivateKey, peer: bytes, context: bytes) -> bytes:
+def key_in_any_form(public: bytes) -> bytes:
+    """Return 32 bytes that are equal for all forms of a public key with the same secrets.
+
+    X25519 gives the same secret for a key with the highest bit set, for the same number written above the prime, and for the
+    key plus a point of small order. So it is the secret in common with one fixed private key.
+
+    Raises:
+        WireError: The key is a point of small order.
+    """
+    return _agree(_FIXED_PRIVATE_KEY, public)
+
+
+def check_distinct_keys(members: Sequence[GroupMember]) -> None:
+    """Check the public keys of a roster.
+
+    Raises:
+        WireError: A key is not usable, or two members have the same key in any form; the message names them.
+    """
+    seen: dict[bytes, str] = {}
+    for member in members:
+        for key in (member.keys.share, member.keys.mask):
+            form = key_in_any_form(key)
+            if form in seen:
+                raise WireError(f"{seen[form]} and {member.device} have the same key; one of them has copied it")
+            seen[form] = member.device
+
+
+def pair_mask_seed(private: bytes | PrivateKey, peer: bytes, context: bytes, pair: tuple[int, int]) -> bytes:
     """Return the seed of the mask that two members have in common.
+
+    The members are part of the seed: X25519 ignores the highest bit of a public key, and a point of small order added to it
+    leaves the secret as it is, so a member can have another one's key in other bytes. Its masks are not the other one's.
 
     Args:
         private: The X25519 private mask key of one of them.
         peer: The public mask key of the other one.
-        context: The group.
+        context: The group, whose roster has names and keys by index.
+        pair: Indices of both in any order.
 
     Raises:
         WireError: `peer` is a point of small order, which would make the seed public.
     """
-    return _derive(_agree(private, peer), context, _PAIR)
+    return _derive(_agree(private, peer), context, _PAIR + bytes(sorted(pair)))
 
 
 def self_mask_seed(self_mask: bytes, context: bytes) -> bytes:

@@ -115,7 +115,7 @@ def open_group(
 
 def _pair_mask(group: MaskingGroup, index: int, other: int, mask_key: PrivateKey) -> Mask:
     """Return what member `index` adds for its pair with `other`."""
-    seed = pair_mask_seed(mask_key, group.members[other].keys.mask, group.context)
+    seed = pair_mask_seed(mask_key, group.members[other].keys.mask, group.context, (index, other))
     return Mask(seed, 1 if index < other else -1)
 
 

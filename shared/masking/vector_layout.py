@@ -1,6 +1,6 @@
 """Layout of a device's vector: one integer for each travelling value, then figures as 2-bit limbs.
 
-    values    for each floating-point tensor of the travelling schema, by name: the values of the round's public subset
+    values    for each floating-point tensor of the travelling schema, by name: its values
     limbs     the figures of FIGURES, then one spread per tensor; each figure least significant limb first
 
 Each element is one integer modulo 2^bits. A value is a signed code of at most floor((2^(bits-1) - 1) / group_max), so that the
@@ -20,8 +20,7 @@ import numpy as np
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import check_terms, highest_code, read_grid
-from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
-from fedpatch.shared.tensors.subset import subset_of
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.masking_messages import SecureTerms
 
 LIMB_BITS = 2
@@ -67,10 +66,10 @@ class VectorLayout:
     Example:
         >>> schema = Schema((TensorSpec("w", (3, 4), "float32", "weight"),))
         >>> grid = np.float32(0.5).tobytes()
-        >>> terms = SecureTerms("half", 8, 32, bits=8, keep=4, seed=bytes(16), clip=1.0, weight_cap=600, grid=grid)
+        >>> terms = SecureTerms("half", 8, 32, bits=8, keep=1, seed=bytes(16), clip=1.0, weight_cap=600, grid=grid)
         >>> layout = VectorLayout(schema, terms)
         >>> layout.top, layout.num_values, layout.dtype
-        (3, 3, dtype('uint8'))
+        (3, 12, dtype('uint8'))
     """
 
     schema: Schema
@@ -103,17 +102,9 @@ class VectorLayout:
         return element_type(self.terms.bits)
 
     @cached_property
-    def subsets(self) -> tuple[Array | slice, ...]:
-        """Places of the travelling values of each flat tensor, in ascending order; a slice where all travel."""
-        return tuple(_subset(self.terms, spec) for spec in self.specs)
-
-    @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Number of travelling values of each tensor."""
-        return tuple(
-            math.prod(spec.shape) if isinstance(subset, slice) else len(subset)
-            for spec, subset in zip(self.specs, self.subsets, strict=True)
-        )
+        """Number of values of each tensor."""
+        return tuple(math.prod(spec.shape) for spec in self.specs)
 
     @property
     def num_values(self) -> int:
@@ -165,10 +156,3 @@ def to_limbs(value: int, bits: int) -> list[int]:
 def from_limbs(limbs: list[int]) -> int:
     """Return the figure of limbs, or of sums of limbs."""
     return sum(limb << LIMB_BITS * place for place, limb in enumerate(limbs))
-
-
-def _subset(terms: SecureTerms, spec: TensorSpec) -> Array | slice:
-    """Return the public subset of a tensor; statistics are small and have no error feedback, so all their values travel."""
-    if terms.keep == 1 or not spec.trainable:
-        return slice(None)
-    return subset_of(terms.seed, spec.name, math.prod(spec.shape), terms.keep)

@@ -150,6 +150,26 @@ def _wider(name: str) -> Iterator[str]:
         yield pattern
 
 
+def policy_of_names(private: Collection[str], schema: Schema) -> PatchPolicy:
+    """Return the policy of a set of private tensors, the same for each policy that keeps just these.
+
+    Args:
+        private: Names of the private tensors, without moments.
+        schema: Schema of the model.
+
+    Example:
+        >>> from fedpatch.shared.tensors.schema import TensorSpec
+        >>> norm, rest = TensorSpec("bn.bias", (2,), "float32", "affine"), TensorSpec("fc.bias", (2,), "float32", "weight")
+        >>> schema = Schema((norm, rest))
+        >>> str(policy_of_names({"bn.bias"}, schema)), str(policy_of_names({"fc.bias"}, schema))
+        ('affine', 'names:fc.*')
+    """
+    kinds = (PatchPolicy(kind) for kind in ROLES_OF)
+    named = next((one for one in kinds if one.keeps(schema) == frozenset(private)), None)
+    names = [spec.name for spec in schema.specs if spec.role != "moment"]
+    return named or names_policy(private, names)
+
+
 def require_match(glob: str, names: Collection[str], what: str, *, frozen: Collection[str] = ()) -> None:
     """Raise UsageError unless a pattern matches a name.
 

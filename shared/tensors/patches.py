@@ -9,6 +9,7 @@ from fedpatch.shared.tensors.patch_policy import MAX_TEXT as MAX_TEXT
 from fedpatch.shared.tensors.patch_policy import ROLES_OF as ROLES_OF
 from fedpatch.shared.tensors.patch_policy import PatchPolicy as PatchPolicy
 from fedpatch.shared.tensors.patch_policy import parse_policy as parse_policy
+from fedpatch.shared.tensors.patch_policy import policy_of_names as policy_of_names
 
 
 def split(tensors: Tensors, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:

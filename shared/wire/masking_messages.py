@@ -54,8 +54,8 @@ class SecureTerms:
         group_min: Smallest group that the coordinator forms.
         group_max: Largest group that it forms. Values are integers up to floor(127 / group_max), so that no sum overflows.
         bits: Bits of a masked value, 8 or 16.
-        keep: One of so many consecutive values travels: 1, 2, 4 or 8.
-        seed: Public seed of the choice of those values.
+        keep: 1: each value travels. A value that waited for a later round would be in that round's sum.
+        seed: Public random bytes of the round.
         clip: Longest L2 norm of a device's step; a longer one is shortened on the device.
         weight_cap: Most examples that count as a weight.
         grid: Range of a value of each travelling tensor, as float32, least significant byte first, in the order of names.

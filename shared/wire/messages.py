@@ -58,14 +58,17 @@ ENCODINGS = (
 # ("control" is a moment in plans in which devices keep control variates; it also covers `counted` of the request.)
 DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS, CONTROL)
 INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVALUATE_FEATURE = DEVICE_FEATURES[:5]
-# A feature of devices that have `cryptography` and whose owner allows it:
-MASKED_FEATURE = "masked"
+# A feature of devices that have `cryptography` and whose owner allows it. Its number is that of the protocol of groups: all
+# members of a group need the same one, and earlier devices list "masked".
+MASKED_FEATURE = "masked_2"
+# A feature of coordinators that know the reasons of devices to decline a masked round.
+MASKED_REASONS_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
 SIGNED_FEATURE = "masked_signed"
 # A feature of relays that play a masked round in their site and answer with its sum, in SUM_ENCODING:
-SUMS_FEATURE = "masked_sums"
+SUMS_FEATURE = "masked_sums_2"
 # Features of a device's answers that the coordinator of this version understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_FEATURE)
+COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_REASONS_FEATURE)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 # A word in the features of a request to a device that registered several members: the report of its update, or its evaluation,
 # may have `members`.
@@ -253,6 +256,9 @@ class WorkRequest:
         counted: By a plan with control variates the last round of the run whose aggregate has an update of this device, 0 for
             none: the device goes on with the control variate after it. Left out of other requests.
         leader_epoch: As in CoordinatorState; a device ignores a request with a lower one than it has seen.
+        content: `values_digest` (shared.tensors.arrays) of the model's tensors, which the device checks however the model came:
+            whole, by differences, or held from an earlier round. A masked update is never asked for without. Earlier versions
+            leave it out.
     """
 
     schema: Digest
@@ -270,6 +276,7 @@ class WorkRequest:
     evaluate: bool | UnsetType = UNSET
     counted: Count | UnsetType = UNSET
     leader_epoch: Count | UnsetType = UNSET
+    content: Digest | UnsetType = UNSET
 
     @property
     def evaluates(self) -> bool:

@@ -10,15 +10,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_masked_mean
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
-from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.masking.device_vector import make_vector
 from fedpatch.shared.masking.group_context import threshold_of, write_grid
@@ -28,20 +25,16 @@ from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
-from fedpatch.shared.tensors.error_feedback import residual_name
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import UpdateReport
-from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
 from fedpatch.simulator.spec.study import Study, client_id
 
 _BASE = "00" * 32
 
 
 class MaskedUplink:
-    """Residuals of all clients, and the scale of the round.
-
-    `residuals[name]` has shape (clients, ...); a page that is never written takes no memory.
+    """The scale of the round, and the size of an update.
 
     Args:
         study: The study; `secure` is "groups".
@@ -54,10 +47,6 @@ class MaskedUplink:
     def __init__(
         self, study: Study, travelling: Schema, model: Tensors, num_examples: Sequence[int], metric: MetricTerms
     ) -> None:
-        trained = [spec for spec in travelling.specs if spec.trainable]
-        self.residuals = {
-            residual_name(spec.name): shared_zeros((study.clients, *spec.shape), torch.float32) for spec in trained
-        }
         self.update_bytes = 0
         self._study, self._travelling, self._metric = study, travelling, metric
         self._scale = MaskedScale.first(travelling, model)
@@ -92,7 +81,14 @@ class MaskedUplink:
         layout = VectorLayout(self._travelling, self._terms(round_number, len(clients)))
         updates: dict[str, MaskedUpdate] = {}
         for client in clients:
-            elements = self._vector(layout, client, base, update_of(client), reports[client], seeds[client])
+            update = update_of(client)
+            elements = make_vector(
+                layout,
+                step={spec.name: update[spec.name] - base[spec.name] for spec in layout.specs},
+                report=reports[client],
+                metric=self._metric,
+                seed=seeds[client],
+            )
             updates[client_id(client)] = MaskedUpdate(bytes(32), _BASE, elements)
         groups = [OpenGroup(tuple(map(client_id, group)), ()) for group in groups_of(clients, self._study.group_size)]
         rule = parse_aggregate_rule(self._study.aggregate)
@@ -138,23 +134,6 @@ class MaskedUplink:
             denominator=self._study.participants,
         )
 
-    def _vector(
-        self, layout: VectorLayout, client: int, base: Tensors, update: Tensors, report: UpdateReport, seed: int
-    ) -> Array:
-        residual = {name: block[client].numpy() for name, block in self.residuals.items()}
-        vector = make_vector(
-            layout,
-            step={spec.name: update[spec.name] - base[spec.name] for spec in layout.specs},
-            residual={base_name(name): values for name, values in residual.items()},
-            report=report,
-            metric=self._metric,
-            seed=seed,
-        )
-        left = {residual_name(name): values for name, values in vector.residual.items()}
-        for name, values in as_kept(left, self._travelling, seed).items():
-            residual[name][...] = values
-        return vector.elements
-
     def _terms(self, round_number: int, participants: int) -> SecureTerms:
         study = self._study
         seed = hashlib.sha256(f"{study.seed}/masked/{round_number}".encode()).digest()[:16]
@@ -171,18 +150,15 @@ class MaskedUplink:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return plain data to resume from, without the residuals."""
+        """Return plain data to resume from."""
         return {"ranges": list(self._scale.ranges), "clip": self._scale.clip, "update_bytes": self.update_bytes}
 
-    def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
-        """Resume from `state` and `residuals`. Raises UsageError or SchemaMismatch if they do not fit."""
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Resume from `state`. Raises UsageError if it does not fit."""
         if len(before.get("ranges", ())) != len(self._scale.ranges):
             raise UsageError("what was saved has no scale of the masked values; delete it to begin anew")
-        check_blocks("residuals", self.residuals, residuals)
         self._scale = MaskedScale(tuple(before["ranges"]), float(before["clip"]))
         self.update_bytes = int(before["update_bytes"])
-        for name, block in self.residuals.items():
-            block.copy_(torch.from_numpy(residuals[name]))
 
 
 def policy_of_study(study: Study) -> PrivacyPolicy | None:

@@ -203,7 +203,7 @@ class SimulatedTransport:
 
     def residuals(self) -> dict[str, Array]:
         """Residuals of every client's updates, clients first; later rounds change them in place."""
-        up = self.masked or self.uplink
+        up = self.uplink
         return {name: block.numpy() for name, block in up.residuals.items()} if up else {}
 
     def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
@@ -211,8 +211,8 @@ class SimulatedTransport:
         if self._down:
             self._down.restore(before)
         if self.masked:
-            self.masked.restore(before.get("masked", {}), residuals)
-        elif self.uplink:
+            self.masked.restore(before.get("masked", {}))
+        if self.uplink:
             self.uplink.restore(residuals)
         elif residuals:
             raise UsageError(

@@ -14,7 +14,6 @@ from fedpatch.coordinator.cohort.selection import ROUNDING
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, largest_group
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
-from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
 from fedpatch.shared.tasks.task import Task
@@ -165,8 +164,8 @@ def _mask_problems(study: Study) -> Iterator[str]:
         yield f"--group-size: {study.group_size} is not {LEAST_GROUP} to {MAX_GROUP}"
     if study.participants < LEAST_GROUP:
         yield f"--secure groups: a round has {study.participants} clients; a group has at least {LEAST_GROUP}"
-    if study.keep not in KEEPS:
-        yield f"--keep: {study.keep} is none of {', '.join(map(str, KEEPS))}"
+    if study.keep != 1:
+        yield f"--keep: {study.keep} would leave values for later rounds, whose sums must not hold them; leave it out"
     yield from _masked_rule_problems(study)
     if study.clip is not None and not 0 < study.clip < math.inf:
         yield f"--clip: {study.clip} is not a number above 0"
@@ -206,8 +205,8 @@ def _masked_rule_problems(study: Study) -> Iterator[str]:
         yield f"--aggregate: {study.aggregate} looks at single updates, and only sums of masked groups are known; use centred"
     if study.dp == CENTRAL:
         yield "--dp: central clips single updates, and only sums of masked groups are known; use distributed"
-    if study.dp == DISTRIBUTED and (study.keep != 1 or study.clip is not None):
-        yield "--dp distributed: all values travel, and --dp-clip takes the place of --clip; leave --keep and --clip out"
+    if study.dp == DISTRIBUTED and study.clip is not None:
+        yield "--dp distributed: --dp-clip takes the place of --clip; leave --clip out"
 
 
 def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:

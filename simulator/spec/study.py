@@ -66,8 +66,8 @@ class Study:
     `aggregate`, `dp`, `noise_multiplier`, `dp_clip` and `delta` are a run's settings of these names; the paper has no bounds
     and no noise, and aggregates by the mean. User accuracies of a study are exact, also with differential privacy.
     `prox`, `phases`, `personal` and `finish` are a run's settings too.
-    With `secure` "groups" updates are masked in groups of at most `group_size`, one of `keep` values travels in a round, and
-    `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then only for downloads.
+    With `secure` "groups" updates are masked in groups of at most `group_size`, and `clip` bounds the L2 norm of a step (None:
+    it follows from earlier rounds); `encoding` is then only for downloads. `keep` is always 1.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's; every user accuracy is in this metric. `attack` is the attack of the share `bad` of the clients
     (simulator.attacks), "" for none.

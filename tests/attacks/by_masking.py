@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fedpatch.shared.masking.keys import SecretKeys
 from fedpatch.shared.wire.masking_messages import MaskingKeys, Reveal, Shares
 from fedpatch.shared.wire.messages import Accept
 
@@ -57,6 +59,13 @@ def _zeros(parts: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 _SMALL_ORDER = MaskingKeys(bytes(32), bytes(32))
 
+
+def _copied_keys() -> MaskingKeys:
+    """Keys of its own, but the mask key is that of another member with its highest bit flipped: X25519 ignores this bit."""
+    other, own = (SecretKeys.new(random.Random(name).randbytes).public() for name in ("pi-05", "a liar"))
+    return replace(own, mask=bytes([*other.mask[:31], other.mask[31] ^ 0x80]))
+
+
 MASKED_ATTACKS = (
     MaskedAttack(
         "no keys", "accepts without keys", _NO_KEYS, lambda it: Accept(1) if isinstance(it, Accept) else it,
@@ -65,6 +74,10 @@ MASKED_ATTACKS = (
     MaskedAttack(
         "keys that make masks public", "points of small order", _NO_KEYS, _in(Accept, keys=lambda _: _SMALL_ORDER),
         failures=(("no_keys", 1),),
+    ),
+    MaskedAttack(
+        "a copied key", "the mask key of another member in other bytes", _NO_KEYS,
+        _in(Accept, keys=lambda _: _copied_keys()), failures=(("no_keys", 1),),
     ),
     MaskedAttack(
         "a box too few", "shares for all other members but one", _NOT_OURS,

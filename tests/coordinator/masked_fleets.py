@@ -130,7 +130,7 @@ class MaskedDevice:
             return noised
         layout = vector_layout(self.schema, request.secure)
         report = UpdateReport(request.model.digest, examples(self.name), 1, 0.5, 0.25, 0.75, 0.0, 0.0)
-        return make_vector(layout, step=step, residual={}, report=report, metric=MetricTerms(), seed=number).elements
+        return make_vector(layout, step=step, report=report, metric=MetricTerms(), seed=number)
 
 
 def step_of(device: str, number: int, schema: Schema) -> dict[str, Array]:

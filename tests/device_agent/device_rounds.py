@@ -14,7 +14,7 @@ from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
-from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
+from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import PatchPolicy, parse_policy
 from fedpatch.shared.wire.messages import Manifest, TrainPlan, is_delta
@@ -65,7 +65,8 @@ class Scene:
 
     def command(self, tensors: Tensors | None = None, round: int = 1, **changes: Any) -> TrainCommand:
         """Publish `tensors`, else the first global model, and ask to train it."""
-        packed = pack(self.initial() if tensors is None else tensors, self.public, {}, "fp32+zstd")
+        model = self.initial() if tensors is None else tensors
+        packed = pack(model, self.public, {}, "fp32+zstd")
         (self.folder / "model").write_bytes(packed.blob)
         digest, size = hashlib.sha256(packed.blob).hexdigest(), len(packed.blob)
         fields: dict[str, Any] = {
@@ -80,6 +81,7 @@ class Scene:
             "update_path": str(self.folder / "update"),
             "download_s": 1.5,
             "chunk_bytes": 100,
+            "content": values_digest(model, self.public),
         }
         return TrainCommand(**{**fields, **changes})
 

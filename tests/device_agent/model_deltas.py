@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,25 @@ class Versions:
         if begins is not None:
             steps = tuple(self.steps[begins:last])
             whole |= {"model_path": "", "held": self.manifests[begins].digest, "steps": steps}
-        return self.scene.command(**{"hold": True, **whole, **changes})
+        content = self.content(self.tensors[last])
+        return self.scene.command(**{"hold": True, "content": content, **whole, **changes})
 
-    def hold(self, store: ModelCache, number: int) -> None:
-        packed = pack(self.tensors[number], self.scene.public, {}, "fp32")
+    def lie(self, tensors: dict[str, Array], begins: int) -> TrainCommand:
+        """A command for the last version, whose only step from version `begins` leads to other tensors and names these."""
+        base = self.tensors[begins]
+        packed = pack(tensors, self.scene.public, {}, self.encoding, base=base, seed=1)
+        path = self.scene.folder / "lie"
+        path.write_bytes(packed.blob)
+        _, after = unpack(
+            packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=self.scene.public, base=base
+        )
+        tensors.update(after)
+        delta = ModelDelta(self.manifests[begins].digest, self.content(after), packed.manifest(64, self.scene.public))
+        return replace(self.command(begins), steps=(ModelStep(str(path), delta),))
+
+    def hold(self, store: ModelCache, number: int, tensors: dict[str, Array] | None = None) -> None:
+        """Hold a version, with its own values or others."""
+        packed = pack(tensors or self.tensors[number], self.scene.public, {}, "fp32")
         held = Held(self.manifests[number].digest, self.scene.public.digest, packed.encoding, packed.raw_bytes)
         store.write(held, packed.blob)
 

@@ -99,11 +99,10 @@ class NamedUpdates(StandInUpdates):
             public,
             model=base,
             update=update,
-            residual={},
             report=report,
             metric=MetricTerms(),
             seed=number + round_number,
-        )[0]
+        )
 
 
 class SiteDevice(LightDevice):

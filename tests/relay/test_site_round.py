@@ -174,14 +174,14 @@ def test_request_that_cannot_be_passed_on_is_declined_with_the_reason(changes, w
     assert "without a relay" in why
 
 
-def test_measurement_of_learning_alone_is_passed_on_in_a_masked_round_whose_sums_have_it():
+def test_masked_round_that_asks_for_learning_alone_is_played_without_it():
     asked = request(measure_independent=True, secure=terms_of(12), encoding="masked-sum")
     assert unsupported(asked) == ""
 
 
 def test_masked_round_of_the_site_has_the_terms_of_the_parent_and_ends_before_the_margin(command, tmp_path):
     """The phases are collecting, unmasking, and the margin; the devices download the model in its present form."""
-    terms = terms_of(12, weight_cap=30, keep=2)
+    terms = terms_of(12, weight_cap=30)
     masked = replace(command, secure=terms, encoding="masked-sum", independent_ends_at=5.0)
     spec = ParentRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, left_s=100.0)
     assert spec.secure is not None
@@ -189,7 +189,7 @@ def test_masked_round_of_the_site_has_the_terms_of_the_parent_and_ends_before_th
     assert spec.policy.unmask_s is not None
     assert spec.policy.deadline_s + spec.policy.unmask_s == pytest.approx(90.0)
     assert spec.secure.share_deadline_s < spec.policy.deadline_s
-    assert (spec.encoding, spec.independent_every) == (command.model.encoding, 1)
+    assert (spec.encoding, spec.independent_every) == (command.model.encoding, 0)
 
 
 def played_groups(count: int, layout: VectorLayout) -> tuple[list[OpenGroup], dict[str, MaskedUpdate]]:
@@ -199,11 +199,10 @@ def played_groups(count: int, layout: VectorLayout) -> tuple[list[OpenGroup], di
         name: make_vector(
             layout,
             step={one.name: np.full(one.shape, 0.1) for one in layout.specs},
-            residual={},
             report=report(),
             metric=MetricTerms(),
             seed=number,
-        ).elements
+        )
         for number, name in enumerate(names)
     }
     updates = {name: MaskedUpdate(bytes(32), "00" * 32, elements) for name, elements in vectors.items()}

@@ -50,6 +50,7 @@ def request_of(terms: SecureTerms, model: str = "ab" * 32) -> WorkRequest:
         1000,
         60.0,
         secure=terms,
+        content="ec" * 32,
     )
 
 

@@ -36,8 +36,8 @@ def play(ways: list[Array], rule: AggregateRule = CENTRED, order: list[int] | No
         groups.append(OpenGroup(devices, ()))
         for device in devices:
             step = {"m": np.full(2, way[0]), "w": way}
-            vector = make_vector(LAYOUT, step=step, residual={}, report=REPORT, metric=MetricTerms(), seed=number)
-            updates[device] = MaskedUpdate(bytes(32), "00" * 32, vector.elements)
+            vector = make_vector(LAYOUT, step=step, report=REPORT, metric=MetricTerms(), seed=number)
+            updates[device] = MaskedUpdate(bytes(32), "00" * 32, vector)
     chosen = [groups[at] for at in order or range(len(groups))]
     return masked_mean(chosen, updates.__getitem__, layout=LAYOUT, schema=SCHEMA, base=BASE, rule=rule)
 

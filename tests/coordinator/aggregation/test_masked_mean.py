@@ -38,7 +38,7 @@ REPORT = UpdateReport("ab" * 32, 10, 1, 0.5, 0.5, 0.75, 0.0, 0.0, 0.25)
 
 def vector(report: UpdateReport, metric: MetricTerms = ACCURACY) -> Array:
     step = {"w": np.full(4, 0.5)}
-    return make_vector(LAYOUT, step=step, residual={}, report=report, metric=metric, seed=1).elements
+    return make_vector(LAYOUT, step=step, report=report, metric=metric, seed=1)
 
 
 def summed(*reports: UpdateReport, metric: MetricTerms = ACCURACY) -> GroupSum:

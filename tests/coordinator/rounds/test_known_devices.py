@@ -11,7 +11,7 @@ from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, Decline, TaskCapability, TrainPlan
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, Decline, TaskCapability, TrainPlan
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.coordinator.engines import engine
 from tests.support.specs import SCHEMA, TASK, TASKS, gone, there
@@ -274,17 +274,17 @@ class TestWaiting:
 
 
 def test_device_that_cannot_mask_is_not_asked_in_a_masked_run_and_leaves_the_count():
-    fleet = Fleet(TASK, needs={"masked": CANNOT_MASK})
+    fleet = Fleet(TASK, needs={MASKED_FEATURE: CANNOT_MASK})
     fleet.update("a", there())
-    fleet.update("b", replace(there(), features=("masked",)))
+    fleet.update("b", replace(there(), features=(MASKED_FEATURE,)))
     assert (fleet.eligible(), fleet.left) == (["b"], {"a"})
     assert "a: cannot mask" in fleet.missing_text(2, 60.0)
 
 
 def test_device_that_can_mask_after_all_is_asked():
-    fleet = Fleet(TASK, needs={"masked": CANNOT_MASK})
+    fleet = Fleet(TASK, needs={MASKED_FEATURE: CANNOT_MASK})
     fleet.update("a", there())
-    fleet.update("a", replace(there(), features=("masked",)))
+    fleet.update("a", replace(there(), features=(MASKED_FEATURE,)))
     assert (fleet.eligible(), fleet.left) == (["a"], set())
 
 
@@ -305,5 +305,5 @@ def test_device_that_does_not_know_control_variates_is_not_asked():
 
 
 def test_masking_is_kept_of_a_presence():
-    state = replace(there(), features=("masked", "unknown"))
-    assert Fleet(TASK).relevant(state).features == ("masked",)
+    state = replace(there(), features=(MASKED_FEATURE, "unknown"))
+    assert Fleet(TASK).relevant(state).features == (MASKED_FEATURE,)

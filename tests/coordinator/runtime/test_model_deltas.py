@@ -268,3 +268,15 @@ class TestDeviceThatLacksTheEncoding:
     def test_updated_device_is_asked_for_the_encoding_from_its_next_start(self, mixed):
         mixed.perform(mixed.engine.handle(DevicePresence("a", there("b2")), time.monotonic()))
         assert request_to(mixed, "a").encoding == "delta-int8"
+
+
+@pytest.mark.parametrize("encoding", ["delta-int8", "fp32+zstd", "fp16+zstd", "fp16"])
+def test_request_names_the_values_that_a_device_decodes(tmp_path, prepared, registry, encoding):
+    """Also where the model loses digits on its way: the digest is that of the device's values, not of the coordinator's."""
+    bench = noisy(Bench(tmp_path, prepared, registry, rounds=9, encoding=encoding))
+    play(bench, 1)
+    bench.begin()
+    request = request_to(bench, "a")
+    assert request.content == digest_of(bench, opened(bench, request.model))
+    if request.deltas:
+        assert request.content == request.deltas[-1].content

@@ -35,7 +35,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, Roster, Unmask
 from fedpatch.shared.wire.messages import (
-    MASKED_FEATURE,
+    MASKED_REASONS_FEATURE,
     Accept,
     Committed,
     Decline,
@@ -49,7 +49,7 @@ from tests.support.masked_group import MaskedDevice, terms_of
 from tests.support.specs import RUN, TASK, envelope_of, model
 
 TERMS = terms_of(3)
-MASKED = replace(REQUEST, encoding="masked-u8", secure=TERMS, features=(MASKED_FEATURE,))
+MASKED = replace(REQUEST, encoding="masked-u8", secure=TERMS, features=(MASKED_REASONS_FEATURE,), content="ec" * 32)
 NAME = RoundName(TASK, RUN, 1)
 UPDATE = Manifest("0d" * 32, 300, 100, 3, "masked-u8", 300, REQUEST.schema)
 OTHERS = [MaskedDevice(f"pj-{index}", seed=3) for index in range(2)]
@@ -190,17 +190,15 @@ def test_second_update_under_the_same_keys_is_not_offered():
     assert isinstance(effects[-1], EndJob)
 
 
-def test_mask_key_of_small_order_in_the_roster_is_a_failure_of_the_masking():
+def test_roster_with_a_mask_key_of_small_order_gets_no_shares():
     """The coordinator of this version refuses such keys, but a device does not rely on that."""
     job, keys = training()
-    _, inbox, group = group_with(keys)
+    _, _, group = group_with(keys)
     theirs = OTHERS[0].accept(MASKED, NAME)
     members = [GroupMember("pi", keys), GroupMember("pj-0", replace(theirs, mask=bytes(32))), group.members[2]]
-    roster = Roster(0, 2, tuple(members))
-    receive(job, roster)
-    context = MaskingGroup.of_roster(request_digest(TASK, RUN, 1, MASKED), roster).context
-    receive(job, replace(inbox, context=context))
-    assert bodies(job.handle(VectorTrained(KEY), 15.0)) == [Failed(FailReason.MASKING)]
+    [effect] = receive(job, Roster(0, 2, tuple(members)))
+    assert isinstance(effect, ReportFailure)
+    assert "not a usable X25519 key" in effect.detail
 
 
 def test_update_that_is_masked_after_the_reveal_is_not_offered():

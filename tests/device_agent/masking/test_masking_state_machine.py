@@ -77,6 +77,16 @@ def test_repeated_request_has_the_same_keys_also_after_a_restart():
     assert device.accept(REQUEST) == keys
 
 
+def test_roster_with_a_copied_key_gets_no_shares():
+    """Colluders could have the masks of honest members: X25519 ignores the highest bit of a key."""
+    group = keyed()
+    victim, liar = group.roster.members[1], group.roster.members[4]
+    copied = bytes([*victim.keys.mask[:31], victim.keys.mask[31] ^ 0x80])
+    members = (*group.roster.members[:4], replace(liar, keys=replace(liar.keys, mask=copied)))
+    assert "pi-01 and pi-04 have the same key" in refused(group.devices[0], replace(group.roster, members=members))
+    assert group.devices[0].state.phase is MaskingPhase.KEYED
+
+
 def test_each_request_and_round_has_new_keys():
     device = keyed().devices[0]
     keys = {device.accept(REQUEST), device.accept(request_of(terms_of(SIZE), "ac" * 32))}

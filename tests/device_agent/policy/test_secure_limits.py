@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import UNSET
 
 from fedpatch.device_agent.policy import owner_limits
 from fedpatch.device_agent.policy.owner_limits import ALLOWED, OFF, REQUIRED, OwnerLimits, SecureLimits
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import MASKED_FEATURE, Decline
+from fedpatch.shared.wire.messages import MASKED_REASONS_FEATURE, Decline
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
 from tests.device_agent.jobs import REQUEST, requested
@@ -60,6 +61,7 @@ def secure(**changes):
             DeclineReason.SECURE_TERMS,
             "min_threshold = two_thirds",
         ),
+        (SecureLimits(min_group=2), replace(MASKED, content=UNSET), DeclineReason.UNSUPPORTED, "values of its model"),
         (
             SecureLimits(min_group=2),
             replace(MASKED, plan=replace(MASKED.plan, moments=("exp_avg",))),
@@ -95,7 +97,8 @@ def test_request_within_the_terms_is_not_declined(limits, request_):
 
 
 @pytest.mark.parametrize(
-    ("features", "reason"), [((MASKED_FEATURE,), DeclineReason.INSECURE_REQUEST), ((), DeclineReason.UNSUPPORTED)]
+    ("features", "reason"),
+    [((MASKED_REASONS_FEATURE,), DeclineReason.INSECURE_REQUEST), ((), DeclineReason.UNSUPPORTED)],
 )
 def test_unmasked_request_is_declined_where_masks_are_required(tmp_path, features, reason):
     """The decline precedes any download; an older coordinator gets a reason that it understands."""

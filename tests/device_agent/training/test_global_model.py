@@ -19,6 +19,7 @@ from tests.device_agent.device_rounds import ADAM, SGD, Scene
 from tests.device_agent.model_deltas import Versions
 from tests.device_agent.toy_tasks import TOY
 from tests.support.damage_on_disk import flip_bit
+from tests.support.masked_group import terms_of
 
 DELTAS = [one for one in ENCODINGS if is_delta(one)]
 
@@ -185,3 +186,59 @@ def test_values_are_compared_and_not_their_packing(versions, store):
     tensors = read(versions, store, versions.command(2, 2))
     for name, value in versions.tensors[2].items():
         np.testing.assert_array_equal(tensors[name], value)
+
+
+def assert_values_are_checked(versions, store, command):
+    """Check that training does not begin on other values than the request names, and holds nothing for a later round."""
+    held = store.version()
+    with pytest.raises(WireError, match="values with digest"):
+        read(versions, store, replace(command, content="0" * 64))
+    assert store.version() == held
+
+
+@pytest.mark.parametrize("begins", [None, 1, 3], ids=["whole", "by steps", "held"])
+def test_model_with_other_values_than_the_request_names_is_refused_however_it_came(versions, store, begins):
+    if begins is not None:
+        versions.hold(store, begins)
+    assert_values_are_checked(versions, store, versions.command(begins))
+    assert_is(versions, -1, read(versions, store, versions.command(begins)))
+    assert store.version() == versions.manifests[-1].digest
+
+
+def test_delta_to_another_model_is_refused_though_its_own_digest_fits(versions, store):
+    """The coordinator sends a model without gradients as a "delta" that names its own result."""
+    versions.hold(store, 2)
+    zeros = {name: np.zeros_like(value) for name, value in versions.tensors[-1].items()}
+    command = versions.lie(zeros, begins=2)
+    assert_is_of(zeros, read(versions, store, replace(command, content="", hold=False)), versions)
+    with pytest.raises(WireError, match="values with digest"):
+        read(versions, store, command)
+
+
+def test_values_that_only_a_delta_names_are_not_held_under_the_digest_of_the_model(versions, store):
+    """A former coordinator names no values: the round is trained as before, and the next one begins with what is known."""
+    versions.hold(store, 2)
+    lie = versions.lie({name: 0 * value for name, value in versions.tensors[-1].items()}, begins=2)
+    read(versions, store, replace(lie, content=""))
+    assert store.version() == versions.manifests[2].digest
+
+
+def test_held_values_that_are_not_those_of_their_version_are_refused_in_an_honest_round(versions, store):
+    """A device of an earlier version may hold a lie of another round under the true digest."""
+    lie = {name: 0 * value for name, value in versions.tensors[-1].items()}
+    versions.hold(store, 3, lie)
+    with pytest.raises(WireError, match="values with digest"):
+        read(versions, store, versions.command(3))
+
+
+@pytest.mark.parametrize("begins", [None, 1, 3])
+def test_masked_round_without_the_digest_of_its_values_trains_nothing(versions, store, begins):
+    if begins is not None:
+        versions.hold(store, begins)
+    with pytest.raises(WireError, match="does not name the values"):
+        read(versions, store, versions.command(begins, content="", secure=terms_of(8)))
+
+
+def assert_is_of(expected, found, versions):
+    """Check the values of a model."""
+    assert versions.content(found) == versions.content(expected)

@@ -425,3 +425,30 @@ def test_wherever_it_is_killed_an_update_lies_beside_the_patch_and_residual_of_i
         if changes < fatal:
             break
     assert updates > 1
+
+
+@pytest.mark.parametrize("other", ["names:bn.bias,bn.weight", "names:bn.weight,bn.b*"])
+def test_policy_in_other_words_goes_on_with_the_same_patch(tmp_path, device, other):
+    """Else two runs could train the same batches from the same patch, and their sums differ in one device's update alone."""
+    worded = Scene(tmp_path, TOY, SGD, "affine"), Scene(tmp_path, TOY, SGD, other)
+    assert worded[0].policy.keeps(worded[0].model) == worded[1].policy.keeps(worded[1].model)
+    device.run(worded[0].command())
+    first = device.patch(worded[0])
+    manifest, _ = device.run(worded[1].command(key=replace(key(1), run="second")))
+    alone = Device(tmp_path, "alone")
+    alone.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), alone.store, "ann", private="none")
+    assert alone.run(worded[1].command(key=replace(key(1), run="second")))[0].digest != manifest.digest
+    assert device.patch(worded[0]).batches_done == 2 * first.batches_done
+
+
+def test_patch_of_an_earlier_version_is_used_under_its_own_words(tmp_path, device):
+    """Earlier versions kept a patch for each wording of a policy."""
+    scene = Scene(tmp_path, TOY, SGD, "names:bn.bias,bn.weight")
+    device.run(scene.command())
+    [path] = device.store.directory.glob("*.patch")
+    worded = PatchKey(TOY.name, scene.model.digest, scene.private)
+    record = device.store._newest(PatchKey(TOY.name, scene.model.digest, "affine"))
+    path.unlink()
+    device.store.save(replace(record, key=worded))
+    device.run(scene.command(round=2))
+    assert device.store.load(worded, "run", 3).batches_done == 2 * record.after.batches_done

@@ -1,4 +1,4 @@
-"""The training process in a masked round: the vector on disk, its residual, and the masks on it."""
+"""The training process in a masked round: the vector on disk, and the masks on it."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def terms(scene, **changes):
     return replace(terms_of(3, bits=16, clip=1e6, weight_cap=23, grid=grid), **changes)
 
 
-def train(device, scene, secure, tensors=None, round=1):
+def train(device, scene, secure, tensors=None, round=1, **changes):
     """Train a round; return manifest, report, vector and command."""
-    command = scene.command(tensors, round, encoding=f"masked-u{secure.bits}", secure=secure)
+    command = scene.command(tensors, round, encoding=f"masked-u{secure.bits}", secure=secure, **changes)
     done = device.run(command, lambda done, total: None, lambda: False)
     assert done is not None
     manifest, report = done
@@ -79,7 +79,6 @@ def test_measure_that_masked_sums_cut_is_logged_with_the_remedy(tmp_path, device
         scene.public,
         model=values,
         update=values,
-        residual={},
         report=replace(report, **measures),
         metric=TOY.metric_terms,
         seed=1,
@@ -120,8 +119,8 @@ def test_vector_holds_the_step_and_the_report(tmp_path, device):
 def test_repeated_round_has_the_same_vector(tmp_path, device):
     """Else two vectors would be sent under the same masks."""
     scene = scene_of(tmp_path)
-    first, *_ = train(device, scene, terms(scene, keep=4))
-    second, *_ = train(device, scene, terms(scene, keep=4))
+    first, *_ = train(device, scene, terms(scene))
+    second, *_ = train(device, scene, terms(scene))
     assert first == second
 
 
@@ -142,15 +141,31 @@ def test_vector_with_noise_of_the_devices_is_the_clipped_step_without_report(tmp
     assert (signed_sum(opened) - codes).tolist() == skellam_values(noise, layout.size).tolist()
 
 
-def test_masked_residual_is_added_in_the_next_round(tmp_path, device):
+def test_vector_has_nothing_of_the_step_that_an_earlier_round_cut_off(tmp_path, device):
+    """A range of 1e-9 cuts the whole step off. The next round trains nothing, so its vector is that of no step."""
     scene = scene_of(tmp_path)
-    secure = terms(scene, keep=8, seed=b"\x01" * 16)
-    train(device, scene, secure)
-    after, *_ = train(device, scene, secure, round=2)
-    other = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), PatchStore(tmp_path / "o"), "ann", private="none")
-    train(other, scene, terms(scene), round=1)
-    without, *_ = train(other, scene, secure, round=2)
-    assert after.digest != without.digest
+    tiny, wide = (write_grid((scale,) * len(travelling(scene.public))) for scale in (1e-9, 1.0))
+    train(device, scene, terms(scene, grid=tiny))
+    still = Scene(tmp_path, TOY, replace(SGD, learning_rate=1e-30), "affine")
+    secure = terms(still, grid=wide)
+    _, _, vector, _ = train(device, still, secure, round=2)
+    layout = VectorLayout(still.public, secure)
+    trained = {spec.name for spec in layout.specs if spec.trainable}
+    steps = mean_step(layout, read_sum(layout, vector.elements, 1))
+    assert not any(step.any() for name, step in steps.items() if name in trained)
+    assert not list((tmp_path / "patches").glob("*.residual"))
+
+
+@pytest.mark.parametrize("ends_at", [1e9, 0.0])
+def test_masked_round_measures_nothing_of_learning_alone(tmp_path, device, ends_at):
+    """The rest of its deadline decides whether a device still measures it, and that may differ from device to device."""
+    scene = scene_of(tmp_path)
+    secure = terms(scene)
+    _, report, vector, _ = train(device, scene, secure, independent_ends_at=ends_at, ends_at=ends_at)
+    layout = VectorLayout(scene.public, secure)
+    figures = read_report(layout, read_sum(layout, vector.elements, 1))
+    assert report.user_accuracy_independent is None
+    assert figures.measured["user_accuracy_independent"] == figures.measured["gain"] == 0
 
 
 def command_of(scene, manifest):

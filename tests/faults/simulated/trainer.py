@@ -210,14 +210,13 @@ class SimulatedTrainer:
         self._next()
 
     def _vector(self, lesson: _Lesson, terms: SecureTerms, report: UpdateReport, seed: int) -> tuple[bytes, Manifest]:
-        """Return the vector of a masked round; no residual is kept, so that the oracle needs the data of one round only."""
+        """Return the vector of a masked round."""
         command = lesson.command
-        blob, _ = unmasked_blob(
+        blob = unmasked_blob(
             terms,
             PUBLIC,
             model=lesson.model,
             update=lesson.update,
-            residual={},
             report=report,
             metric=MetricTerms(),
             seed=seed,

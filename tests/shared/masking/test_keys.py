@@ -12,8 +12,10 @@ from fedpatch.shared.masking.keys import (
     SecretKeys,
     _agree,
     _derive,
+    check_distinct_keys,
     commitment_to,
     is_available,
+    key_in_any_form,
     keystream,
     open_box,
     pair_mask_seed,
@@ -21,7 +23,7 @@ from fedpatch.shared.masking.keys import (
     seal_box,
     self_mask_seed,
 )
-from fedpatch.shared.wire.masking_messages import MAX_BOX_BYTES, SHARE_BYTES
+from fedpatch.shared.wire.masking_messages import MAX_BOX_BYTES, SHARE_BYTES, GroupMember, MaskingKeys
 
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
 BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
@@ -52,9 +54,9 @@ def test_key_derivation_is_that_of_rfc_5869_appendix_a_1():
 
 
 def test_two_members_derive_the_same_seed_and_another_group_another_one():
-    seed = pair_mask_seed(ALICE, public_key(BOB), CONTEXT)
-    assert seed == pair_mask_seed(BOB, public_key(ALICE), CONTEXT)
-    assert seed != pair_mask_seed(ALICE, public_key(BOB), bytes(32))
+    seed = pair_mask_seed(ALICE, public_key(BOB), CONTEXT, (0, 1))
+    assert seed == pair_mask_seed(BOB, public_key(ALICE), CONTEXT, (1, 0))
+    assert seed != pair_mask_seed(ALICE, public_key(BOB), bytes(32), (0, 1))
     assert self_mask_seed(ALICE, CONTEXT) != self_mask_seed(ALICE, bytes(32))
     assert commitment_to(ALICE, CONTEXT) != commitment_to(ALICE, bytes(32))
 
@@ -91,7 +93,45 @@ def test_box_of_another_length_is_a_wire_error(length):
 def test_public_key_of_small_order_is_a_wire_error(point):
     """Its shared secret is always zero, hence not secret."""
     with pytest.raises(WireError, match="not a usable X25519 key"):
-        pair_mask_seed(ALICE, point, CONTEXT)
+        pair_mask_seed(ALICE, point, CONTEXT, (0, 1))
+
+
+_PRIME = 2**255 - 19
+
+
+def forms_of(key: bytes) -> dict[str, bytes]:
+    """Other bytes of a public key with the same secrets: RFC 7748 ignores bit 255, and reduces; a clamped key clears 8."""
+    number = int.from_bytes(key, "little")
+    return {
+        "bit 255": bytes([*key[:31], key[31] ^ 0x80]),
+        # The sum with the point (0, 0) of order two has the inverse coordinate.
+        "plus a point of order two": pow(number, -1, _PRIME).to_bytes(32, "little"),
+    }
+
+
+@pytest.mark.parametrize("form", ["bit 255", "plus a point of order two"])
+def test_copied_key_is_found_in_any_form_and_gives_other_masks(form):
+    copied = forms_of(public_key(BOB))[form]
+    assert copied != public_key(BOB)
+    assert _agree(ALICE, copied) == _agree(ALICE, public_key(BOB))
+    assert key_in_any_form(copied) == key_in_any_form(public_key(BOB)) != key_in_any_form(public_key(ALICE))
+    own = pair_mask_seed(ALICE, public_key(BOB), CONTEXT, (0, 1))
+    assert pair_mask_seed(ALICE, copied, CONTEXT, (0, 2)) != own
+
+
+def test_roster_with_a_copied_key_is_refused_by_the_names_of_both():
+    def member(name: str, share: bytes, mask: bytes) -> GroupMember:
+        return GroupMember(name, MaskingKeys(share, mask))
+
+    keys = [public_key(bytes([number]) * 32) for number in range(1, 5)]
+    honest = (member("pi-1", keys[0], keys[1]), member("pi-2", keys[2], keys[3]))
+    check_distinct_keys(honest)
+    for copied in (keys[1], *forms_of(keys[1]).values()):
+        for liar in (member("pi-9", keys[3], copied), member("pi-9", copied, keys[2])):
+            with pytest.raises(WireError, match="pi-1 and pi-9 have the same key"):
+                check_distinct_keys((honest[0], liar))
+    with pytest.raises(WireError, match="not a usable X25519 key"):
+        check_distinct_keys((honest[0], member("pi-9", keys[2], bytes(32))))
 
 
 def test_cryptography_is_available_where_it_is_installed(monkeypatch):

@@ -1,4 +1,4 @@
-"""A device's vector and the sum of vectors: values exact to one code, figures exact, errors kept for the next round."""
+"""A device's vector and the sum of vectors: values exact to one code, figures exact, nothing is kept for the next round."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.ranges import MAX_CHANGE, first_clip, first_ranges, next_clip, next_ranges
 from fedpatch.shared.masking.vector_layout import LIMB_BITS, VectorLayout, from_limbs, to_limbs
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
-from fedpatch.shared.tensors.subset import WAITING_SHARE
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.messages import UpdateReport
 from tests.support.examples import examples
 from tests.support.masked_group import terms_of
@@ -48,23 +47,22 @@ def step_of(seed, scale=0.1):
     }
 
 
-def vector_of(layout, step, *, residual=(), report=REPORT, metric=None, seed=0):
-    metric = metric or MetricTerms()
-    return make_vector(layout, step=step, residual=dict(residual), report=report, metric=metric, seed=seed)
+def vector_of(layout, step, *, report=REPORT, metric=None, seed=0):
+    return make_vector(layout, step=step, report=report, metric=metric or MetricTerms(), seed=seed)
 
 
 def summed(layout, vectors):
     total = np.zeros(layout.size, layout.dtype)
     for vector in vectors:
-        total += vector.elements
+        total += vector
     return read_sum(layout, total, len(vectors))
 
 
 @examples(40)
-@given(st.integers(1, 10), st.sampled_from([8, 16]), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32))
-def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, seed):
-    """By an oracle: a vector has the device's step minus its residual, and the mean is the weighted mean of these values."""
-    layout = layout_of(bits=bits, keep=keep, seed=seed.to_bytes(16))
+@given(st.integers(1, 10), st.sampled_from([8, 16]), st.integers(0, 2**32))
+def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, seed):
+    """By an oracle: the mean is the weighted mean of the devices' steps, up to one code of each."""
+    layout = layout_of(bits=bits, ranges=(2.0, 1.0))
     examples = [10 * (index + 1) for index in range(devices)]
     steps = [step_of(seed + index) for index in range(devices)]
     vectors = [
@@ -73,27 +71,18 @@ def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, see
     ]
     total = summed(layout, vectors)
     mean = mean_step(layout, total)["fc.weight"]
-    travels = np.zeros((5, 7), bool)
-    travels.reshape(-1)[layout.subsets[-1]] = True
-    left = [vector.residual["fc.weight"] for vector in vectors]
-    sent = [np.where(travels, step["fc.weight"] - lacking, 0) for step, lacking in zip(steps, left, strict=True)]
-    for step, lacking in zip(steps, left, strict=True):
-        np.testing.assert_allclose(lacking[~travels], WAITING_SHARE * step["fc.weight"][~travels], rtol=1e-6)
-    expected = sum(count * one.astype(float) for count, one in zip(examples, sent, strict=True)) / sum(examples)
-    np.testing.assert_allclose(mean, expected, atol=2e-6)
+    expected = sum(count * step["fc.weight"].astype(float) for count, step in zip(examples, steps, strict=True))
+    one_code = 2.0 / layout.top * layout.terms.weight_cap * devices / sum(examples)
+    np.testing.assert_allclose(mean, expected / sum(examples), atol=one_code)
     report = read_report(layout, total)
     assert (report.devices, report.weight, report.num_examples) == (devices, sum(examples), sum(examples))
 
 
-@pytest.mark.parametrize("keep", [1, 4])
-def test_vector_does_not_depend_on_the_size_of_its_blocks(monkeypatch, keep):
-    layout = layout_of(keep=keep, seed=b"\x05" * 16, clip=0.5)
-    step, residual = step_of(3), {"fc.weight": step_of(4)["fc.weight"]}
-    whole = vector_of(layout, step, residual=residual)
+def test_vector_does_not_depend_on_the_size_of_its_blocks(monkeypatch):
+    layout, step = layout_of(clip=0.5), step_of(3)
+    whole = vector_of(layout, step)
     monkeypatch.setattr(device_vector, "_BLOCK", 3)
-    blocks = vector_of(layout, step, residual=residual)
-    assert blocks.elements.tolist() == whole.elements.tolist()
-    np.testing.assert_array_equal(blocks.residual["fc.weight"], whole.residual["fc.weight"])
+    assert vector_of(layout, step).tolist() == whole.tolist()
 
 
 def test_rounding_is_unbiased():
@@ -106,32 +95,14 @@ def test_rounding_is_unbiased():
     assert np.unique(means) == pytest.approx([0.0, 1 / layout.top])
 
 
-def test_value_beyond_the_range_is_cut_off_and_kept_as_residual():
+def test_value_beyond_the_range_is_cut_off():
     layout = layout_of(ranges=(0.5, 0.5))
     step = {"fc.weight": np.full((5, 7), -0.75, "f4"), "bn.running_mean": np.full(5, 0.75, "f4")}
-    vector = vector_of(layout, step)
-    total = summed(layout, [vector])
+    total = summed(layout, [vector_of(layout, step)])
     mean = mean_step(layout, total)
     assert np.allclose(mean["fc.weight"], -0.5)
     assert np.allclose(mean["bn.running_mean"], 0.5)
-    assert np.allclose(vector.residual["fc.weight"], -0.25)
-    assert "bn.running_mean" not in vector.residual
     assert read_report(layout, total).clipped_values == 40
-
-
-def test_residual_is_added_to_the_next_step():
-    """If all values travel in each round, the whole step arrives, except for the last residual."""
-    step = {"fc.weight": np.full((5, 7), 0.1, "f4"), "bn.running_mean": np.zeros(5, "f4")}
-    none = {name: np.zeros_like(values) for name, values in step.items()}
-    residual: dict[str, Array] = {}
-    arrived = np.zeros((5, 7))
-    for number in range(60):
-        layout = layout_of(keep=1, seed=number.to_bytes(16))
-        vector = vector_of(layout, step if number == 0 else none, residual=residual, seed=number)
-        arrived += mean_step(layout, summed(layout, [vector]))["fc.weight"]
-        residual = vector.residual
-    np.testing.assert_allclose(arrived + residual["fc.weight"], 0.1, atol=1e-5)
-    assert np.abs(arrived - 0.1).mean() < 0.05
 
 
 def test_step_beyond_the_clip_is_shortened_to_it():
@@ -143,15 +114,6 @@ def test_step_beyond_the_clip_is_shortened_to_it():
     assert math.sqrt(np.square(mean["fc.weight"]).sum()) == pytest.approx(0.5, abs=0.02)
     assert np.allclose(mean["bn.running_mean"], 3.0, atol=0.01)
     assert read_report(layout, total).norm == pytest.approx(4.0)
-
-
-def test_keep_chooses_one_of_so_many_consecutive_trained_values():
-    layout = layout_of(keep=4, seed=b"\x05" * 16)
-    statistics, weights = layout.subsets
-    assert statistics == slice(None)
-    assert [index // 4 for index in weights] == list(range(len(weights)))
-    other = layout_of(keep=4, seed=b"\x06" * 16).subsets[1]
-    assert weights.tolist() != other.tolist()
 
 
 def test_weight_is_the_number_of_examples_up_to_the_cap():
@@ -320,14 +282,14 @@ def test_grid_of_another_number_of_tensors_is_a_wire_error():
 
 @pytest.mark.parametrize(("bits", "element_bytes"), [(8, 1), (16, 2)])
 def test_vector_has_the_bytes_of_its_elements(bits, element_bytes):
-    layout = layout_of(bits=bits)
-    assert vector_of(layout, step_of(3)).elements.nbytes == layout.nbytes == element_bytes * layout.size
+    layout = layout_of(bits=bits, ranges=(2.0, 1.0))
+    assert vector_of(layout, step_of(3)).nbytes == layout.nbytes == element_bytes * layout.size
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_masked_blob_is_read_back(bits):
-    layout = layout_of(bits=bits)
-    elements = vector_of(layout, step_of(3)).elements
+    layout = layout_of(bits=bits, ranges=(2.0, 1.0))
+    elements = vector_of(layout, step_of(3))
     blob = write_masked_blob(MaskedUpdate(bytes(32), "ab" * 32, elements))
     masked = mask_blob(blob, b"\xc7" * 32, [Mask(b"\x01" * 32, 1)], bits)
     read = read_masked_blob(masked, layout)
@@ -341,7 +303,7 @@ def test_masked_blob_is_read_back(bits):
 )
 def test_blob_of_another_form_is_refused_as_damaged(change):
     layout = layout_of()
-    blob = write_masked_blob(MaskedUpdate(bytes(32), "ab" * 32, vector_of(layout, step_of(3)).elements))
+    blob = write_masked_blob(MaskedUpdate(bytes(32), "ab" * 32, vector_of(layout, step_of(3))))
     with pytest.raises(UpdateRefused, match="no masked update of this round") as refused:
         read_masked_blob(change(blob), layout)
     assert refused.value.reason == "damaged"

@@ -34,10 +34,9 @@ EXAMPLES = [10 + 5 * client for client in range(CLIENTS)]
 BASE = {"w": np.full((9, 7), 0.5, "f4"), "running_var": np.ones(7, "f4")}
 
 
-@pytest.mark.parametrize("keep", [1, 2, 4, 8])
-def test_error_never_grows_where_devices_train_as_far_as_they_can(keep):
-    """A value that waits is trained again in each round: the sum of these steps would be several times too long."""
-    study = study_of(secure="groups", group_size=8, keep=keep, clients=CLIENTS)
+def test_model_reaches_the_mean_of_the_goals_without_error_feedback():
+    """The rounding is unbiased, so nothing that one round lacks has to be in the next one."""
+    study = study_of(secure="groups", group_size=8, clients=CLIENTS)
     schema = Schema((TensorSpec("w", (30, 40), "float32", "weight"),))
     goals = np.random.default_rng(7).normal(0, 1, (CLIENTS, 30, 40)).astype("f4")
     model, wanted = {"w": np.zeros((30, 40), "f4")}, goals.mean(axis=0)
@@ -71,29 +70,23 @@ def reports():
     }
 
 
-@pytest.mark.parametrize("keep", [1, 4])
-def test_mean_has_the_bits_of_masked_groups_of_devices(keep):
-    """Three rounds, with the residuals of earlier rounds; the devices' sums use real keys, masks and shares."""
-    study = study_of(secure="groups", group_size=8, keep=keep, clients=CLIENTS)
+def test_mean_has_the_bits_of_masked_groups_of_devices():
+    """Three rounds; the devices' sums use real keys, masks and shares."""
+    study = study_of(secure="groups", group_size=8, clients=CLIENTS)
     uplink = MaskedUplink(study, SCHEMA, BASE, EXAMPLES, MetricTerms())
     for number in (1, 2, 3):
         updates = updates_of(number)
         layout = VectorLayout(SCHEMA, uplink._terms(number, CLIENTS))
-        residuals = [
-            {name: block[client].numpy().copy() for name, block in uplink.residuals.items()}
-            for client in range(CLIENTS)
-        ]
         blobs = {
             client: unmasked_blob(
                 layout.terms,
                 SCHEMA,
                 model=BASE,
                 update=updates[client],
-                residual=residuals[client],
                 report=reports()[client],
                 metric=MetricTerms(),
                 seed=100 * number + client,
-            )[0]
+            )
             for client in range(CLIENTS)
         }
         groups, masked = masked_by_devices(list(groups_of(range(CLIENTS), 8)), blobs, layout)
@@ -156,8 +149,8 @@ def small_study(**changes):
 
 
 def test_masked_study_continues_where_it_stopped(tmp_path):
-    """It uses the residuals and the scale of the earlier rounds."""
-    study = small_study(keep=4)
+    """It uses the scale of the earlier rounds."""
+    study = small_study()
     whole = simulate(study)
     rounds = iter([False, False, False, True])
     simulate(study, saved=tmp_path, stopped=lambda: next(rounds))
@@ -176,13 +169,6 @@ def test_masked_round_leaves_no_update_in_the_folder_of_updates():
     simulation.close()
 
 
-def test_masked_update_of_an_eighth_has_fewer_bytes():
-    whole, eighth = (simulate(small_study(keep=keep, rounds=2)).bytes_up_per_update for keep in (1, 8))
-    assert whole is not None
-    assert eighth is not None
-    assert eighth < whole
-
-
 def test_terms_of_masked_groups_are_in_the_json_only_where_there_are_any():
     study = small_study()
     assert Study.from_dict(study.to_dict()) == study
@@ -197,7 +183,7 @@ def test_terms_of_masked_groups_are_in_the_json_only_where_there_are_any():
         ({"strategy": "fedavg-adam"}, "fedavg-adam cannot be summed"),
         ({"norm_bound": "auto:2"}, "--norm-bound"),
         ({"max_num_examples": "100"}, "--max-num-examples"),
-        ({"keep": 3}, "--keep: 3"),
+        ({"keep": 2}, "--keep: 2"),
         ({"group_size": 7}, "--group-size: 7"),
         ({"group_size": 65}, "--group-size: 65"),
         ({"clip": 0.0}, "--clip: 0.0"),
