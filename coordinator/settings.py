@@ -275,12 +275,11 @@ class RoundSettings(Settings):
     threshold: str = _secure(
         "half",
         choices=("half", "two_thirds"),
-        help="Share of a group, more than which must stay to the end: half, or two_thirds, where devices also "
-        "sign their keys.",
+        default_means="two_thirds; half in a demonstration",
+        help="Share of a group, more than which must stay to the end: two_thirds, where devices also sign their keys "
+        "with certificates of the fleet's CA, or half, which hides updates from an honest coordinator only.",
     )
-    keep: int = _secure(
-        1, ge=1, le=8, unit="values", help="1: each value of a masked update travels; larger numbers were dropped."
-    )
+    keep: int = _secure(1, ge=1, le=8, unit="values", help="Values of a masked update of which one travels: always 1.")
     clip: float | None = _secure(
         None,
         gt=0.0,
@@ -661,6 +660,11 @@ class RunSettings(RoundSettings, BrokerSettings):
                 f"{self.evaluate_every} would end work that devices carry into later rounds; use 0",
                 "late",
             )
+
+    @classmethod
+    def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of a run over a real fleet: members of masked groups sign their keys."""
+        return super().fit(values) | ({"threshold": "two_thirds"} if values["secure"] != "off" else {})
 
     @property
     def ca_directory(self) -> Path:

@@ -93,10 +93,12 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Masked updates: off, allowed, or required, which declines requests for unmasked ones.",
     )
     min_group: int = _limits(MIN_GROUP, ge=2, le=MAX_GROUP, unit="devices", help="Smallest group of a masked round.")
-    min_threshold: str = _limits(
-        "half",
+    min_threshold: str | None = _limits(
+        None,
         choices=("half", "two_thirds"),
-        help="Smallest threshold of a masked round: half, or two_thirds, which needs signed keys.",
+        default_means="two_thirds with secure = required, else half",
+        help="Smallest threshold of a masked round: two_thirds, which needs signed keys, or half, which protects from an "
+        "honest coordinator only.",
     )
     clip: float = _limits(
         0.0,
@@ -181,6 +183,11 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         """True if this device's metrics are served or written."""
         return self.metrics is not None or self.metrics_textfile is not None
 
+    @property
+    def least_threshold(self) -> str:
+        """The smallest threshold of a masked round that the owner accepts: `half` or `two_thirds`."""
+        return self.min_threshold or ("two_thirds" if self.secure == REQUIRED else "half")
+
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
         problems = super().check() + self.refusals(
@@ -202,7 +209,12 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         if self.secure == REQUIRED and not is_available():
             text = "masked updates need cryptography, which is not installed; pip install 'fedpatch[secure]'"
             problems.append(("secure", text))
-        if self.min_threshold == "two_thirds" and not (self.cert_file and self.ca_file):
-            text = "two_thirds needs a certificate of the fleet's CA; set cert_file and ca_file (fedpatch-agent enrol FILE)"
-            problems.append(("min_threshold", text, "cert_file"))
+        if self.least_threshold == "two_thirds" and not (self.cert_file and self.ca_file):
+            needs = "a certificate of the fleet's CA; set cert_file and ca_file (fedpatch-agent enrol FILE)"
+            if self.min_threshold is None:
+                half = "min_threshold = half takes unsigned masks, which a coordinator that lies can open"
+                text = f"required needs {needs}. {half}"
+                problems.append(("secure", text, "cert_file"))
+            else:
+                problems.append(("min_threshold", f"two_thirds needs {needs}", "cert_file"))
         return problems

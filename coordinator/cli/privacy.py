@@ -32,7 +32,7 @@ def plan(
     group_size: Annotated[int, typer.Option(metavar="N", help="Largest masked group, as of fedpatch run.")] = 32,
     threshold: Annotated[
         str, typer.Option(metavar="half|two_thirds", help="Threshold of a group, as of fedpatch run.")
-    ] = "half",
+    ] = "two_thirds",
     as_json: AsJson = False,
 ) -> None:
     """Compute the noise that keeps an epsilon, and whether a run with it learns anything.

@@ -31,11 +31,15 @@ def masking_authorities(settings: RunSettings) -> Authorities | None:
     if not settings.masked or settings.threshold != ThresholdRule.TWO_THIRDS:
         return None
     if settings.ca_file is None:
-        raise UsageError("threshold = two_thirds needs the fleet's CA, which signs the devices' keys; set ca_file")
+        raise UsageError(
+            "masked groups need the fleet's CA, whose certificates sign the devices' keys (threshold = two_thirds); set "
+            "ca_file, or choose threshold = half, which hides updates from an honest coordinator only"
+        )
     if (key := authority_key(settings)) is not None:
         raise UsageError(
             f"{key}: with the CA's key on this machine a coordinator can make up members of masked groups, so two_thirds "
-            "promises nothing; keep the CA on another machine (docs/how-to/security.md), or take threshold = half"
+            "promises nothing; keep the CA on another machine (docs/how-to/security.md), or choose threshold = half, which "
+            "hides updates from an honest coordinator only"
         )
     with refusals_of(settings.ca_file):
         pem = settings.ca_file.read_bytes()

@@ -151,7 +151,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         settings.secure,
         settings.min_group,
         settings.clip,
-        ThresholdRule(settings.min_threshold),
+        ThresholdRule(settings.least_threshold),
         signs=certificates is not None,
     )
     limits = OwnerLimits(

@@ -43,6 +43,7 @@ from tests.support.specs import there
 
 TERMS: Mapping[str, Any] = {
     "secure": "groups",
+    "threshold": "half",
     "strategy": "fedavg",
     "encoding": "masked-u8",
     "norm_bound": "off",

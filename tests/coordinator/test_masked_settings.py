@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load, public_values
@@ -108,6 +109,15 @@ def test_masked_run_is_refused_where_no_request_can_hold_the_ranges_of_its_tenso
 def test_masked_encoding_without_secure_is_refused():
     [problem] = problems(encoding="masked-u8")
     assert "secure = groups" in problem
+
+
+def test_members_sign_their_keys_unless_unsigned_masks_are_chosen_by_name(tmp_path):
+    assert loaded(secure="groups").threshold == "two_thirds"
+    assert loaded(secure="groups", threshold="half").threshold == "half"
+    assert load(DemoSettings, file=None, environ={}, flags={"secure": "groups"}).threshold == "half"
+    with pytest.raises(UsageError, match=r"set ca_file, or choose threshold = half, which hides .* honest coordinator"):
+        masking_authorities(loaded(secure="groups"))
+    assert masking_authorities(loaded(secure="groups", threshold="half")) is None
 
 
 NOISE = {"secure": "groups", "dp": "distributed", "noise_multiplier": 1.7, "dp_clip": 1.0, "private": "all"}

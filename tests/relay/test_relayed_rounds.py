@@ -145,7 +145,7 @@ def test_relay_killed_in_a_masked_round_goes_on_with_its_groups_and_each_update_
     devices = MASKED_SITES["site-m"]
     world.relays["site-m"].wait_err(f"site: {len(devices)} devices")
     world.sites["site-m"].devices["m2"].pause_s = 6.0
-    job = world.start_run("world", 1, rounds=1, secure="groups", encoding="masked-u8", weight_cap=30)
+    job = world.start_run("world", 1, rounds=1, secure="groups", threshold="half", encoding="masked-u8", weight_cap=30)
     world.relays["site-m"].wait(lambda: _committed(world, "site-m") >= 4, "commits updates of quick devices")
     world.relays["site-m"].kill()
     world.start_relay("site-m", "--quorum", "1")
@@ -237,7 +237,8 @@ def test_late_update_of_a_site_counts_in_a_later_round(world):
 
 def test_masked_rounds_through_relays_give_the_flat_model_bit_for_bit_though_a_device_is_lost_after_sharing(world):
     """Two sites; then one site and the devices of the other one at the hub itself."""
-    terms = {"secure": "groups", "encoding": "masked-u8", "weight_cap": 30, "keep": 2, "quorum": 0.8, "max_members": 20}
+    terms = {"secure": "groups", "threshold": "half", "encoding": "masked-u8", "weight_cap": 30, "quorum": 0.8}
+    terms |= {"max_members": 20}
     names = [device for devices in MASKED_SITES.values() for device in devices]
     flat_site = world.light(world.hub.url, "flat", names)
     for site in MASKED_SITES:

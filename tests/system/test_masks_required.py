@@ -29,7 +29,7 @@ def fleet(tmp_path: Path) -> Iterator[tuple[Mosquitto, Fleet]]:
     """Two agents whose owners require masks, at a broker where every client may read everything."""
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "agents", name=FLEET) as fleet:
         for device, data in DEVICES.items():
-            fleet.start(device, REFERENCE, data, options=["--secure", "required"])
+            fleet.start(device, REFERENCE, data, options=["--secure", "required", "--min-threshold", "half"])
         fleet.wait_ready()
         yield broker, fleet
 

@@ -103,6 +103,7 @@ def test_run_with_the_planned_noise_keeps_the_planned_epsilon(plan, devices, rou
     noise = json.loads(plan(devices, 1000, *terms, "--group-size", str(group_size), "--json").out)["noise_multiplier"]
     settings = {
         "secure": "groups",
+        "threshold": "half",
         "dp": "distributed",
         "dp_clip": 1.0,
         "group_size": group_size,
@@ -114,7 +115,12 @@ def test_run_with_the_planned_noise_keeps_the_planned_epsilon(plan, devices, rou
 
 
 @pytest.mark.parametrize(
-    "terms", [{"dp": "central"}, {"dp": "distributed", "secure": "groups"}, {"dp": "central", "delta": 1e-7}]
+    "terms",
+    [
+        {"dp": "central"},
+        {"dp": "distributed", "secure": "groups", "threshold": "half"},
+        {"dp": "central", "delta": 1e-7},
+    ],
 )
 def test_plan_that_the_refusal_of_a_run_names_computes_noise_that_the_run_accepts(plan, terms):
     flags = {**terms, "strategy": "fedavg", "dp_clip": 1.0, "rounds": 50, "max_epsilon": 8.0}

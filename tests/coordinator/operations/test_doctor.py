@@ -23,6 +23,7 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     EVALUATE_FEATURE,
+    MASKED_FEATURE,
     URL_FEATURE,
     CoordinatorState,
     DeviceState,
@@ -118,7 +119,7 @@ def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
 
 @pytest.mark.broker
 def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
-    with published(settings, pi_1=state(schema), pi_2=state(schema, features=("masked",))) as there:
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=(MASKED_FEATURE,))) as there:
         plain = find(there)
         masked = find(replace(there, secure="groups", strategy="fedavg", encoding="masked-u8"))
     assert "device_masking" not in plain

@@ -156,7 +156,20 @@ def test_device_without_cryptography_offers_no_masks_and_cannot_require_them(mon
     monkeypatch.setattr(owner_limits, "is_available", lambda: False)
     monkeypatch.setattr("fedpatch.device_agent.settings.is_available", lambda: False)
     assert not SecureLimits(ALLOWED).offers
-    [problem] = AgentSettings(data="shard:0/10", secure=REQUIRED).check()
+    [problem] = AgentSettings(data="shard:0/10", secure=REQUIRED, min_threshold="half").check()
     assert problem[0] == "secure"
     assert "pip install 'fedpatch[secure]'" in problem[1]
     assert AgentSettings(data="shard:0/10").check() == []
+
+
+def test_required_masks_demand_signed_keys_unless_the_owner_chooses_unsigned_ones_by_name(tmp_path):
+    assert AgentSettings(data="shard:0/10", secure=REQUIRED).least_threshold == "two_thirds"
+    [problem] = AgentSettings(data="shard:0/10", secure=REQUIRED).check()
+    assert problem[0] == "secure"
+    assert "cert_file and ca_file" in problem[1]
+    assert "min_threshold = half takes unsigned masks" in problem[1]
+    named = AgentSettings(data="shard:0/10", secure=REQUIRED, min_threshold="half")
+    assert (named.check(), named.least_threshold) == ([], "half")
+    assert AgentSettings(data="shard:0/10").least_threshold == "half"
+    files = {"cert_file": tmp_path / "pi.crt", "ca_file": tmp_path / "ca.crt"}
+    assert AgentSettings(data="shard:0/10", secure=REQUIRED, **files).least_threshold == "two_thirds"

@@ -114,6 +114,7 @@ def masked(**changes: Any) -> RunSettings:
     """Return settings of a small masked run: one group of nine devices, of which five must stay."""
     given: dict[str, Any] = {
         "secure": "groups",
+        "threshold": "half",
         "encoding": "masked-u8",
         "group_size": 9,
         "devices": 9,
