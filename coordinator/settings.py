@@ -22,10 +22,11 @@ from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import is_loopback, parse_address
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.masking.group_context import most_colluders, threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP, ThresholdRule
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 from fedpatch.shared.wire.plan_terms import CONTROL, parse_personal, parse_phases, term_problems
 
@@ -280,6 +281,13 @@ class RoundSettings(Settings):
         "with certificates of the fleet's CA, or half, which hides updates from an honest coordinator only.",
     )
     keep: int = _secure(1, ge=1, le=8, unit="values", help="Values of a masked update of which one travels: always 1.")
+    colluders: int = _secure(
+        0,
+        ge=0,
+        le=MAX_GROUP // 3,
+        unit="devices",
+        help="With dp = distributed: devices of a group whose noise does not count, since they may tell it to the coordinator.",
+    )
     clip: float | None = _secure(
         None,
         gt=0.0,
@@ -439,6 +447,16 @@ class RoundSettings(Settings):
         if self.min_group > self.group_size:
             words = f"{self.min_group} is above group_size = {self.group_size}; make it smaller"
             yield "min_group", words, "group_size"
+        sizes = range(self.min_group, self.largest_group + 1)
+        most = min(
+            (most_colluders(threshold_of(ThresholdRule(self.threshold), size), size) for size in sizes), default=0
+        )
+        if self.colluders > most:
+            yield (
+                "colluders",
+                f"{self.colluders} are above the {most} that the groups of this run withstand",
+                "threshold",
+            )
         if self.keep != 1:
             words = f"{self.keep} would leave values for later rounds, whose sums must not hold them; use 1"
             yield "keep", words, "secure"

@@ -100,6 +100,13 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Smallest threshold of a masked round: two_thirds, which needs signed keys, or half, which protects from an "
         "honest coordinator only.",
     )
+    min_colluders: int = _limits(
+        0,
+        ge=0,
+        le=MAX_GROUP // 3,
+        unit="devices",
+        help="Devices of a group that may tell their noise: a masked round with differential privacy must count on so many.",
+    )
     clip: float = _limits(
         0.0,
         ge=0.0,

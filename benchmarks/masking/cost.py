@@ -5,6 +5,7 @@ One masked group of the protocol's own code: each device's keys, shares, vector,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
@@ -42,7 +43,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.masking_messages import GroupMember, Reveal, Roster, SecureTerms, Shares, ThresholdRule
-from fedpatch.shared.wire.messages import Accept, Body, Envelope, Manifest, TrainPlan, UpdateReport, WorkRequest
+from fedpatch.shared.wire.messages import Accept, Body, Envelope, Manifest, Offer, TrainPlan, UpdateReport, WorkRequest
 
 BENCHMARK = "masked-cost"
 SHAPES = ((200, 784), (200,), (200, 200), (200,), (10, 200), (10,))
@@ -50,6 +51,7 @@ SHAPES = ((200, 784), (200,), (200, 200), (200,), (10, 200), (10,))
 LOST, SILENT = 10, 3
 NAME = RoundName("mnist", "run", 1)
 _BASE = "00" * 32
+_UPDATE = Manifest(_BASE, 10, 10, 1, "masked-u8", 10, _BASE)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -138,7 +140,7 @@ class Play:
         members = tuple(GroupMember(name, keys[name]) for name in names)
         roster = Roster(0, threshold_of(self.variant.rule, self.size), members)
         digest = request_digest(NAME.task, NAME.run, NAME.round, request)
-        group = self._coordinated(MaskedGroup, digest, roster)
+        group = self._coordinated(MaskedGroup, digest, roster, strict=self.variant.signed)
         for name in names:
             shares = self._answer(name, rounds, roster)
             assert isinstance(shares, Shares)
@@ -156,10 +158,18 @@ class Play:
             blob = self._timed(name, vectors[name])
             context = group.context
             masked[name] = self._timed(name, mask_blob, blob, context, self._timed(name, rounds[name].masks), 8)
+            state = self._timed(name, rounds[name].note_update, hashlib.sha256(masked[name]).hexdigest())
+            self._coordinated(group.add_codes, name, state.codes)
+            if name == names[0]:
+                self.up.append(Offer(_UPDATE, state.codes))
         group.end_collecting(reporting)
-        unmask = group.begin_unmasking()
-        for name in reporting[: len(reporting) - silent]:
-            reveal = self._answer(name, rounds, unmask)
+        group.begin_agreeing()
+        staying = reporting[: len(reporting) - silent]
+        for name in staying:
+            agreement = self._answer(name, rounds, self._coordinated(group.request, name))
+            self._coordinated(group.add_agreement, name, agreement)
+        for name in staying:
+            reveal = self._answer(name, rounds, self._coordinated(group.request, name))
             assert isinstance(reveal, Reveal)
             self._coordinated(group.add_reveal, name, reveal)
             self._coordinated(group.open)
@@ -204,6 +214,7 @@ class Play:
             2**15,
             60.0,
             secure=terms,
+            content=_BASE,
         )
         return VectorLayout(schema, terms), request
 

@@ -4,7 +4,8 @@
 coordinator.masking.group.MaskedGroup for each. Each step is a SaveGroupSteps effect before the messages that depend on it,
 so that a restarted coordinator continues with the same rosters, masking sets and reported sets.
 
-Lost messages: a roster is sent again until shares come, `unmask` until a reveal comes, both every REPEAT_S. A device does not
+Lost messages: a roster is sent again until shares come, `unmask` until an agreement comes, `agreed` until a reveal comes, all
+every REPEAT_S. A device does not
 confirm its inbox. The inbox is sent again after doubling pauses until the device offers its update, and after each answer of
 the device to a work request.
 """
@@ -26,8 +27,17 @@ from fedpatch.shared.masking.keys import key_in_any_form
 from fedpatch.shared.masking.signed_keys import check_signed_keys
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
-from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Reveal, Roster, SecureTerms, Shares
-from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Progress
+from fedpatch.shared.wire.masking_messages import (
+    Agreement,
+    Codes,
+    GroupMember,
+    MaskingKeys,
+    Reveal,
+    Roster,
+    SecureTerms,
+    Shares,
+)
+from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Offer, Progress
 
 REPEAT_S = 3.0
 """The pause before a roster or `unmask` is sent again: the message or its answer may be lost."""
@@ -117,6 +127,8 @@ class MaskedRound:
         match body:
             case Shares() if self._round.awaits(device):
                 return self._on_shares(device, body)
+            case Agreement():
+                return self._on_agreement(device, body)
             case Reveal():
                 return self._on_reveal(device, body)
             case _ if device in self.sums:
@@ -225,8 +237,8 @@ class MaskedRound:
             return []
         if group.state is GroupState.KEYED:
             return [] if device in group.shares else [self._send(device, group.roster)]
-        if group.state is GroupState.UNMASKING and device in group.masking and device not in group.reveals:
-            return [self._send(device, group.begin_unmasking())]
+        if (asked := group.request(device)) is not None:
+            return [self._send(device, asked)]
         return self._inbox(group, device)
 
     def may_upload(self, device: str) -> bool:
@@ -235,6 +247,18 @@ class MaskedRound:
             return True
         group = self.group_of(device)
         return group is not None and group.state is GroupState.SHARED and device in group.masking
+
+    def take_codes(self, device: str, offer: Offer) -> list[Effect]:
+        """Take the codes of an offer over the masking set, and return the effect that saves them.
+
+        Raises:
+            WireError: The device does not vouch for the masking set of its group: its update cannot be in a sum.
+        """
+        group = self.group_of(device)
+        if device in self.sums or group is None or not group.add_codes(device, offer.codes or ()):
+            return []
+        content = to_bytes(_Codes(group.codes[device]))
+        return [SaveGroupSteps(self._number, (MaskingEntry(group.roster.group, "codes", device, content),))]
 
     def _out(self) -> dict[str, str]:
         """Return the devices that cannot report, each with the reason."""
@@ -257,18 +281,36 @@ class MaskedRound:
             now: The time, in seconds.
 
         Returns:
-            The effects that save the sets, then send `unmask` to each member of the masking sets.
+            The effects that save the sets, then ask each member of the masking sets for its agreement.
         """
         entries = []
         for group in self.groups:
             if group.state not in (GroupState.KEYED, GroupState.SHARED):
                 continue
-            group.end_collecting(committed)
+            _end_collecting(group, committed)
             content = to_bytes(_Names(group.reported))
             entries.append(MaskingEntry(group.roster.group, "reported", "", content))
         self._repeat_at = now + REPEAT_S
         save: list[Effect] = [SaveGroupSteps(self._number, tuple(entries))] if entries else []
         return [*save, *self._unmask()]
+
+    def _on_agreement(self, device: str, agreement: Agreement) -> list[Effect]:
+        """Take the agreement of a member: saved first, then passed on once there are enough."""
+        group = self.group_of(device)
+        if group is None:
+            return []
+        unmasks = group.state is GroupState.UNMASKING
+        try:
+            new = group.add_agreement(device, agreement)
+        except WireError as error:
+            return [_ignored(device, str(error), ours=agreement.context == group.context)]
+        if not new:
+            return self.remind(device)
+        content = to_bytes(_Codes(agreement.codes))
+        saved = SaveGroupSteps(self._number, (MaskingEntry(group.roster.group, "agreement", device, content),))
+        if unmasks:
+            return [saved, *self.remind(device)]
+        return [saved, *(self._unmask(group) if group.state is GroupState.UNMASKING else ())]
 
     def _on_reveal(self, device: str, reveal: Reveal) -> list[Effect]:
         """Take the reveal of a member: saved first, then used."""
@@ -374,11 +416,7 @@ class MaskedRound:
             self.groups[entry.group].add_shares(entry.device, from_bytes(entry.content, Shares))
         for entry in by_kind.get("masking", ()):
             self.groups[entry.group].end_sharing()
-        for entry in by_kind.get("reported", ()):
-            group = self.groups[entry.group]
-            group.end_collecting(from_bytes(entry.content, _Names).names)
-            if group.state is GroupState.COLLECTED:
-                group.begin_unmasking()
+        self._resume_agreement(by_kind)
         for entry in by_kind.get("reveal", ()):
             self.groups[entry.group].add_reveal(entry.device, from_bytes(entry.content, Reveal))
         for group in self.groups:
@@ -386,11 +424,21 @@ class MaskedRound:
         self._shares_until = now + max(self._policy.share_deadline_s, RETURN_S)
         self._repeat_at = now
 
+    def _resume_agreement(self, by_kind: dict[str, list[MaskingEntry]]) -> None:
+        """Take the saved codes, reported sets and agreements."""
+        for entry in by_kind.get("codes", ()):
+            self.groups[entry.group].add_codes(entry.device, from_bytes(entry.content, _Codes).codes)
+        for entry in by_kind.get("reported", ()):
+            _end_collecting(self.groups[entry.group], from_bytes(entry.content, _Names).names)
+        for entry in by_kind.get("agreement", ()):
+            self.groups[entry.group].resume_agreement(entry.device, from_bytes(entry.content, _Codes).codes)
+
     # ---- helpers
 
     @property
     def _waits(self) -> bool:
-        return any(group.state in (GroupState.KEYED, GroupState.UNMASKING) for group in self.groups)
+        waiting = (GroupState.KEYED, GroupState.AGREEING, GroupState.UNMASKING)
+        return any(group.state in waiting for group in self.groups)
 
     def _before_upload(self) -> list[str]:
         """Return the devices that have their inbox, as far as is known, and have not offered an update."""
@@ -399,7 +447,7 @@ class MaskedRound:
         return [device for device in waiting if self.may_upload(device)]
 
     def _add_group(self, roster: Roster) -> None:
-        group = MaskedGroup(self._request, roster)
+        group = MaskedGroup(self._request, roster, strict=self.terms.strict)
         self.groups.append(group)
         self._group_of |= dict.fromkeys(group.members, group)
 
@@ -429,13 +477,13 @@ class MaskedRound:
             if device not in group.shares
         ]
 
-    def _unmask(self) -> list[Effect]:
-        asked = [group for group in self.groups if group.state in (GroupState.COLLECTED, GroupState.UNMASKING)]
+    def _unmask(self, *groups: MaskedGroup) -> list[Effect]:
+        """Return the messages that members of groups (default: all) have not answered yet, from `unmask` on."""
         return [
-            self._send(device, group.begin_unmasking())
-            for group in asked
+            self._send(device, asked)
+            for group in groups or self.groups
             for device in group.masking
-            if device not in group.reveals
+            if (asked := group.request(device)) is not None
         ]
 
 
@@ -446,7 +494,21 @@ class _Names:
     names: tuple[str, ...]
 
 
-learn_types(_Names)
+@dataclass(frozen=True)
+class _Codes:
+    """The content of an entry with the codes of a member."""
+
+    codes: Codes
+
+
+learn_types(_Names, _Codes)
+
+
+def _end_collecting(group: MaskedGroup, committed: Collection[str]) -> None:
+    """Fix the reported set, and begin to ask for agreements unless the group is lost."""
+    group.end_collecting(committed)
+    if group.state is GroupState.COLLECTED:
+        group.begin_agreeing()
 
 
 def _continue(group: MaskedGroup, updates: frozenset[str], *, closing: bool) -> None:

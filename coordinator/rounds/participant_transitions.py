@@ -87,7 +87,8 @@ class MaskingEntry:
 
     Attributes:
         group: Number of the group; 0 for the terms, which hold for the whole round.
-        step: "terms", "roster", "shares", "masking" (the masking set is fixed), "reported" (the reported set) or "reveal".
+        step: "terms", "roster", "shares", "masking" (the masking set is fixed), "codes" (of a member over it), "reported" (the
+            reported set), "agreement" (of a member to it) or "reveal".
         device: The sender of shares or a reveal; of "terms" without content, a relay that sends its site's sum; else "".
         content: The step, packed by shared.wire.codec.
     """

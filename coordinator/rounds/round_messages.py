@@ -74,7 +74,6 @@ from fedpatch.shared.wire.messages import (
     Envelope,
     Evaluation,
     Failed,
-    Manifest,
     Need,
     Offer,
     Progress,
@@ -357,7 +356,7 @@ class ActiveRound:
             case Progress():
                 return self._progress(device, body, now)
             case Offer() if not self.evaluates:
-                return self._offered(device, body.manifest, now)
+                return self._offered(device, body, now)
             case Need():
                 return self.resend(body, now)
             case Evaluation() if self.evaluates:
@@ -843,7 +842,8 @@ class ActiveRound:
             self._fleet.members[device].progress = min(1.0, body.done / body.total)
         return self._seen(device, EVENT_OF_JOB[body.phase], now)
 
-    def _offered(self, device: str, manifest: Manifest, now: float) -> list[Effect]:
+    def _offered(self, device: str, offer: Offer, now: float) -> list[Effect]:
+        manifest = offer.manifest
         if device in self.reports:
             if self._envelopes.committed.get(device) == manifest.digest:
                 return [self._send(device, Committed(manifest.digest))]
@@ -860,7 +860,11 @@ class ActiveRound:
             check_offer(manifest, schema=spec.public_schema, encoding=asked, max_bytes=spec.max_blob_bytes)
         except UpdateRefused as error:
             return self.refuse(device, manifest.digest, RefuseReason(error.reason), str(error), now)
-        accepted = self._seen(device, Event.OFFER, now)
+        try:
+            saved = self.masked.take_codes(device, offer) if self.masked is not None else []
+        except WireError as error:
+            return self.refuse(device, manifest.digest, RefuseReason.DAMAGED, str(error), now)
+        accepted = [*saved, *self._seen(device, Event.OFFER, now)]
         return [*accepted, self._send(device, self._uploads.offer(device, manifest, now))]
 
     def _send(self, device: str, body: Body) -> Effect:

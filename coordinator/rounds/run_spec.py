@@ -141,6 +141,7 @@ class SecurePolicy:
         keep: One of `keep` consecutive values travels in a round.
         clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
         weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
+        colluders: Members of a group whose noise of differential privacy does not count.
         share_deadline_s: Time for the members of a group to send their shares, in seconds.
         unix_time: Returns the time at which certificates must be valid, in Unix seconds.
         authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
@@ -157,6 +158,7 @@ class SecurePolicy:
     share_deadline_s: float
     unix_time: Callable[[], float]
     authorities: Authorities | None = None
+    colluders: int = 0
     given: SecureTerms | None = None
 
     @property

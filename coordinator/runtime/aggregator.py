@@ -13,6 +13,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
@@ -352,6 +353,7 @@ class Aggregator:
             group_max=policy.largest,
             bits=policy.bits,
             keep=policy.keep,
+            colluders=policy.colluders or UNSET,
             seed=subset_seed(self._spec.seed, self.state.round + 1),
             clip=policy.clip or scale.clip,
             weight_cap=policy.weight_cap or 1,

@@ -29,6 +29,16 @@ from fedpatch.coordinator.storage.database.transactions import Database, Tables,
 from fedpatch.coordinator.storage.database.value_checks import row_problem
 from fedpatch.coordinator.storage.run_journal import RunJournal
 
+_LATER_STEPS, _LATER_TEAM = {"codes": "shares", "agreement": "reveal"}, 1_000_000
+"""Steps that the constraint of the table does not know: they are rows of these steps, with this much added to the group."""
+_STEP_OF_ROW = {row: step for step, row in _LATER_STEPS.items()}
+
+
+def _masking_entry(team: int, step: str, device: str, content: bytes) -> MaskingEntry:
+    if team < _LATER_TEAM:
+        return MaskingEntry(team, step, device, content)
+    return MaskingEntry(team - _LATER_TEAM, _STEP_OF_ROW[step], device, content)
+
 
 class RoundLedger(Tables):
     """The rounds of runs. Each method is one transaction, on disk when it returns.
@@ -118,8 +128,8 @@ class RoundLedger(Tables):
             {
                 "run": run,
                 "round": round,
-                "team": one.group,
-                "step": one.step,
+                "team": one.group + _LATER_TEAM * (one.step in _LATER_STEPS),
+                "step": _LATER_STEPS.get(one.step, one.step),
                 "device": one.device,
                 "content": one.content,
             }
@@ -131,7 +141,7 @@ class RoundLedger(Tables):
         """Return the steps of a masked round, in the order in which they were saved."""
         its_own = select(masking).where(masking.c.run == run, masking.c.round == round)
         rows = self._rows(masking, its_own.order_by(masking.c.number))
-        return [MaskingEntry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
+        return [_masking_entry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
 
     def add_updates(self, run: str, added: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
         """Add updates whose files are on disk, and the devices that accepted.

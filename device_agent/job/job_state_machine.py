@@ -21,7 +21,7 @@
 | UPLOADING | MessageReceived: Committed, Refused | EndJob | IDLE |
 | any but IDLE | MessageReceived: Cancel | StopTraining, EndJob | IDLE |
 | any but IDLE | TrainingFailed, EffectFailed, OwnerAbandoned, deadline | Failed, StopTraining, EndJob | IDLE |
-| any | MessageReceived: Roster, Inbox, Unmask | answers of device_agent.masking, saved before they are sent | unchanged |
+| any | MessageReceived: a MaskingBody | answers of device_agent.masking, saved before they are sent | unchanged |
 | any but IDLE | OwnerPaused, OwnerResumed | StopDownload, PauseTraining and their opposites | unchanged |
 
 Any other event in any other state has no effect: the coordinator may send anything at any time, and more than once.
@@ -473,7 +473,10 @@ class Job:
         assert self.key is not None
         saved: list[Effect] = []
         if self._masking is not None and self.request is not None and self.request.secure is not None:
-            state = self._masking.note_update(event.manifest.digest)
+            try:
+                state = self._masking.note_update(event.manifest.digest)
+            except WireError as error:
+                return self._give_up(FailReason.MASKING, str(error))
             if state is None:
                 return self._give_up(FailReason.MASKING, "another update was masked under the keys of this round")
             saved = [SaveMasking(state)]
@@ -626,7 +629,13 @@ class Job:
         return self._reply(Progress(JobPhase.TRAINING, done, total))
 
     def _packets(self, packets: list[Offer | SendChunk]) -> list[Effect]:
-        return [self._reply(packet) if isinstance(packet, Offer) else packet for packet in packets]
+        return [self._reply(self._vouched(packet)) if isinstance(packet, Offer) else packet for packet in packets]
+
+    def _vouched(self, offer: Offer) -> Offer:
+        """Return an offer, in a masked round with the device's codes over the masking set."""
+        masked = self.request is not None and self.request.masks
+        state = self._masking.state if self._masking is not None and masked else None
+        return offer if state is None or state.update != offer.manifest.digest else replace(offer, codes=state.codes)
 
 
 # ---- rules about requests

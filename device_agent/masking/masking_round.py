@@ -9,13 +9,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fedpatch.shared.masking.agreement import Sets
 from fedpatch.shared.masking.group_context import MaskingGroup
 from fedpatch.shared.masking.keys import SecretKeys, commitment_to
 from fedpatch.shared.wire.field_types import Count, Word
 from fedpatch.shared.wire.masking_messages import (
     MAX_GROUP,
     SHARE_BYTES,
+    Agreement,
     Bytes32,
+    Codes,
     MaskingKeys,
     MemberBitmap,
     Reveal,
@@ -30,11 +33,12 @@ SharePair = Annotated[bytes, Meta(max_length=2 * SHARE_BYTES)]
 
 
 class MaskingPhase(StrEnum):
-    """Progress of a device: it has keys, has sent its shares, has an inbox, has revealed."""
+    """Progress of a device: it has keys, has sent its shares, has an inbox, has agreed to a sum, has revealed."""
 
     KEYED = "keyed"
     SHARED = "shared"
     READY = "ready"
+    AGREED = "agreed"
     REVEALED = "revealed"
 
 
@@ -51,7 +55,7 @@ class RoundName:
 class MaskingRound:
     """State of a device in one masked round. It is on disk before any message that depends on it is sent.
 
-    The answer to `unmask` erases the secrets and the shares that were not revealed: neither a later message nor a reader of
+    The answer to `unmask` erases the secrets and the shares that are not for its sum: neither a later message nor a reader of
     the disk gets them.
 
     Attributes:
@@ -63,11 +67,15 @@ class MaskingRound:
         roster: The group; None: not received yet.
         boxes: The boxes sent to the other members.
         own_shares: The device's own share of its own secrets.
-        inbox: Shares of all members, in the order of the roster; empty where there is none. None: not received yet. Once they
-            are revealed, only the revealed share of each member is left.
+        inbox: Shares of all members, in the order of the roster; empty where there is none. None: not received yet. Once the
+            device has agreed to a sum, only the share of each member for that sum is left.
         masking_set: Bitmap of the members that mask (U2).
         update: Digest of the masked update: no other one is sent under these keys. None before there is one.
-        reported: Bitmap of the members whose sum was asked for (U3); None: nothing was revealed.
+        codes: The device's codes over the masking set, sent with the offer of `update`.
+        reported: Bitmap of the members whose sum the device agreed to (U3), never another one; None: it has agreed to none.
+        agreement: The device's codes over both sets.
+        expected: Codes over the same sets that the others would have for this device; empty in a strict group.
+        revealed: Whether the shares were revealed.
     """
 
     name: RoundName
@@ -81,7 +89,11 @@ class MaskingRound:
     inbox: Annotated[tuple[SharePair, ...], Meta(max_length=MAX_GROUP)] | None = field(default=None, repr=False)
     masking_set: MemberBitmap = b""
     update: Digest | None = None
+    codes: Codes = ()
     reported: MemberBitmap | None = None
+    agreement: Codes = ()
+    expected: Codes = ()
+    revealed: bool = False
 
     @property
     def phase(self) -> MaskingPhase:
@@ -90,7 +102,14 @@ class MaskingRound:
             return MaskingPhase.KEYED
         if self.inbox is None:
             return MaskingPhase.SHARED
-        return MaskingPhase.READY if self.reported is None else MaskingPhase.REVEALED
+        if self.reported is None:
+            return MaskingPhase.READY
+        return MaskingPhase.REVEALED if self.revealed else MaskingPhase.AGREED
+
+    @property
+    def sets(self) -> Sets:
+        """The masking set, and the reported set once the device has agreed to one."""
+        return Sets(self.masking_set, self.reported or b"")
 
     @cached_property
     def group(self) -> MaskingGroup:
@@ -102,17 +121,37 @@ class MaskingRound:
         """Return the answer to the roster."""
         return Shares(self.group.context, self.boxes, commitment_to(self.secrets.self_mask, self.group.context))
 
-    def revealed(self, reported: bytes) -> MaskingRound:
-        """Return the state after `unmask`: of each member of the masking set one share is left, never both."""
+    def agreed(self, reported: bytes, agreement: Codes, expected: Codes) -> MaskingRound:
+        """Return the state after `unmask`: of each member of the masking set one share is left, never both, and no secret.
+
+        Args:
+            reported: Bitmap of the members whose sum is asked for.
+            agreement: The device's codes over both sets.
+            expected: The codes of the others for this device.
+        """
         assert self.inbox is not None
         bits = int.from_bytes(reported, "little")
         shares = tuple(
             pair[:SHARE_BYTES] if bits >> index & 1 else pair[SHARE_BYTES:] for index, pair in enumerate(self.inbox)
         )
-        return replace(self, secrets=SecretKeys.erased(), boxes=(), own_shares=b"", inbox=shares, reported=reported)
+        return replace(
+            self,
+            secrets=SecretKeys.erased(),
+            boxes=(),
+            own_shares=b"",
+            inbox=shares,
+            reported=reported,
+            agreement=agreement,
+            expected=expected,
+        )
+
+    def agreement_message(self) -> Agreement:
+        """Return the answer to `unmask`."""
+        assert self.reported is not None
+        return Agreement(self.group.context, self.reported, self.agreement)
 
     def reveal_message(self) -> Reveal:
-        """Return the answer to `unmask`: the shares that are left."""
+        """Return the answer to `agreed`: the shares that are left."""
         assert self.inbox is not None
         assert self.reported is not None
         return Reveal(self.group.context, self.reported, self.inbox)

@@ -1,19 +1,22 @@
 """A device's part in a masked group (Bonawitz et al. 2017, Fig. 4) as a state machine: messages in, answers out.
 
-    KEYED -> SHARED -> READY -> REVEALED
+    KEYED -> SHARED -> READY -> AGREED -> REVEALED
 
 | state | message | answer | next state |
 |---|---|---|---|
 | any | a request of another round, or another request | new keys | KEYED |
-| any but REVEALED | the same request | the same keys | unchanged |
+| KEYED, SHARED, READY | the same request | the same keys | unchanged |
 | KEYED | `roster` with these keys, within the terms | `shares` | SHARED |
 | SHARED, READY | the same `roster` | the same `shares` | unchanged |
 | SHARED | `inbox` with a masking set of at least the threshold | none; the update may be masked | READY |
-| READY | `unmask`, a subset of the masking set of at least the threshold | `reveal`; all secrets are erased | REVEALED |
-| REVEALED | the same `unmask` | the same `reveal` | unchanged |
+| READY | `unmask` of enough members, each with a code over this masking set | `agreement`; all secrets are erased | AGREED |
+| AGREED, REVEALED | the same `unmask` | the same `agreement` | unchanged |
+| AGREED | `agreed` with codes of at least the threshold of members, this one among them | `reveal` | REVEALED |
+| REVEALED | the same sum `agreed` | the same `reveal` | unchanged |
 
 Any other message gets no answer and changes nothing; the reason is logged on the device. So for every other member a device
-reveals either the share of the self-mask or the share of the mask key, never both, whatever the coordinator sends.
+reveals either the share of the self-mask or the share of the mask key, never both, whatever the coordinator sends. It reveals
+for one sum, to which as many members as the threshold agree, all of them with one masking set.
 """
 
 from __future__ import annotations
@@ -23,7 +26,23 @@ from typing import Protocol
 
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
+from fedpatch.shared.masking.agreement import (
+    Sets,
+    codes_of,
+    expected_codes,
+    is_signature,
+    matching,
+    signed_by,
+    statement,
+)
+from fedpatch.shared.masking.group_context import (
+    MaskingGroup,
+    bitmap_of,
+    members_of,
+    most_colluders,
+    request_digest,
+    threshold_of,
+)
 from fedpatch.shared.masking.keys import (
     PrivateKey,
     SecretKeys,
@@ -35,11 +54,22 @@ from fedpatch.shared.masking.keys import (
 from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
 from fedpatch.shared.privacy.skellam import SkellamNoise
-from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
+from fedpatch.shared.wire.masking_messages import (
+    Agreed,
+    Agreement,
+    GroupMember,
+    Inbox,
+    MaskingKeys,
+    Reveal,
+    Roster,
+    Shares,
+    Unmask,
+)
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 
-MaskingBody = Roster | Inbox | Unmask
+_PAST_SUM = (MaskingPhase.AGREED, MaskingPhase.REVEALED)
+MaskingBody = Roster | Inbox | Unmask | Agreed
 
 
 class KeyCertificates(Protocol):
@@ -47,6 +77,9 @@ class KeyCertificates(Protocol):
 
     def sign(self, keys: MaskingKeys, request: bytes) -> MaskingKeys:
         """Return the keys with certificate and signature. Raises WireError."""
+
+    def sign_statement(self, text: bytes) -> bytes:
+        """Return the signature of a statement. Raises WireError."""
 
     def check(self, member: GroupMember, request: bytes) -> None:
         """Raise WireError unless the member has signed its keys for this request."""
@@ -63,7 +96,7 @@ class MaskingAnswer:
     """
 
     state: MaskingRound | None = None
-    body: Shares | Reveal | None = None
+    body: Shares | Agreement | Reveal | None = None
     problem: str = ""
 
 
@@ -109,7 +142,7 @@ class MaskingRounds:
             request: Its request, with `secure`.
 
         Returns:
-            The keys; None if this device has already revealed shares in this round: it takes no part in it again.
+            The keys; None if this device has already agreed to a sum of this round: it takes no part in it again.
 
         Raises:
             WireError: The keys must be signed, and this device cannot sign them. The state is unchanged.
@@ -117,7 +150,7 @@ class MaskingRounds:
         assert request.secure is not None
         digest, state = request_digest(name.task, name.run, name.round, request), self.state
         if state is not None and state.name == name:
-            if state.phase is MaskingPhase.REVEALED:
+            if state.phase in _PAST_SUM:
                 return None
             if state.request == digest:
                 return state.keys
@@ -156,6 +189,8 @@ class MaskingRounds:
                 return self._on_inbox(state, body)
             case Unmask():
                 return self._on_unmask(state, body)
+            case Agreed():
+                return self._on_agreed(state, body)
 
     def masks(self) -> tuple[Mask, ...]:
         """Return the masks of the update; `is_ready` must hold. WireError where a key of the roster is unusable."""
@@ -171,24 +206,41 @@ class MaskingRounds:
     def noise(self, terms: PrivacyTerms) -> SkellamNoise:
         """Return the device's share of the noise; `is_ready` must hold.
 
-        A sum has at least `threshold` devices. Each adds 1 / `threshold` of the variance, so that a sum never has less noise
-        than the terms require. The seed follows from the round's secrets: after a restart the noise is the same.
+        A sum has at least `threshold` devices, of which `colluders` may tell their noise. Each adds its share of the variance
+        among the others, so that their noise is never less than the terms require. The seed follows from the round's secrets:
+        after a restart the noise is the same.
         """
         state, _, _ = self._membership()
-        variance = (terms.noise_multiplier * terms.steps) ** 2 / state.group.threshold
+        honest = state.group.threshold - (state.terms.colluders or 0)
+        variance = (terms.noise_multiplier * terms.steps) ** 2 / honest
         return SkellamNoise(noise_seed(state.secrets.share, state.group.context), variance)
 
     def note_update(self, digest: str) -> MaskingRound | None:
         """Note the masked update; None if it must not be sent, because another one was made under the same keys.
 
-        Two different vectors under the same masks would reveal their difference. The result is also None after shares are
-        revealed: the sum is then made without this device.
+        Two different vectors under the same masks would reveal their difference. The result is also None after the device has
+        agreed to a sum: it is then made without this device.
+
+        Raises:
+            WireError: The masking set must be signed, and this device cannot sign it.
         """
         state = self.state
         if state is None or not self.is_ready or state.update not in (None, digest):
             return None
-        self.state = replace(state, update=digest)
+        codes = state.codes or self._codes(state, state.sets)
+        self.state = replace(state, update=digest, codes=codes)
         return self.state
+
+    def _codes(self, state: MaskingRound, sets: Sets) -> tuple[bytes, ...]:
+        """Return what the device sends to vouch for sets: a code for each other member, or one signature."""
+        index = state.group.index(self._device)
+        assert index is not None
+        if state.terms.strict:
+            signature = self._signing().sign_statement(statement(state.group, index, sets))
+            if not is_signature(state.group, index, sets, signature):
+                raise WireError("this device's certificate has changed since the group was formed")
+            return (signature,)
+        return codes_of(state.group, index, sets, state.secrets.share)
 
     def _membership(self) -> tuple[MaskingRound, int, frozenset[int]]:
         state = self.state
@@ -203,8 +255,10 @@ class MaskingRounds:
 
     def _on_roster(self, state: MaskingRound, roster: Roster) -> MaskingAnswer:
         if state.roster is not None:
-            if state.phase is MaskingPhase.REVEALED:
-                return MaskingAnswer(problem="the shares of this round are revealed already, and its secrets erased")
+            if state.phase in _PAST_SUM:
+                return MaskingAnswer(
+                    problem="this device has agreed to a sum of this round already, and its secrets are erased"
+                )
             if state.roster == roster:
                 return MaskingAnswer(state, state.shares_message())
             return MaskingAnswer(problem="a second roster for the same keys; the first one counts")
@@ -232,6 +286,9 @@ class MaskingRounds:
             raise WireError("the roster has other keys for this device")
         if not terms.group_min <= len(group) <= terms.group_max:
             raise WireError(f"a group of {len(group)} is outside the terms, {terms.group_min} to {terms.group_max}")
+        most = most_colluders(threshold_of(terms.threshold, len(group)), len(group))
+        if (terms.colluders or 0) > most:
+            raise WireError(f"{terms.colluders} colluders are above the {most} that a group of {len(group)} withstands")
         if group.threshold != (agreed := threshold_of(terms.threshold, len(group))):
             raise WireError(f"a threshold of {group.threshold} is not that of the terms, {agreed}")
         check_distinct_keys(group.members)
@@ -280,12 +337,12 @@ class MaskingRounds:
     # ---- unmask
 
     def _on_unmask(self, state: MaskingRound, unmask: Unmask) -> MaskingAnswer:
-        group, _ = self._group_of(state, unmask.context)
+        group, index = self._group_of(state, unmask.context)
         if state.inbox is None:
             raise WireError("the sum is asked for before the masking set is known")
         if state.reported is not None:
             if state.reported == unmask.reported:
-                return MaskingAnswer(state, state.reveal_message())
+                return MaskingAnswer(state, state.agreement_message())
             raise WireError(
                 "a second, different set of reported members; shares of both kinds would open single updates"
             )
@@ -294,7 +351,44 @@ class MaskingRounds:
             raise WireError("the reported members are not a part of the masking set")
         if len(reported) < group.threshold:
             raise WireError(f"a sum of {len(reported)} devices is below the threshold of {group.threshold}")
-        revealed = state.revealed(unmask.reported)
+        if index in reported and state.update is None:
+            raise WireError("the reported members include this device, which has offered no update")
+        others = reported - {index}
+        if lacking := others - self._vouched(state, state.sets, others, unmask.codes):
+            first = group.members[min(lacking)].device
+            raise WireError(f"{len(lacking)} reported members, such as {first}, do not vouch for this masking set")
+        both = Sets(state.masking_set, unmask.reported)
+        agreement = self._codes(state, both)
+        expected = () if state.terms.strict else expected_codes(group, index, both, state.secrets.share)
+        agreed = state.agreed(unmask.reported, agreement, expected)
+        return MaskingAnswer(agreed, agreed.agreement_message())
+
+    def _vouched(
+        self, state: MaskingRound, sets: Sets, members: frozenset[int], codes: tuple[bytes, ...]
+    ) -> frozenset[int]:
+        """Return the members that vouch for these sets to this device."""
+        group = state.group
+        if state.terms.strict:
+            return signed_by(group, members, sets, codes)
+        if state.phase in _PAST_SUM:
+            return members & matching(state.expected, codes)
+        index = group.index(self._device)
+        assert index is not None
+        return members & matching(expected_codes(group, index, sets, state.secrets.share), codes)
+
+    # ---- agreed
+
+    def _on_agreed(self, state: MaskingRound, agreed: Agreed) -> MaskingAnswer:
+        group, index = self._group_of(state, agreed.context)
+        if state.reported is None or state.reported != agreed.reported:
+            raise WireError("members agree to another sum than this device")
+        if not state.revealed:
+            masking_set = members_of(state.masking_set, len(group))
+            assert masking_set is not None
+            count = 1 + len(self._vouched(state, state.sets, masking_set - {index}, agreed.codes))
+            if count < group.threshold:
+                raise WireError(f"{count} members agree to this sum, below the threshold of {group.threshold}")
+        revealed = replace(state, revealed=True)
         return MaskingAnswer(revealed, revealed.reveal_message())
 
     def _group_of(self, state: MaskingRound, context: bytes) -> tuple[MaskingGroup, int]:

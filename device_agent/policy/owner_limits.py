@@ -51,6 +51,7 @@ class SecureLimits:
         min_threshold: Weakest accepted rule for the number of members that must reveal; with two_thirds, keys must also be
             signed.
         signs: Whether this device can sign its keys with a certificate of the fleet's CA.
+        min_colluders: Least number of members whose noise of differential privacy does not count.
 
     Example:
         >>> SecureLimits("off").offers, SecureLimits("required").forbids_unmasked
@@ -62,6 +63,7 @@ class SecureLimits:
     clip: float = 0.0
     min_threshold: ThresholdRule = ThresholdRule.HALF
     signs: bool = False
+    min_colluders: int = 0
 
     @property
     def offers(self) -> bool:
@@ -88,8 +90,14 @@ class SecureLimits:
             )
         if why := self._impossible(request, terms):
             return decline(DeclineReason.UNSUPPORTED, why)
-        why = self.too_weak(terms)
+        why = self.too_weak(terms) or self._too_little_noise(request, terms)
         return decline(DeclineReason.SECURE_TERMS, why) if why else None
+
+    def _too_little_noise(self, request: WorkRequest, terms: SecureTerms) -> str:
+        colluders = terms.colluders or 0
+        if request.privacy is None or colluders >= self.min_colluders:
+            return ""
+        return f"the noise counts on {colluders} colluders; the owner's limit is min_colluders = {self.min_colluders}"
 
     def too_weak(self, terms: SecureTerms) -> str:
         """Return how terms fall short of the owner's limits; "" where they do not."""

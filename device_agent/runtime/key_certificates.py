@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
+from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys, sign_statement
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys
 
@@ -49,15 +49,23 @@ class CertificateFiles:
 
     def sign(self, keys: MaskingKeys, request: bytes) -> MaskingKeys:
         """Return the keys with the certificate and the signature of this device."""
+        certificate, private_key = self._own()
+        return sign_keys(self._device, keys, request, certificate=certificate, private_key=private_key)
+
+    def sign_statement(self, text: bytes) -> bytes:
+        """Return the signature of a statement by this device."""
+        return sign_statement(text, self._own()[1])
+
+    def _own(self) -> tuple[bytes, bytes]:
+        """Return the certificate and its key."""
         assert self._files.cert_file is not None
         key_file = self._files.key_file or self._files.cert_file
         try:
-            certificate, private_key = _read(self._files.cert_file), _read(key_file, private=True)
+            return _read(self._files.cert_file), _read(key_file, private=True)
         except WireError as error:
             # The coordinator receives the text of the decline, so it contains no path.
             _log.error("%s", error)
             raise WireError("this device cannot use its certificate or key; its log names the file") from None
-        return sign_keys(self._device, keys, request, certificate=certificate, private_key=private_key)
 
     def check(self, member: GroupMember, request: bytes) -> None:
         """Check that another member has signed its keys."""

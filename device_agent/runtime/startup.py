@@ -153,6 +153,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         settings.clip,
         ThresholdRule(settings.least_threshold),
         signs=certificates is not None,
+        min_colluders=settings.min_colluders,
     )
     limits = OwnerLimits(
         directory / PATCHES,

@@ -19,7 +19,7 @@ from fedpatch.shared.masking.secret_sharing import SECRET_BYTES, Random
 from fedpatch.shared.wire.masking_messages import SHARE_BYTES, GroupMember, MaskingKeys
 
 _PAIR, _SELF, _BOX = b"fedpatch pair mask 2", b"fedpatch self mask 1", b"fedpatch share box 1"
-_NOISE = b"fedpatch skellam noise 1"
+_NOISE, _CODE = b"fedpatch skellam noise 1", b"fedpatch agreement code 1 "
 _FIXED_PRIVATE_KEY = bytes(range(32))
 # Each box has a key of its own, so the nonce may be constant.
 _NONCE = bytes(12)
@@ -140,6 +140,24 @@ def pair_mask_seed(private: bytes | PrivateKey, peer: bytes, context: bytes, pai
 def self_mask_seed(self_mask: bytes, context: bytes) -> bytes:
     """Return the seed of the mask that belongs to one member alone."""
     return _derive(self_mask, context, _SELF)
+
+
+def code_key(private: bytes | PrivateKey, peer: bytes, context: bytes, step: bytes, ends: tuple[int, int]) -> bytes:
+    """Return the key of the codes of one member for another one (shared.masking.agreement).
+
+    Each purpose, step and direction has a key of its own; the key of a box is for the box alone.
+
+    Args:
+        private: The private share key of one of them.
+        peer: The public share key of the other one.
+        context: The group.
+        step: The step of the protocol.
+        ends: Indices of sender and receiver.
+
+    Raises:
+        WireError: `peer` is a point of small order.
+    """
+    return _derive(_agree(private, peer), context, _CODE + step + b" " + bytes(ends))
 
 
 def noise_seed(share: bytes, context: bytes) -> bytes:

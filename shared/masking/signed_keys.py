@@ -124,6 +124,40 @@ def check_signed_keys(
         raise WireError(f"the signature of {device} is not one of these keys in this round") from None
 
 
+def sign_statement(text: bytes, private_key: bytes) -> bytes:
+    """Return the signature of a statement by the key of a certificate, as PEM without password. WireError if it cannot sign."""
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(private_key, None)
+    except _unreadable() as error:
+        raise WireError(f"the key of this device cannot be read: {error}") from None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise WireError("the key of this device is not over P-256, so it cannot sign")
+    return key.sign(text, ECDSA(SHA256()))
+
+
+def is_signed_by(certificate: bytes, text: bytes, signature: bytes) -> bool:
+    """Return whether a signature of a statement is by the key of a certificate in DER, which is not checked again."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    try:
+        public = x509.load_der_x509_certificate(certificate).public_key()
+        if not isinstance(public, EllipticCurvePublicKey):
+            return False
+        public.verify(signature, text, ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    except _unreadable():
+        return False
+    return True
+
+
 def _unreadable() -> tuple[type[Exception], ...]:
     """Return the errors that `cryptography` raises for a certificate or a key that it cannot read."""
     from cryptography.exceptions import UnsupportedAlgorithm

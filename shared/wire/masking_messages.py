@@ -1,6 +1,7 @@
 """Messages of secure aggregation in groups (Bonawitz et al. 2017, Practical Secure Aggregation, Fig. 4).
 
-    accept.keys up, roster dn, shares up, inbox dn, the masked update, unmask dn, reveal up
+    accept.keys up, roster dn, shares up, inbox dn, offer.codes and the masked update up, unmask dn, agreement up, agreed dn,
+    reveal up
 
 `context` names a group in every message after the roster. It is the SHA-256 over the run, the round, the request and the roster
 (shared.masking.group_context), so a device with another request or another roster has another context. Lists over the members
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Positive, Word
 
@@ -30,11 +31,15 @@ MAX_CERTIFICATE_BYTES = 750
 SHARE_BYTES = 33
 """Bytes of one Shamir share, an integer below 2^256 + 297 (shared.masking.secret_sharing)."""
 
+CODE_BYTES = 32
+"""Bytes of a code between two members, HMAC-SHA256. In a strict group a signature takes its place, which has at most 72."""
+
 GroupSize = Annotated[int, Meta(ge=MIN_GROUP, le=MAX_GROUP)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Box = Annotated[bytes, Meta(max_length=MAX_BOX_BYTES)]
 SecretShare = Annotated[bytes, Meta(max_length=SHARE_BYTES)]
+Codes = Annotated[tuple[Annotated[bytes, Meta(max_length=80)], ...], Meta(max_length=MAX_GROUP)]
 MemberBitmap = Annotated[bytes, Meta(max_length=MAX_GROUP // 8)]
 
 
@@ -60,6 +65,8 @@ class SecureTerms:
         weight_cap: Most examples that count as a weight.
         grid: Range of a value of each travelling tensor, as float32, least significant byte first, in the order of names.
         strict: Whether keys must be signed by device certificates (shared.masking.signed_keys); only with two_thirds.
+        colluders: Members of a group whose noise of differential privacy does not count, since they may tell it to the
+            coordinator: each device's share of the noise is 1 / (threshold - colluders). Left out for none.
     """
 
     threshold: ThresholdRule
@@ -72,6 +79,7 @@ class SecureTerms:
     weight_cap: Positive
     grid: Annotated[bytes, Meta(max_length=4 * MAX_GRID_TENSORS)]
     strict: bool = False
+    colluders: Annotated[int, Meta(ge=0, le=MAX_GROUP)] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -152,10 +160,43 @@ class Unmask:
     Attributes:
         context: The group.
         reported: Members whose update is committed; member i is bit i % 8 of byte i // 8.
+        codes: For each member of `reported` its code over the masking set, for the receiver; empty for all others. With them
+            the receiver knows that all of these members have its own masking set.
     """
 
     context: Bytes32
     reported: MemberBitmap
+    codes: Codes = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The device agrees to the sum of `reported`, and never to another one under the same keys.
+
+    Attributes:
+        context: The group.
+        reported: As in the `Unmask` that this message answers.
+        codes: For each other member of the masking set the device's code over both sets; in a strict group one signature.
+    """
+
+    context: Bytes32
+    reported: MemberBitmap
+    codes: Codes
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Enough members agree to one sum: the device may reveal.
+
+    Attributes:
+        context: The group.
+        reported: As in `Unmask`.
+        codes: For each member that agrees its code over both sets, for the receiver; empty for all others.
+    """
+
+    context: Bytes32
+    reported: MemberBitmap
+    codes: Codes
 
 
 @dataclass(frozen=True)

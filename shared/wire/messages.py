@@ -16,6 +16,9 @@ from msgspec import UNSET, Meta, UnsetType
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
 from fedpatch.shared.wire.masking_messages import (
     SUM_ENCODING,
+    Agreed,
+    Agreement,
+    Codes,
     Inbox,
     MaskingKeys,
     Reveal,
@@ -392,9 +395,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Offer:
-    """The device has an update to upload. It offers again until the coordinator answers; idempotent by digest."""
+    """The device has an update to upload. It offers again until the coordinator answers; idempotent by digest.
+
+    Attributes:
+        manifest: The update.
+        codes: Of a masked update: for each other member of the masking set the device's code over this set, empty for the
+            rest; in a strict group one signature. Left out of other offers.
+    """
 
     manifest: Manifest
+    codes: Codes | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -548,8 +558,8 @@ class Evaluation:
     members: Members | UnsetType = UNSET
 
 
-DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask
-UpBody = Accept | Decline | Need | Progress | Offer | Evaluation | Failed | Shares | Reveal
+DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask | Agreed
+UpBody = Accept | Decline | Need | Progress | Offer | Evaluation | Failed | Shares | Agreement | Reveal
 StateBody = CoordinatorState | Claim | DeviceState | Vitals
 Body = DownBody | UpBody | StateBody | RunStatus
 

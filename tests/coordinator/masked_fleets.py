@@ -23,7 +23,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.wire.chunked_transfer import cut, describe
 from fedpatch.shared.wire.codec import from_bytes
-from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Unmask
+from fedpatch.shared.wire.masking_messages import Agreed, Agreement, Inbox, Reveal, Roster, Unmask
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     MASKED_FEATURE,
@@ -91,11 +91,11 @@ class MaskedDevice:
                 keys = self.rounds.begin(name, envelope.body)
                 if keys is None:
                     return [REVEALED]
-                return [Accept(1, keys), *([Offer(self.blobs[number][1])] if number in self.blobs else [])]
-            case Roster() | Inbox() | Unmask():
+                return [Accept(1, keys), *([self._offer(number)] if number in self.blobs else [])]
+            case Roster() | Inbox() | Unmask() | Agreed():
                 answer = self.rounds.handle(name, envelope.body)
                 if isinstance(envelope.body, Inbox) and self.rounds.is_ready and number not in self.committed:
-                    return [Offer(self._update(number)[1])]
+                    return [self._offer(number)]
                 return [answer.body] if answer.body is not None else []
             case Grant():
                 blob, manifest = self._update(number)
@@ -105,6 +105,13 @@ class MaskedDevice:
             case Cancel():
                 self.cancelled.add(number)
         return []
+
+    def _offer(self, number: int) -> Offer:
+        """Return the offer with the device's codes over the masking set."""
+        manifest = self._update(number)[1]
+        state = self.rounds.note_update(manifest.digest) or self.rounds.state
+        assert state is not None
+        return Offer(manifest, state.codes)
 
     def _update(self, number: int) -> tuple[bytes, Manifest]:
         if number not in self.blobs:
@@ -209,7 +216,7 @@ class MaskedFleet:
 
     def _sent(self, real: Callable[[str, Envelope], Any], device: str, envelope: Envelope) -> Any:
         """Check that the step on which a message depends is on the disk, then send the message."""
-        needed = {Roster: "roster", Inbox: "masking", Unmask: "reported"}.get(type(envelope.body))
+        needed = {Roster: "roster", Inbox: "masking", Unmask: "reported", Agreed: "agreement"}.get(type(envelope.body))
         if needed is not None:
             entries = self.bench.registry.rounds.masking(envelope.run, envelope.round)
             rosters = {one.group: from_bytes(one.content, Roster) for one in entries if one.step == "roster"}
@@ -225,7 +232,7 @@ class MaskedFleet:
         if answer is None or name in self.lost:
             return
         self.transcript.append((name, answer))
-        if isinstance(answer, Reveal | Accept | Decline | Offer) or hasattr(answer, "boxes"):
+        if isinstance(answer, Agreement | Reveal | Accept | Decline | Offer) or hasattr(answer, "boxes"):
             self._perform(DeviceMessage(name, replace(envelope, body=answer)))
         else:
             self._perform(ChunkReceived(name, answer))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.masking.group import MaskedGroup
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import request_digest
-from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Shares, Unmask
+from fedpatch.shared.wire.masking_messages import Agreed, Agreement, Inbox, Reveal, Roster, Shares, Unmask
 from tests.fuzz.effort import tries
 from tests.shared.arbitrary_messages import of_message
 from tests.support.masked_group import NAME, PlayedGroup, check_transcript, request_of, terms_of
@@ -25,6 +25,12 @@ def contexts(group: PlayedGroup) -> st.SearchStrategy[bytes]:
     return st.sampled_from([group.context, bytes(32)])
 
 
+def codes() -> st.SearchStrategy[tuple[bytes, ...]]:
+    """Return codes of any lengths, also one for each other member."""
+    code = st.binary(max_size=80) | st.binary(min_size=32, max_size=32)
+    return st.lists(code, max_size=2 * SIZE).map(tuple)
+
+
 def to_device(group: PlayedGroup, index: int) -> st.SearchStrategy[object]:
     """Return messages of a coordinator that ignores the protocol: correct, changed or arbitrary ones."""
     honest = group.inbox_of(index, ALL)
@@ -34,10 +40,12 @@ def to_device(group: PlayedGroup, index: int) -> st.SearchStrategy[object]:
         st.sampled_from([group.roster, honest, group.unmask(ALL)]),
         st.builds(replace, st.just(group.roster), threshold=thresholds, members=members),
         st.builds(Inbox, contexts(group), boxes),
-        st.builds(Unmask, contexts(group), st.binary(max_size=8)),
+        st.builds(Unmask, contexts(group), st.binary(max_size=8), codes()),
+        st.builds(Agreed, contexts(group), st.sampled_from([b"\x0e", b"\x0f"]), codes()),
         of_message(Roster),
         of_message(Inbox),
         of_message(Unmask),
+        of_message(Agreed),
     )
 
 
@@ -62,9 +70,24 @@ def to_coordinator(group: PlayedGroup, index: int) -> st.SearchStrategy[object]:
         st.just(honest),
         st.builds(Shares, contexts(group), boxes, st.binary(min_size=32, max_size=32)),
         st.builds(Reveal, contexts(group), st.just(b"\x0f"), revealed.map(tuple)),
+        st.builds(Agreement, contexts(group), st.sampled_from([b"\x0e", b"\x0f"]), codes()),
         of_message(Shares),
         of_message(Reveal),
+        of_message(Agreement),
     )
+
+
+def take(group: MaskedGroup, name: str, body: object) -> None:
+    """Pass a device's message on to the coordinator's group."""
+    match body:
+        case Shares():
+            group.add_shares(name, body)
+        case Agreement():
+            group.add_agreement(name, body)
+        case Reveal():
+            group.add_reveal(name, body)
+        case _:
+            raise AssertionError(body)
 
 
 @tries(40, deadline=None)
@@ -79,8 +102,7 @@ def test_coordinator_refuses_any_messages_of_a_device_and_opens_the_group_by_the
     def send() -> None:
         for body in data.draw(hostile):
             try:
-                add = group.add_shares if isinstance(body, Shares) else group.add_reveal
-                add("pi-00", body)
+                take(group, "pi-00", body)
             except WireError:
                 continue
             group.open()
@@ -90,18 +112,23 @@ def test_coordinator_refuses_any_messages_of_a_device_and_opens_the_group_by_the
         group.add_shares(played.devices[index].name, played.shares[index])
     group.end_sharing()
     for name in group.masking:
+        played.devices[int(name.removeprefix("pi-"))].take(group.inbox(name))
+    send()
+    honest = [name for name in group.masking if name != "pi-00"]
+    for name in honest:
         index = int(name.removeprefix("pi-"))
-        played.devices[index].take(group.inbox(name))
+        played.vouch([index])
+        group.add_codes(name, played.devices[index].state.codes)
+    group.end_collecting(honest)
+    group.begin_agreeing()
     send()
-    group.end_collecting([name for name in group.masking if name != "pi-00"])
-    unmask = group.begin_unmasking()
-    send()
-    for name in group.masking:
-        if name != "pi-00":
-            reveal = played.devices[int(name.removeprefix("pi-"))].take(unmask).body
-            assert isinstance(reveal, Reveal)
-            group.add_reveal(name, reveal)
-            group.open()
+    for _ in range(2):
+        for name in honest:
+            asked = group.request(name)
+            assert asked is not None
+            take(group, name, played.devices[int(name.removeprefix("pi-"))].take(asked).body)
+        group.open()
+        send()
     group.end_unmasking()
     assert group.over
     assert group.offenders <= {"pi-00"}

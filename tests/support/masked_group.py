@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedpatch.device_agent.masking.masking_round import MaskingRound, RoundName
+from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingAnswer, MaskingBody, MaskingRounds
-from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest, threshold_of
+from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
 from fedpatch.shared.masking.keys import SecretKeys, open_box
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.masking.opening import Opening, open_group
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import (
+    Agreed,
+    Agreement,
     GroupMember,
     Inbox,
     MaskingKeys,
@@ -71,7 +73,7 @@ class MaskedDevice:
     def __init__(self, name: str, seed: int = 0) -> None:
         self.name = name
         self.disk: bytes | None = None
-        self.sent: list[Shares | Reveal] = []
+        self.sent: list[Shares | Agreement | Reveal] = []
         self.secrets: set[SecretKeys] = set()
         self._random = random.Random(f"{seed}/{name}")
         self.rounds = MaskingRounds(name, self._random.randbytes)
@@ -178,18 +180,48 @@ class PlayedGroup:
             answer = self.devices[index].take(self.inbox_of(index, masking_set))
             assert not answer.problem, answer.problem
 
-    def unmask(self, reported: frozenset[int]) -> Unmask:
-        """Return the message that asks for the sum of the reported members."""
-        return Unmask(self.context, bitmap_of(reported, len(self.devices)))
+    def vouch(self, members: Iterable[int]) -> None:
+        """Let members offer an update, with their codes over the masking set."""
+        for index in members:
+            device = self.devices[index]
+            if device.state.update is None:
+                state = device.rounds.note_update(f"{index:064x}")
+                assert state is not None
+                device.save(state)
 
-    def reveals(self, reported: frozenset[int], members: Iterable[int]) -> dict[int, tuple[bytes, ...]]:
-        """Ask members to reveal, and return their shares."""
+    def unmask(self, reported: frozenset[int], index: int = 0) -> Unmask:
+        """Return the message that asks a member for its agreement to the sum of the reported members, which vouch first."""
+        self.vouch(one for one in reported if self.devices[one].state.phase is MaskingPhase.READY)
+        codes = {one: self.devices[one].state.codes for one in reported}
+        sent = tuple(codes[one][index] if codes.get(one) else b"" for one in range(len(self.devices)))
+        return Unmask(self.context, bitmap_of(reported, len(self.devices)), sent)
+
+    def agree(self, reported: frozenset[int], members: Iterable[int]) -> dict[int, Agreement]:
+        """Ask members for their agreement, and return those that came."""
         found = {}
         for index in members:
-            body = self.devices[index].take(self.unmask(reported)).body
-            assert isinstance(body, Reveal)
-            found[index] = body.shares
+            body = self.devices[index].take(self.unmask(reported, index)).body
+            if isinstance(body, Agreement):
+                found[index] = body
         return found
+
+    def agreed(self, reported: frozenset[int], index: int, agreements: dict[int, Agreement]) -> Agreed:
+        """Return the message that asks a member for its shares."""
+        codes = (agreements[one].codes[index] if one in agreements else b"" for one in range(len(self.devices)))
+        return Agreed(self.context, bitmap_of(reported, len(self.devices)), tuple(codes))
+
+    def reveal(self, index: int, reported: frozenset[int]) -> Reveal:
+        """Let all members of the masking set agree, and return the reveal of one."""
+        masking_set = members_of(self.devices[index].state.masking_set, len(self.devices))
+        assert masking_set is not None
+        agreements = self.agree(reported, sorted(masking_set))
+        body = self.devices[index].take(self.agreed(reported, index, agreements)).body
+        assert isinstance(body, Reveal)
+        return body
+
+    def reveals(self, reported: frozenset[int], members: Iterable[int]) -> dict[int, tuple[bytes, ...]]:
+        """Let all members of the masking set agree, some of them reveal, and return their shares."""
+        return {index: self.reveal(index, reported).shares for index in members}
 
     def open(
         self, masking_set: frozenset[int], reported: frozenset[int], reveals: dict[int, tuple[bytes, ...]]
@@ -213,6 +245,9 @@ def check_transcript(devices: Iterable[MaskedDevice], rosters: Iterable[MaskingG
     """
     devices = list(devices)
     groups = {group.context: group for group in rosters}
+    for device in devices:
+        sums = [(one.context, one.reported) for one in device.sent if isinstance(one, Agreement | Reveal)]
+        assert len(set(sums)) == len({context for context, _ in sums}), f"{device.name} agreed to two sums of a group"
     kinds: dict[tuple[bytes, int], dict[str, set[int]]] = {}
     answers: dict[tuple[str, bytes], set[Reveal]] = {}
     for device in devices:

@@ -17,7 +17,17 @@ from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import IllegalTransition, WireError
 from fedpatch.shared.masking.group_context import request_digest, threshold_of
 from fedpatch.shared.masking.masked_blob import add_masks
-from fedpatch.shared.wire.masking_messages import GroupMember, Reveal, Roster, SecureTerms, Shares, ThresholdRule
+from fedpatch.shared.wire.masking_messages import (
+    Agreed,
+    Agreement,
+    GroupMember,
+    Reveal,
+    Roster,
+    SecureTerms,
+    Shares,
+    ThresholdRule,
+    Unmask,
+)
 from fedpatch.shared.wire.messages import WorkRequest
 from tests.support.examples import examples
 from tests.support.specs import model, run_spec
@@ -29,7 +39,9 @@ VALUES = 50
 def request(size: int, rule: ThresholdRule) -> WorkRequest:
     spec = run_spec()
     terms = SecureTerms(rule, 2, size, 8, 1, bytes(16), 1.0, 10, np.float32(1.0).tobytes())
-    return WorkRequest(spec.schema, "affine", spec.plan, model(), "masked-u8", 100, 60.0, secure=terms)
+    return WorkRequest(
+        spec.schema, "affine", spec.plan, model(), "masked-u8", 100, 60.0, secure=terms, content="ec" * 32
+    )
 
 
 class Members:
@@ -54,8 +66,40 @@ class Members:
         assert isinstance(body, Shares)
         return body
 
+    def vouch(self, vouching: Collection[str]) -> None:
+        """Let members of the masking set offer an update, with their codes over this set."""
+        for name in vouching:
+            if name in self.group.masking:
+                state = self.rounds[name].note_update(name.encode().hex().rjust(64, "0"))
+                assert state is not None
+                self.group.add_codes(name, state.codes)
+
+    def collect(self, committed: Collection[str]) -> None:
+        """Commit the updates of these members, and fix the reported set."""
+        self.vouch(committed)
+        self.group.end_collecting(committed)
+        if self.group.state is GroupState.COLLECTED:
+            self.group.begin_agreeing()
+
+    def agreement(self, name: str) -> Agreement:
+        asked = self.group.request(name)
+        assert isinstance(asked, Unmask)
+        body = self.rounds[name].handle(ROUND, asked).body
+        assert isinstance(body, Agreement)
+        return body
+
+    def agree(self) -> None:
+        """Let all members of the masking set agree."""
+        agreements = {name: self.agreement(name) for name in self.group.masking}
+        for name, agreement in agreements.items():
+            assert self.group.add_agreement(name, agreement)
+
     def reveal(self, name: str) -> Reveal:
-        body = self.rounds[name].handle(ROUND, self.group.begin_unmasking()).body
+        if not self.group.agreements:
+            self.agree()
+        asked = self.group.request(name)
+        assert isinstance(asked, Agreed)
+        body = self.rounds[name].handle(ROUND, asked).body
         assert isinstance(body, Reveal)
         return body
 
@@ -70,7 +114,7 @@ class Members:
 
     def revealed(self, count: int, wrong: Collection[str]) -> MaskedGroup:
         """Commit all updates; then the first `count` members reveal one after another, some of them wrong shares."""
-        self.group.end_collecting(list(self.rounds))
+        self.collect(list(self.rounds))
         for name in names(count):
             reveal = self.reveal(name)
             zeros = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
@@ -105,14 +149,15 @@ def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
     if len(group.masking) < threshold:
         assert group.state is GroupState.LOST
         return
-    group.end_collecting(data.draw(some(size) | most(size)))
+    members.collect(data.draw(some(size) | most(size)))
     if len(group.reported) < threshold:
         assert group.state is GroupState.LOST
         return
     revealing = data.draw(st.permutations(sorted(data.draw(most(size)) & set(group.masking))))
     masked = {name: members.masked(name).astype(np.int64) for name in group.reported}
     reveals = {name: members.reveal(name) for name in revealing}
-    group.begin_unmasking()
+    if not revealing:
+        members.agree()
     for count, name in enumerate(revealing, 1):
         assert group.add_reveal(name, reveals[name]) == (count <= threshold)
         group.open()
@@ -138,9 +183,18 @@ class TestThreshold:
 
     def test_of_updates(self, rule, threshold):
         for count, state in ((threshold, GroupState.COLLECTED), (threshold - 1, GroupState.LOST)):
-            group = Members(8, rule).share(names(8)).group
-            group.end_collecting(names(count))
-            assert group.state is state
+            members = Members(8, rule).share(names(8))
+            members.vouch(names(8))
+            members.group.end_collecting(names(count))
+            assert members.group.state is state
+
+    def test_of_agreements(self, rule, threshold):
+        members = Members(8, rule).share(names(8))
+        members.collect(names(8))
+        agreements = {name: members.agreement(name) for name in names(8)}
+        for count, name in enumerate(names(8), 1):
+            members.group.add_agreement(name, agreements[name])
+            assert members.group.state is (GroupState.UNMASKING if count >= threshold else GroupState.AGREEING)
 
 
 class TestMessages:
@@ -170,20 +224,20 @@ class TestMessages:
 
     def test_reveal_for_another_reported_set_raises(self):
         members = Members().share(names(8))
-        members.group.end_collecting(names(6))
+        members.collect(names(6))
         reveal = members.reveal("pi-00")
         with pytest.raises(WireError, match="another set"):
             members.group.add_reveal("pi-00", replace(reveal, reported=b"\xff"))
 
     def test_reveal_with_another_number_of_shares_raises(self):
         members = Members().share(names(8))
-        members.group.end_collecting(names(6))
+        members.collect(names(6))
         with pytest.raises(WireError, match="7 shares"):
             members.group.add_reveal("pi-00", replace(members.reveal("pi-00"), shares=(b"",) * 7))
 
     def test_reveal_of_a_member_outside_the_masking_set_changes_nothing(self):
         members = Members().share(names(7))
-        members.group.end_collecting(names(7))
+        members.collect(names(7))
         reveal = members.reveal("pi-00")
         assert not members.group.add_reveal("pi-07", reveal)
         assert members.group.reveals == {}
@@ -211,6 +265,51 @@ class TestMessages:
         assert (group.state, group.offenders) == (GroupState.OPEN, frozenset(names(3)))
 
 
+class TestAgreement:
+    def test_update_without_codes_over_the_masking_set_is_in_no_sum(self):
+        members = Members().share(names(8))
+        members.vouch(names(7))
+        members.group.end_collecting(names(8))
+        assert members.group.reported == tuple(names(7))
+
+    @pytest.mark.parametrize("codes", [(), (b"x" * 32,) * 8, (b"",) * 8, (b"x" * 32,) * 7])
+    def test_codes_that_are_not_one_for_each_other_member_of_the_masking_set_raise(self, codes):
+        members = Members().share(names(7))
+        with pytest.raises(WireError, match="codes to a group of 8"):
+            members.group.add_codes("pi-00", codes)
+        assert members.group.codes == {}
+
+    def test_agreement_to_another_sum_raises(self):
+        members = Members().share(names(8))
+        members.collect(names(6))
+        with pytest.raises(WireError, match="agrees to another set"):
+            members.group.add_agreement("pi-00", replace(members.agreement("pi-00"), reported=b"\xff"))
+
+    def test_member_is_asked_for_its_agreement_first_and_then_for_its_shares(self):
+        members = Members().share(names(8))
+        members.collect(names(8))
+        group = members.group
+        assert isinstance(group.request("pi-00"), Unmask)
+        for name in names(4):
+            group.add_agreement(name, members.agreement(name))
+            assert group.request(name) is None
+        group.add_agreement("pi-04", members.agreement("pi-04"))
+        assert isinstance(group.request("pi-00"), Agreed)
+        assert isinstance(group.request("pi-07"), Unmask)
+        group.add_reveal("pi-00", members.reveal("pi-00"))
+        assert group.request("pi-00") is None
+
+    def test_false_code_of_a_member_costs_its_agreement_alone(self):
+        """Six agree, one of them with a false code for each other member: the five others are as many as the threshold."""
+        members = Members().share(names(8))
+        members.collect(names(8))
+        for name in names(6):
+            agreement = members.agreement(name)
+            false = tuple(bytes(len(code)) for code in agreement.codes)
+            members.group.add_agreement(name, replace(agreement, codes=false) if name == "pi-03" else agreement)
+        assert isinstance(members.reveal("pi-00"), Reveal)
+
+
 class TestInbox:
     def test_inbox_has_the_boxes_of_the_other_members_of_the_masking_set(self):
         group = Members().share(names(6)).group
@@ -228,7 +327,7 @@ class TestCalls:
         group.open(last=True)
         assert group.state is GroupState.LOST
 
-    @pytest.mark.parametrize("call", ["end_sharing", "begin_unmasking", "result"])
+    @pytest.mark.parametrize("call", ["end_sharing", "begin_agreeing", "result"])
     def test_call_out_of_order_raises_with_its_name_and_the_state(self, call):
         group = Members().share(names(8)).group
         with pytest.raises(IllegalTransition, match=f": {call} in shared, needs "):

@@ -100,11 +100,23 @@ def receive(job, body, epoch=1, now=13.0):
 
 
 def in_group(job, keys):
-    """Deliver the roster and the inbox."""
+    """Deliver the roster and the inbox; the two others have theirs, and offer their updates."""
     roster, inbox, group = group_with(keys)
-    receive(job, roster)
+    [sent] = bodies(receive(job, roster))
+    shares = [sent, *(device.share(roster, NAME) for device in OTHERS)]
+    for index, device in enumerate(OTHERS, 1):
+        boxes = tuple(one.boxes[index] if place != index else b"" for place, one in enumerate(shares))
+        device.take(Inbox(group.context, boxes), NAME)
+        device.rounds.note_update(f"{index:064x}")
     receive(job, inbox)
     return group
+
+
+def unmask_of(group, reported):
+    """The request for the device's agreement, with the codes of the reported others."""
+    bits = int.from_bytes(reported, "little")
+    codes = (one.state.codes[0] if bits >> index & 1 else b"" for index, one in enumerate(OTHERS, 1))
+    return Unmask(group.context, reported, (b"", *codes))
 
 
 def test_acceptance_has_keys_and_no_number_of_examples():
@@ -206,7 +218,7 @@ def test_update_that_is_masked_after_the_reveal_is_not_offered():
     job, keys = training()
     group = in_group(job, keys)
     job.handle(VectorTrained(KEY), 15.0)
-    receive(job, Unmask(group.context, b"\x06"))
+    receive(job, unmask_of(group, b"\x06"))
     assert bodies(job.handle(UpdateTrained(KEY, UPDATE), 16.0)) == [Failed(FailReason.MASKING)]
 
 
@@ -228,16 +240,16 @@ def test_unmask_is_answered_after_the_job_and_in_any_epoch():
     job.handle(UpdateTrained(KEY, UPDATE), 16.0)
     receive(job, Committed(UPDATE.digest))
     assert job.state is JobState.IDLE
-    [reveal] = receive(job, Unmask(group.context, b"\x07"), epoch=2)
-    assert isinstance(reveal, SendAfterSave)
-    assert (reveal.envelope.epoch, reveal.envelope.round, reveal.envelope.run) == (2, 1, RUN)
-    assert reveal.state.reported == b"\x07"
+    [agreement] = receive(job, unmask_of(group, b"\x07"), epoch=2)
+    assert isinstance(agreement, SendAfterSave)
+    assert (agreement.envelope.epoch, agreement.envelope.round, agreement.envelope.run) == (2, 1, RUN)
+    assert agreement.state.reported == b"\x07"
 
 
 def test_contradictory_unmask_has_no_answer_but_a_line_in_the_log():
     job, keys = training()
     group = in_group(job, keys)
-    receive(job, Unmask(group.context, b"\x07"))
+    receive(job, unmask_of(group, b"\x06"))
     [effect] = receive(job, Unmask(group.context, b"\x03"))
     assert isinstance(effect, ReportFailure)
     assert "unmask refused: a second, different set" in effect.detail
@@ -261,8 +273,8 @@ def test_evaluate_request_with_masking_terms_keeps_the_secrets_of_the_last_maske
     job, keys = training()
     group = in_group(job, keys)
     ask_masked(job, replace(MASKED, evaluate=True), round_number=2)
-    [reveal] = receive(job, Unmask(group.context, b"\x07"))
-    assert isinstance(reveal, SendAfterSave)
+    [agreement] = receive(job, unmask_of(group, b"\x06"))
+    assert isinstance(agreement, SendAfterSave)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +305,11 @@ def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
     assert accept == Accept(10)
 
 
-def test_round_in_which_shares_were_revealed_is_declined_for_this_round_only():
+def test_round_in_which_the_device_agreed_to_a_sum_is_declined_for_this_round_only():
     """For a lasting reason the coordinator would invite the device to no other round of the run either."""
     job, keys = training()
     group = in_group(job, keys)
-    receive(job, Unmask(group.context, b"\x07"))
+    receive(job, unmask_of(group, b"\x06"))
     [decline] = bodies(ask_masked(job, replace(MASKED, private="all"), epoch=2))
     assert isinstance(decline, Decline) and not lasts(decline)
     [accept] = bodies(ask_masked(job, MASKED, round_number=2, epoch=2))

@@ -13,6 +13,8 @@ from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest
 from fedpatch.shared.wire.masking_messages import (
+    Agreed,
+    Agreement,
     GroupMember,
     Inbox,
     MaskingKeys,
@@ -66,7 +68,9 @@ def test_device_goes_through_all_phases():
     phases.append(device.rounds.state.phase)
     group.distribute(ALL)
     phases.append(device.rounds.state.phase)
-    device.take(group.unmask(ALL))
+    agreements = group.agree(ALL, ALL)
+    phases.append(device.rounds.state.phase)
+    device.take(group.agreed(ALL, 0, agreements))
     assert [*phases, device.rounds.state.phase] == list(MaskingPhase)
 
 
@@ -94,10 +98,14 @@ def test_each_request_and_round_has_new_keys():
     assert len({key.mask for key in keys}) == len({key.share for key in keys}) == 3
 
 
+@pytest.mark.parametrize("reveals", [False, True])
 @pytest.mark.parametrize("request_", [REQUEST, request_of(terms_of(SIZE), "ac" * 32)])
-def test_device_that_has_revealed_takes_no_part_in_the_round_again(request_):
+def test_device_that_has_agreed_to_a_sum_takes_no_part_in_the_round_again(request_, reveals):
     group = ready()
-    group.devices[0].take(group.unmask(ALL))
+    if reveals:
+        group.reveal(0, ALL)
+    else:
+        group.devices[0].take(group.unmask(ALL))
     group.devices[0].reboot()
     assert group.devices[0].rounds.begin(NAME, request_) is None
     assert group.devices[0].rounds.begin(replace(NAME, round=2), request_) is not None
@@ -109,9 +117,13 @@ def test_repeated_messages_have_the_same_answers_also_after_a_restart():
     shares = device.take(group.roster).body
     device.reboot()
     assert device.take(group.roster).body == shares
-    reveal = device.take(group.unmask(ALL)).body
+    agreements = group.agree(ALL, ALL)
     device.reboot()
-    assert device.take(group.unmask(ALL)).body == reveal
+    assert device.take(group.unmask(ALL)).body == agreements[0]
+    reveal = device.take(group.agreed(ALL, 0, agreements)).body
+    device.reboot()
+    assert device.take(group.agreed(ALL, 0, agreements)).body == reveal
+    assert device.take(group.unmask(ALL)).body == agreements[0]
 
 
 def test_answer_whose_state_could_not_be_written_is_repeated_with_the_state():
@@ -128,12 +140,16 @@ def test_answer_whose_state_could_not_be_written_is_repeated_with_the_state():
     assert (shares.state, device.state.phase) == (device.state, MaskingPhase.SHARED)
     group.shares[0] = shares.body
     group.distribute(ALL)
-    reveal = repeated(group.unmask(ALL))
+    agreements = group.agree(ALL, range(1, SIZE))
+    agreement = repeated(group.unmask(ALL))
+    device.reboot()
+    assert (agreement.state, device.state.phase) == (device.state, MaskingPhase.AGREED)
+    reveal = repeated(group.agreed(ALL, 0, agreements))
     device.reboot()
     assert (reveal.state, device.state.phase) == (device.state, MaskingPhase.REVEALED)
 
 
-def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
+def test_secrets_and_shares_of_other_sums_are_erased_before_the_agreement():
     """They are neither on disk nor in memory: a later owner of the device learns only the revealed shares."""
     group = ready()
     device = group.devices[0]
@@ -150,8 +166,9 @@ def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
 
 def test_forgotten_round_answers_nothing():
     group = ready()
+    asked = group.unmask(ALL)
     group.devices[0].rounds.state = None
-    assert group.devices[0].take(group.unmask(ALL)).problem
+    assert group.devices[0].take(asked).problem
 
 
 def test_reveal_has_one_share_of_each_member_of_the_masking_set():
@@ -160,7 +177,7 @@ def test_reveal_has_one_share_of_each_member_of_the_masking_set():
     masking = frozenset({0, 1, 2, 4})
     group.distribute(masking)
     inbox = group.devices[0].state.inbox
-    reveal = group.devices[0].take(group.unmask(frozenset({0, 1, 2}))).body
+    reveal = group.reveal(0, frozenset({0, 1, 2}))
     assert [len(share) for share in reveal.shares] == [33, 33, 33, 0, 33]
     assert inbox[3] == b""
     assert (reveal.shares[1], reveal.shares[4]) == (inbox[1][:33], inbox[4][33:])
@@ -323,7 +340,9 @@ def test_messages_before_their_time_are_refused():
     assert "before its roster" in refused(group.devices[0], Inbox(bytes(32), ()))
     assert "before its roster" in refused(group.devices[0], Unmask(bytes(32), b"\x1f"))
     group.share()
-    assert "before the masking set" in refused(group.devices[0], group.unmask(ALL))
+    assert "before the masking set" in refused(group.devices[0], Unmask(group.context, b"\x1f"))
+    group.distribute(ALL)
+    assert "another sum" in refused(group.devices[0], Agreed(group.context, b"\x1f", (b"",) * SIZE))
 
 
 def test_messages_of_another_group_are_refused():
@@ -362,13 +381,14 @@ def test_second_inbox_with_another_masking_set_is_refused():
 )
 def test_impossible_set_of_reported_members_is_refused(reported, words):
     group = ready()
+    group.vouch(ALL)
     assert words in refused(group.devices[0], Unmask(group.context, reported))
 
 
 def test_member_outside_the_masking_set_is_no_reported_member():
     group = shared()
     group.distribute(frozenset({0, 1, 2}))
-    assert "not a part" in refused(group.devices[0], group.unmask(frozenset({0, 1, 2, 3})))
+    assert "not a part" in refused(group.devices[0], Unmask(group.context, b"\x0f"))
 
 
 def test_second_set_of_reported_members_is_refused_also_after_a_restart():
@@ -408,7 +428,94 @@ def test_device_whose_request_differs_shares_nothing_with_its_group():
     assert group.devices[1].rounds.state.inbox[0] == b""
 
 
+# ---- agreement
+
+
+def test_sum_is_refused_while_a_reported_member_vouches_for_another_masking_set():
+    """The coordinator sent member 4 another inbox. Members with other sets would open the sum of the few that have one."""
+    group = shared()
+    for index in range(4):
+        group.devices[index].take(group.inbox_of(index, ALL))
+    group.devices[4].take(group.inbox_of(4, frozenset({0, 1, 4})))
+    assert "1 reported members, such as pi-04, do not vouch" in refused(group.devices[0], group.unmask(ALL))
+    assert group.devices[0].state.phase is MaskingPhase.READY
+    assert group.agree(ALL - {4}, range(4)).keys() == set(range(4))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_device_reveals_nothing_before_as_many_members_as_the_threshold_agree(count):
+    """The device itself is one of them; codes over another sum, or for another member, do not count."""
+    group = ready()
+    group.vouch(ALL)
+    agreements = group.agree(ALL, range(count + 1))
+    assert "agree to this sum, below the threshold of 3" in refused(group.devices[0], group.agreed(ALL, 0, agreements))
+    others = group.agree(ALL - {0}, {3, 4})
+    mixed = group.agreed(ALL, 0, agreements | others)
+    assert f"{count + 1} members agree" in refused(group.devices[0], mixed)
+    elsewhere = group.agreed(ALL, 1, group.agree(ALL, range(3)))
+    assert "agree to this sum" in refused(group.devices[0], elsewhere)
+    assert isinstance(group.devices[0].take(group.agreed(ALL, 0, group.agree(ALL, range(3)))).body, Reveal)
+
+
+def test_device_that_has_offered_nothing_is_in_no_sum():
+    group = ready()
+    group.vouch(ALL - {0})
+    asked = Unmask(group.context, b"\x1f", (b"", *(device.state.codes[0] for device in group.devices[1:])))
+    assert "offered no update" in refused(group.devices[0], asked)
+
+
+def test_code_of_the_offer_is_none_of_the_agreement():
+    """Each step and each direction has a key of its own."""
+    group = ready()
+    agreements = group.agree(ALL, ALL)
+    codes = [code for device in group.devices for code in device.state.codes if code]
+    codes += [code for agreement in agreements.values() for code in agreement.codes if code]
+    assert len(set(codes)) == len(codes) == 2 * SIZE * (SIZE - 1)
+    early = Agreed(
+        group.context, b"\x1f", tuple(device.state.codes[0] if device.state.codes else b"" for device in group.devices)
+    )
+    assert "1 members agree" in refused(group.devices[0], early)
+
+
+def strict_group(fleet):
+    """Three devices that sign, each with its inbox."""
+    rounds = [signing(fleet, f"pi-{index:02}") for index in range(3)]
+    members = tuple(GroupMember(f"pi-{index:02}", one.begin(NAME, STRICT)) for index, one in enumerate(rounds))
+    roster = Roster(0, 3, members)
+    shares = [one.handle(NAME, roster).body for one in rounds]
+    for index, one in enumerate(rounds):
+        boxes = tuple(sent.boxes[index] if place != index else b"" for place, sent in enumerate(shares))
+        one.handle(NAME, Inbox(shares[0].context, boxes))
+    return rounds, shares[0].context
+
+
+def test_members_of_a_strict_group_sign_what_they_agree_to(fleet):
+    rounds, context = strict_group(fleet)
+    signed = tuple(one.note_update(f"{index:064x}").codes[0] for index, one in enumerate(rounds))
+    forged = (signed[0], signed[0], signed[2])
+    assert "such as pi-01, do not vouch" in rounds[0].handle(NAME, Unmask(context, b"\x07", forged)).problem
+    agreements = [one.handle(NAME, Unmask(context, b"\x07", signed)).body for one in rounds]
+    codes = tuple(one.codes[0] for one in agreements)
+    assert len({*signed, *codes}) == 6
+    assert "1 members agree" in rounds[0].handle(NAME, Agreed(context, b"\x07", signed)).problem
+    assert isinstance(rounds[0].handle(NAME, Agreed(context, b"\x07", codes)).body, Reveal)
+
+
 # ---- one answer, for any messages and kills
+
+
+def unmask_of(group, reported, index):
+    """A request for an agreement, with the codes that the reported members have made so far."""
+    codes = [group.devices[one].state.codes if one in reported else () for one in range(SIZE)]
+    return Unmask(group.context, bitmap_of(reported, SIZE), tuple(one[index] if one else b"" for one in codes))
+
+
+def agreed_of(group, reported, index):
+    """A request for a reveal, with the codes of all agreements to this sum so far."""
+    bitmap = bitmap_of(reported, SIZE)
+    states = [device.state for device in group.devices]
+    codes = tuple(one.agreement[index] if one.reported == bitmap else b"" for one in states)
+    return Agreed(group.context, bitmap, codes)
 
 
 def contradictory(group, random_):
@@ -424,7 +531,10 @@ def contradictory(group, random_):
             (index, group.inbox_of(index, masking | {index})),
             (index, group.inbox_of(index, ALL)),
             (index, Unmask(group.context, bitmap_of(some, size))),
-            (index, group.unmask(ALL)),
+            (index, unmask_of(group, some, index)),
+            (index, unmask_of(group, ALL, index)),
+            (index, agreed_of(group, some, index)),
+            (index, agreed_of(group, ALL, index)),
         ]
     )
 
@@ -445,6 +555,8 @@ def test_no_device_gives_both_kinds_of_share_under_any_faults(first_seed):
                 device.take(body, die=random_.choice(["", "", "write", "send"]))
             except Killed:
                 device.reboot()
+            if random_.random() < 0.3 and device.rounds.is_ready:
+                group.vouch([index])
             if random_.random() < 0.1:
                 device.reboot()
             if random_.random() < 0.05:  # a newer epoch asks for the same work
@@ -456,11 +568,14 @@ def test_transcript_check_finds_both_kinds_of_share():
     """The check itself detects a device that forgets its answer."""
     group = ready()
     device = group.devices[0]
-    before = device.rounds.state
-    device.take(group.unmask(ALL))
-    device.rounds.state = before
-    device.take(group.unmask(ALL - {4}))
-    with pytest.raises(AssertionError):
+    group.vouch(ALL)
+    before = [one.rounds.state for one in group.devices]
+    group.reveal(0, ALL)
+    for one, state in zip(group.devices, before, strict=True):
+        one.rounds.state = state
+    group.reveal(0, ALL - {4})
+    device.sent = [one for one in device.sent if not isinstance(one, Agreement)]
+    with pytest.raises(AssertionError, match="two sums of a group"):
         check_transcript(group.devices, [group.group])
 
 
@@ -474,9 +589,8 @@ def test_machine_without_a_round_answers_nothing():
 def test_messages_have_one_entry_for_each_member():
     group = ready()
     shares = group.shares[0]
-    reveal = group.devices[0].take(group.unmask(ALL)).body
+    reveal = group.reveal(0, ALL)
     assert isinstance(shares, Shares)
-    assert isinstance(reveal, Reveal)
     assert len(reveal.shares) == SIZE
     assert [bool(box) for box in shares.boxes] == [False, *[True] * (SIZE - 1)]
     digest = request_digest(NAME.task, NAME.run, NAME.round, REQUEST)

@@ -14,6 +14,8 @@ from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
 from fedpatch.shared.wire.masking_messages import (
+    Agreed,
+    Agreement,
     GroupMember,
     Inbox,
     MaskingKeys,
@@ -126,9 +128,11 @@ BODIES: dict[str, Body] = {
     "cancel": Cancel("late"),
     "roster": Roster(1, 2, (GroupMember("pi-1", KEYS), GroupMember("pi-2", OTHER_KEYS))),
     "inbox": Inbox(CONTEXT, (b"", b"\xb0" * 82)),
-    "unmask": Unmask(CONTEXT, b"\x03"),
+    "unmask": Unmask(CONTEXT, b"\x03", (b"", b"\xc0" * 32)),
+    "agreed": Agreed(CONTEXT, b"\x03", (b"", b"\xc1" * 32)),
     "accept": Accept(1, KEYS),
     "shares": Shares(CONTEXT, (b"", b"\xb1" * 82), b"\xcc" * 32),
+    "agreement": Agreement(CONTEXT, b"\x03", (b"", b"\xc2" * 32)),
     "reveal": Reveal(CONTEXT, b"\x03", (b"\x05" * 33, b"")),
     "decline": Decline(DeclineReason.UNWILLING, "on battery", Condition.NOT_CHARGING, 60.5),
     "need": Need(MODEL, b"\x0a"),
