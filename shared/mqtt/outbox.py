@@ -95,7 +95,13 @@ class Outbox:
         return self._waiting.popleft()
 
     def sent(self, key: int, message: QueuedMessage, now: float = 0.0) -> None:
-        """Record that `message` was sent at `now` (monotonic seconds) and will be acknowledged under `key`."""
+        """Record that a message was sent.
+
+        Args:
+            key: The packet id, under which it will be acknowledged.
+            message: The message.
+            now: The time, in monotonic seconds.
+        """
         if key in self._unacknowledged:
             raise IllegalTransition(f"packet id {key} is on its way already")
         self._unacknowledged[key] = message
