@@ -8,7 +8,8 @@
     ├── LeadershipLost            exit code 5: another coordinator leads the fleet
     ├── DataError                 a data set is absent, damaged or too small
     ├── StateError                a file that fedpatch wrote is damaged or of another version
-    │   └── StateUnreadable       it cannot be read now, and may be whole
+    │   ├── StateUnreadable       it cannot be read now, and may be whole
+    │   └── StateDirectoryLost    the state directory was deleted or replaced during a run
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than the schema
     │   └── UnexpectedTensors     there are tensors that the schema does not have (in shared.tensors.schema)
     ├── ExportRefused             a model cannot be exported as ONNX, or its export computes other values
@@ -160,6 +161,10 @@ class StateUnreadable(StateError):
         >>> issubclass(StateUnreadable, StateError)
         True
     """
+
+
+class StateDirectoryLost(StateError):
+    """The state directory of a running coordinator was deleted or replaced. Nothing is written to the new one."""
 
 
 class SchemaMismatch(FedpatchError):

@@ -10,6 +10,7 @@ or not at all.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -29,10 +30,13 @@ from obstore.store import S3Store
 
 from fedpatch.shared.errors import StoreUnavailable, UsageError
 
+_log = logging.getLogger("fedpatch.checkpoint")
 T = TypeVar("T")
 RETRY_S = 90.0
 ENDING_S = 3.0
 """Seconds for a request when the process shall end."""
+WARN_AFTER_S = 10.0
+"""Seconds without an answer after which the log says so; then after three times as many."""
 _LOOK_S = 0.2
 _FIRST_RETRY_S = 10.0  # of the check at the start, since an operator waits for it
 _MAX_PAUSE_S = 5.0
@@ -170,7 +174,11 @@ class ObjectBlobs:
 
         threading.Thread(target=run, name="fedpatch-object", daemon=True).start()
         ending_since: float | None = None
+        began_at, warn_s = time.monotonic(), WARN_AFTER_S
         while True:
+            if (waited_s := time.monotonic() - began_at) >= warn_s:
+                warn_s *= 3
+                _log.warning("%s: no answer from %s for %.0f s; trying on", self.where(), self._endpoint, waited_s)
             try:
                 return done.result(_LOOK_S)
             except TimeoutError:

@@ -52,6 +52,7 @@ from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoin
 from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.coordinator.storage.database.opening import choose_database, exists
 from fedpatch.coordinator.storage.database.transactions import in_use
+from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file, refuse_run_of_hub
@@ -63,6 +64,7 @@ from fedpatch.shared.errors import (
     FedpatchError,
     LeadershipLost,
     SchemaMismatch,
+    StateDirectoryLost,
     StateError,
     StateUnreadable,
     StoreUnavailable,
@@ -483,7 +485,7 @@ def _play(
     try:
         opening = _take_up(spec, settings, prepared, registry, connection, view)
         stopped = _play_rounds(spec, settings, prepared, registry, connection, view, opening)
-    except StateUnreadable:
+    except (StateUnreadable, StateDirectoryLost):
         raise  # the run stays unfinished, and the same command goes on with it
     except StoreUnavailable as error:
         if opening is None:
@@ -556,6 +558,7 @@ def _play_rounds(
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
     blobs = _places(settings, spec.run, connection).own()
+    guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, directory)
     state, unfinished, waiting, rest_s = opening.state, opening.unfinished, opening.waiting, opening.rest_s
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
@@ -606,10 +609,16 @@ def _play_rounds(
                 revocations=revocations,
                 quarantine=quarantine,
                 stop_request=StopRequest(directory),
+                guard=guard,
             ).run()
+            guard.check()
         except (FedpatchError, OSError) as error:
             connection.must_lead()
             if isinstance(error, LeadershipLost):
+                raise
+            if not isinstance(error, StateUnreadable):
+                guard.check()  # it is the cause of other errors
+            if isinstance(error, StateDirectoryLost):
                 raise
             event = Suspended() if isinstance(error, StateError | StoreUnavailable | OSError) else Interrupted()
             with suppress(FedpatchError, OSError):

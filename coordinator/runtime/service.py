@@ -36,6 +36,7 @@ from fedpatch.coordinator.runtime.connection import Connection, Deposed, Event, 
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES
+from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.shared.errors import DamagedChunk, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
@@ -73,9 +74,10 @@ class Service:
         revocations: The revoked devices.
         quarantine: The devices that are held back; None without a registry.
         stop_request: The operator's request to stop after a round; None without a directory.
+        guard: Watches the state directory; None without one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per part of the process
         self,
         engine: Engine,
         runner: EffectRunner,
@@ -86,12 +88,14 @@ class Service:
         revocations: Revocations,
         quarantine: Quarantine | None = None,
         stop_request: StopRequest | None = None,
+        guard: DirectoryGuard | None = None,
     ) -> None:
         self._engine = engine
         self._revocations = revocations
         self._runner = runner
         self._quarantine = quarantine
         self._stop_request = stop_request
+        self._guard = guard
         self._connection = connection
         self._event_queue = connection.event_queue
         self._publisher = publisher
@@ -176,6 +180,8 @@ class Service:
     def _poll(self, now: float) -> None:
         """Handle changes by other processes: revoked devices, devices that are held back, the request to stop the run."""
         self._poll_at = now + _POLL_EVERY_S
+        if self._guard is not None:
+            self._guard.check()
         revoked = self._revocations.poll(self._engine.fleet.members)
         self._run_effects(self._engine.handle(DevicesRevoked(revoked), now))
         held = self._quarantine.poll() if self._quarantine is not None else None
