@@ -9,7 +9,7 @@ from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo, RunSummary, summary_of
 from fedpatch.coordinator.storage.database.opening import must_exist
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
+from fedpatch.coordinator.storage.state_dirs import as_it_is, find, find_to_resume
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.scripting.frames import Rows
 
@@ -79,7 +79,7 @@ class Client:
     def runs(self) -> Rows[RunInfo]:
         """Return all runs, the newest first."""
         with Registry(self.state_dir() / REGISTRY_FILE, readonly=True) as registry:
-            return Rows(registry.runs())
+            return Rows(as_it_is(run, self.state_dir()) for run in registry.runs())
 
     def run_info(self, run: str = LAST) -> RunInfo:
         """Return a run with its settings. UsageError for an unknown run."""
@@ -89,7 +89,7 @@ class Client:
     def show(self, run: str = LAST) -> RunSummary:
         """Return a run with the records of its rounds; `stopped_because` is "running" while the run continues."""
         with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
-            info = registry.run(run)
+            info = as_it_is(registry.run(run), self.state_dir(run))
             return summary_of(info, registry.records_as_written(info.id))
 
     def devices(self, fleet: str | None = None) -> Rows[DeviceInfo]:

@@ -49,7 +49,7 @@ def ejabberd_rules(
     subscribe: Allowed = {}
     for row in TOPICS:
         publish.setdefault(_filter(row, fleet, row.writer), []).append(row.writer)
-        for party in row.readers:
+        for party in (*row.readers, *row.also_read_by):
             subscribe.setdefault(_filter(row, fleet, party), []).append(party)
     lines.append("access_rules:")
     for parties in sorted({tuple(one) for one in (*publish.values(), *subscribe.values())}):

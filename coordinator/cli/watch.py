@@ -12,6 +12,7 @@ import typer
 from fedpatch.coordinator.cli.options import broker_options
 from fedpatch.shared.app.command import command
 from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import FedpatchError
 
 if TYPE_CHECKING:
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
@@ -47,8 +48,23 @@ def add_watch(app: typer.Typer) -> None:
             watch(broker_settings(given, state_dir), once=once, as_json=as_json)
 
 
+def _fleet_here(state_dir: Path | None) -> str:
+    """Return the fleet of the newest run on this machine; "" without a run."""
+    from fedpatch.coordinator.operations.watch import newest_run
+    from fedpatch.coordinator.storage.state_dirs import find, with_runs
+
+    try:
+        run = newest_run(with_runs() if state_dir is None else [find(state_dir)], None)
+    except FedpatchError:
+        return ""
+    return str(run.settings.get("fleet") or "")
+
+
 def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
-    """Return the given settings; if they name no broker, take the missing ones from the newest run on this machine."""
+    """Return the given settings; if they name no broker, take the missing ones from the newest run on this machine.
+
+    If they name a broker and no fleet, the fleet is that of the newest run.
+    """
     from fedpatch.coordinator.operations.watch import newest_run
     from fedpatch.coordinator.storage.state_dirs import find, with_runs
     from fedpatch.shared.config.load import load
@@ -68,5 +84,7 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
+    elif given["fleet"] is None and (fleet := _fleet_here(state_dir)):
+        flags["fleet"] = fleet
     password = pop_password(os.environ)
     return load(BrokerSettings, file=None, environ={"FEDPATCH_PASSWORD": password} if password else {}, flags=flags)

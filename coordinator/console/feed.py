@@ -30,7 +30,9 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.database.sqlite_file import stamp_of_parts
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import as_it_is, fleet_lock_file
 from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 
@@ -58,7 +60,7 @@ class RegistryReader:
         self._registry: Registry | None = None
         self._stamp: tuple[int, ...] = ()
         self._content: tuple[int, ...] = ()
-        self._version = -1
+        self._version: tuple[int, bool] = (-1, False)
         self._retry_at = 0.0
         self._run: tuple[str, int] = ("", 0)
         self.problem = ""
@@ -72,7 +74,8 @@ class RegistryReader:
             if registry is None:
                 self._retry_at = now + _RETRY_S
                 return snapshot
-            version = registry.holds.version()
+            # A coordinator that is killed changes no registry: its run ends with the lock.
+            version = (registry.holds.version(), self._is_going_on(snapshot))
             if version == self._version:
                 return snapshot
             snapshot = self._read(registry, snapshot)
@@ -91,7 +94,14 @@ class RegistryReader:
         """Release the file."""
         if self._registry is not None:
             self._registry.close()
-        self._registry, self._version, self._run = None, -1, ("", 0)
+        self._registry, self._version, self._run = None, (-1, False), ("", 0)
+
+    def _is_going_on(self, snapshot: Snapshot) -> bool:
+        """Return whether a process holds the lock of the shown fleet."""
+        try:
+            return is_held(fleet_lock_file(self._path.parent, snapshot.fleet))
+        except OSError:
+            return False
 
     def _opened(self) -> Registry | None:
         """Return the open registry; a replaced file is opened again. None while there is no registry."""
@@ -107,7 +117,8 @@ class RegistryReader:
         return self._registry
 
     def _read(self, registry: Registry, snapshot: Snapshot) -> Snapshot:
-        runs = [run for run in registry.runs() if self._fleet in (None, run.settings.get("fleet"))][:MAX_RUNS]
+        found = (as_it_is(run, self._path.parent) for run in registry.runs())
+        runs = [run for run in found if self._fleet in (None, run.settings.get("fleet"))][:MAX_RUNS]
         counts = registry.rounds.counts()
         snapshot = with_runs(snapshot, [run_row(run, counts.get(run.id, 0)) for run in runs])
         devices = [one for one in registry.devices() if self._fleet in (None, one.fleet)]
@@ -241,6 +252,7 @@ class Feed:
         if self._follower is not None:
             if lines := self._follower.tick(now):
                 self._line = lines[-1]
+                _log.warning("%s", self._line)
             document, message = self._follower.document(), self._follower.message(now)
         problem = self._reader.problem if self._reader is not None else ""
         live: dict[str, Any] = {"link": self._linked, "line": problem or self._line, "status": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import Quarantine
@@ -14,6 +15,8 @@ from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 from fedpatch.shared.wire.messages import DeviceState
 
 _SHOWN = ("declined", "failed", "refused")
+_HEARD = ("accepted", "declined", "reported")
+"""Events that a message of the device has caused: it was seen at that moment."""
 
 
 class DeviceCounters:
@@ -51,6 +54,7 @@ class DeviceCounters:
         self._unix_time = unix_time
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
+        self._known: dict[str, Sighting] = {}
 
     def count(self, event: CountEvent) -> None:
         """Add `event` to a device's counters; show declines, failures and refusals to the operator."""
@@ -60,6 +64,8 @@ class DeviceCounters:
             self._quarantine.note(event)
         if event.what == "accepted":
             self.accepted.add(event.device)
+        if event.what in _HEARD and (known := self._known.get(event.device)) is not None and known.online:
+            self._sightings[event.device] = replace(known, now=self._unix_time())
         if event.leaves:
             self.departed[event.device] = (event.what, event.reason)
         excluded = ""
@@ -79,7 +85,10 @@ class DeviceCounters:
         if before is not None and not state.online:
             # A last will has no tasks, so the state that the device published before it is written first.
             self._registry.seen_devices(self._fleet, [before])
-        self._sightings[device] = Sighting(device, self._unix_time(), state.online, state.version, tasks)
+        sighting = Sighting(device, self._unix_time(), state.online, state.version, tasks)
+        self._sightings[device] = self._known[device] = sighting
+        if len(self._known) > self._spec.limits.max_devices:  # names can be invented
+            del self._known[next(iter(self._known))]
 
     def save_departed(self) -> None:
         """Write the devices that left the count of the open round."""

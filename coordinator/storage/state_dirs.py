@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.database.opening import exists
+from fedpatch.coordinator.storage.database.opening import URL_FILE, exists
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.errors import StateError, UsageError
 
 DEMO_SUBDIRECTORY = "coordinator"
@@ -21,6 +23,20 @@ _DEMO_OUTS = ("demo-out", "fedpatch-demo")
 def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
     """Return the file that a coordinator of `fleet` locks in its state directory while it runs."""
     return state_dir / f"fleet-{fleet}.lock"
+
+
+def as_it_is(run: RunInfo, state_dir: Path) -> RunInfo:
+    """Return the run, "interrupted" where the registry says "running" and no process holds the fleet's lock: it was killed.
+
+    The coordinators of a registry in PostgreSQL may be on other machines; their runs stay as they are.
+    """
+    lock = fleet_lock_file(state_dir, str(run.settings.get("fleet", "")))
+    if run.status != "running" or (state_dir / URL_FILE).exists():
+        return run
+    try:
+        return run if is_held(lock) else replace(run, status="interrupted")
+    except OSError:  # no coordinator with a lock has used the directory, or another user owns the file
+        return run
 
 
 def refuse_run_of_hub(run: RunInfo, state_dir: Path) -> None:

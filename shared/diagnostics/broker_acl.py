@@ -76,7 +76,7 @@ class AclParty:
 
     def rule_line(self, kind: Kind) -> str:
         """The line of that rule; a line above it names the user."""
-        access = ("read" if self.reads(kind) else "") + ("write" if self.writes(kind) else "")
+        access = ("read" if BY_KIND[kind].may_read(self.party) else "") + ("write" if self.writes(kind) else "")
         return f"topic {access} {self.rule(kind)}"
 
     def writes(self, kind: Kind) -> bool:

@@ -28,7 +28,19 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Topic:
-    """One row of the table. `pattern` has the placeholders {fleet}, {device}, {digest}, {transfer} and {index}."""
+    """One row of the table.
+
+    Attributes:
+        name: Name of the row.
+        pattern: The topic, with the placeholders {fleet}, {device}, {digest}, {transfer} and {index}.
+        writer: The party that publishes there.
+        readers: The parties that subscribe.
+        qos: Quality of service.
+        retain: Whether messages are retained.
+        purpose: The messages, for documentation.
+        also_read_by: Parties whose user may read the topic too, for programs beside them: `fedpatch console` and
+            `fedpatch watch` without a login of their own use the coordinator's.
+    """
 
     name: Kind
     pattern: str
@@ -37,6 +49,11 @@ class Topic:
     qos: TopicQos
     retain: bool
     purpose: str
+    also_read_by: tuple[Party, ...] = ()
+
+    def may_read(self, party: Party) -> bool:
+        """Return whether the access rules let a party read the topic."""
+        return party in (*self.readers, *self.also_read_by)
 
 
 @dataclass(frozen=True)
@@ -72,6 +89,7 @@ TOPICS: tuple[Topic, ...] = (
         qos=0,
         retain=False,
         purpose="`run_status`",
+        also_read_by=("coordinator",),
     ),
     Topic(
         "device_state",
@@ -314,7 +332,7 @@ def _check_user(party: Party, name: str) -> None:
 def _rules(party: Party, fleet: str, device: str, keyword: Literal["topic", "pattern"]) -> list[str]:
     lines = []
     for row in TOPICS:
-        access = ("read" if party in row.readers else "") + ("write" if row.writer == party else "")
+        access = ("read" if row.may_read(party) else "") + ("write" if row.writer == party else "")
         if access:
             lines.append(f"{keyword} {access} {_acl_filter(row, fleet, device)}")
     return lines

@@ -92,7 +92,7 @@ def test_message_is_delivered_to_the_readers_of_its_topic_alone(guarded):
                     if came:
                         delivered[row.name].add(user)
                         assert came == ({b"kept", b"live"} if row.retain else {b"live"})
-    assert delivered == {row.name: members(row, *row.readers) for row in TOPICS}
+    assert delivered == {row.name: members(row, *row.readers, *row.also_read_by) for row in TOPICS}
 
 
 def test_both_sides_receive_by_their_own_filters(guarded):

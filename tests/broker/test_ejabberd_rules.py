@@ -115,7 +115,7 @@ def _expected() -> set[tuple[str, str, str]]:
         (reader, writer, row.name)
         for row in TOPICS
         for writer in are(row.writer, row)
-        for party in row.readers
+        for party in (*row.readers, *row.also_read_by)
         for reader in are(party, row)
     }
 

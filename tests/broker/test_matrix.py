@@ -60,7 +60,7 @@ def _expected() -> set[Cell]:
         for who, party in PARTIES.items():
             theirs = party != "device" or "{device}" not in row.pattern or who == OWNER
             cells |= {(who, row.name, "write")} if theirs and row.writer == party else set()
-            cells |= {(who, row.name, "read")} if theirs and party in row.readers else set()
+            cells |= {(who, row.name, "read")} if theirs and row.may_read(party) else set()
     return cells
 
 

@@ -40,7 +40,7 @@ def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
         for user, party in members.items():
             own = user if party == "device" else "+"
             topic = row.pattern.format(fleet=fleet, device=own, digest="+", transfer="+", index="+")
-            accesses = {"write": row.writer == party, "read": party in row.readers}
+            accesses = {"write": row.writer == party, "read": row.may_read(party)}
             found |= {(user, access, topic) for access, given in accesses.items() if given}
     return found
 

@@ -104,7 +104,7 @@ def test_acl_with_devices_has_rules_for_these_users_alone():
     assert text.splitlines()[1:10] == [
         "user coordinator",
         "topic readwrite fedpatch/1/home/coord",
-        "topic write fedpatch/1/home/coord/progress",
+        "topic readwrite fedpatch/1/home/coord/progress",
         "topic read fedpatch/1/home/dev/+/state",
         "topic write fedpatch/1/home/dev/+/dn",
         "topic read fedpatch/1/home/dev/+/up",
@@ -172,3 +172,11 @@ def test_filters_and_acl_bad_fleet_raises_usage_error(build, fleet):
 def test_acl_bad_device_raises_usage_error():
     with pytest.raises(UsageError, match=r"^device name '\+'"):
         topics.mosquitto_acl("home", devices=["+"])
+
+
+def test_user_of_the_coordinator_may_read_the_status_but_the_coordinator_does_not_subscribe_to_it():
+    """`fedpatch console` and `fedpatch watch` beside the coordinator use its login."""
+    rules = topics.mosquitto_acl("kitchen", devices=["pi-1"])
+    assert "topic readwrite fedpatch/1/kitchen/coord/progress\n" in rules
+    assert not any(one.endswith("progress") for one in topics.coordinator_filters("kitchen"))
+    assert rules.count("coord/progress") == 1
