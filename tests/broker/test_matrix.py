@@ -17,7 +17,7 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
-from fedpatch.shared.wire.topics import TOPICS, Topic, transfer_id
+from fedpatch.shared.wire.topics import TOPICS, Party, Topic, transfer_id
 from tests.attacks import raw
 from tests.support.brokers import HOST, PATIENCE_S
 from tests.support.identities import Certified
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.broker
 
 FLEET, DIGEST = "home", "0123456789abcdef" * 4
 OWNER, OTHER, COORDINATOR, WATCHER = "pi-1", "pi-2", "coordinator", "ann"
-PARTIES = {OWNER: "device", OTHER: "device", COORDINATOR: "coordinator", WATCHER: "watcher"}
+PARTIES: dict[str, Party] = {OWNER: "device", OTHER: "device", COORDINATOR: "coordinator", WATCHER: "watcher"}
 # The user has a certificate of the CA, but no line in the rules.
 UNLISTED = "guest"
 # The user has lines in the rules, but a revoked certificate.

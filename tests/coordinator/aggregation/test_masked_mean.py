@@ -113,9 +113,7 @@ def test_variance_far_below_the_grid_follows_in_some_rounds_and_never_becomes_ze
             name: MaskedUpdate(
                 bytes(32),
                 "00" * 32,
-                make_vector(
-                    layout, step=step, residual={}, report=REPORT, metric=ACCURACY, seed=7 * number + at
-                ).elements,
+                make_vector(layout, step=step, report=REPORT, metric=ACCURACY, seed=7 * number + at),
             )
             for at, name in enumerate(names)
         }

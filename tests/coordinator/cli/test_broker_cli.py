@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.pki.certificate_authority import DEVICE, WATCHER, Authority
-from fedpatch.shared.wire.topics import TOPICS, mosquitto_acl
+from fedpatch.shared.wire.topics import TOPICS, Party, mosquitto_acl
 from tests.support.programs import Ended
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True).filter(lambda name: name != "coordinator")
@@ -40,7 +41,7 @@ def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
         for user, party in members.items():
             own = user if party == "device" else "+"
             topic = row.pattern.format(fleet=fleet, device=own, digest="+", transfer="+", index="+")
-            accesses = {"write": row.writer == party, "read": row.may_read(party)}
+            accesses = {"write": row.writer == party, "read": row.may_read(cast(Party, party))}
             found |= {(user, access, topic) for access, given in accesses.items() if given}
     return found
 
