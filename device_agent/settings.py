@@ -35,6 +35,12 @@ def _parse_floor(text: str) -> PatchPolicy | None:
     return parse_policy(text) if text else None
 
 
+REQUIRED_EPSILON = 10.0
+"""`max_epsilon` of an owner who demands differential privacy and sets none."""
+REQUIRED_WEIGHT_CAP = 1000
+"""`max_weight_cap` of an owner who demands masks and sets none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings(PreferenceSettings, BrokerSettings):
     """`fedpatch-agent run`: one device of a fleet."""
@@ -81,11 +87,11 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         None,
         gt=0.0,
         le=1e6,
-        default_means="no limit",
+        default_means="10 with dp_required, else no limit",
         help="Greatest epsilon of this device over all runs; rounds beyond it or without differential privacy are "
         "declined.",
     )
-    dp_required: bool = _limits(False, help="Decline rounds without differential privacy.")
+    dp_required: bool = _limits(False, help="Decline rounds without differential privacy; implies max_epsilon.")
     dp_delta: float = _limits(1e-5, gt=0.0, le=0.5, help="Delta of max_epsilon.")
     secure: str = _limits(
         ALLOWED,
@@ -99,6 +105,14 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         default_means="two_thirds with secure = required, else half",
         help="Smallest threshold of a masked round: two_thirds, which needs signed keys, or half, which protects from an "
         "honest coordinator only.",
+    )
+    max_weight_cap: int | None = _limits(
+        None,
+        ge=1,
+        le=2**31,
+        unit="examples",
+        default_means="1,000 with secure = required, else any",
+        help="Greatest weight of one device in a masked round; with a greater one, a device with many examples is the mean.",
     )
     min_colluders: int = _limits(
         0,
@@ -189,6 +203,18 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     def tells_metrics(self) -> bool:
         """True if this device's metrics are served or written."""
         return self.metrics is not None or self.metrics_textfile is not None
+
+    @property
+    def epsilon_limit(self) -> float | None:
+        """The greatest epsilon of this device; None for no limit. Noise that protects nothing is no differential privacy."""
+        return REQUIRED_EPSILON if self.max_epsilon is None and self.dp_required else self.max_epsilon
+
+    @property
+    def weight_limit(self) -> int:
+        """The greatest weight_cap of a masked round that the owner accepts; 0: any."""
+        if self.max_weight_cap is None:
+            return REQUIRED_WEIGHT_CAP if self.secure == REQUIRED else 0
+        return self.max_weight_cap
 
     @property
     def least_threshold(self) -> str:

@@ -59,8 +59,8 @@ _DECLINE_HINTS = {
     DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central or "
     "distributed",
     DeclineReason.INSECURE_REQUEST: "their owners let no update leave unmasked; begin a run with --secure groups",
-    DeclineReason.SECURE_TERMS: "their owners want larger groups or a smaller clip; change the run's settings, or have the "
-    "owners change `min_group` or `clip` of their agents",
+    DeclineReason.SECURE_TERMS: "their owners want larger groups, signed keys, or a smaller clip or weight_cap; change the "
+    "run's settings, or have the owners change `min_group`, `min_threshold`, `clip` or `max_weight_cap` of their agents",
 }
 
 

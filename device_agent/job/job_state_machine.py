@@ -115,6 +115,8 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason, JobPhase
 
+MASKED_PROGRESS_S = 15.0
+"""Pause between two messages of progress in a masked round; a coordinator takes a device for silent after 60 s."""
 REVEALED = Decline(DeclineReason.UNWILLING, "this device has revealed its shares of this round already")
 """The answer to a repeated masked round, such as after a damaged checkpoint. Later rounds invite the device again."""
 
@@ -192,6 +194,7 @@ class Job:
         # The key in the last training command: the answers repeat it, also after the job has continued in a newer epoch.
         self._training_key: JobKey | None = None
         self._trained = (0, 1)  # steps done, of all
+        self._progress_at = 0.0  # in a masked round no progress of training is sent before
         self._deadline = self._accepted_at = 0.0
         self._num_examples = 1
         self._last_message_id = 0
@@ -412,6 +415,7 @@ class Job:
         assert self._plan is not None
         self.state, self._download = JobState.TRAINING, None
         self._training_key, self._trained = self.key, (0, 1)
+        self._progress_at = now + MASKED_PROGRESS_S
         download_s = now - self._accepted_at
         start = StartTraining(self.key, self.request, download_s, self._plan, self._deadline)
         return [start] if self.request.evaluates else [self._progress(), start]
@@ -458,7 +462,7 @@ class Job:
                 return [self._reply(event.evaluation), *self._end("measured", finished=finished)]
             case TrainingProgressed():
                 self._trained = (event.done, event.total)
-                return [self._progress()]
+                return self._progress_when_due(now)
             case VectorTrained():
                 self._vector_waits = True
                 return self._mask_when_ready()
@@ -622,10 +626,19 @@ class Job:
             )
         )
 
+    def _progress_when_due(self, now: float) -> list[Effect]:
+        """Return the progress; in a masked round by time only, since the moments of steps would reveal their number."""
+        masked = self.request is not None and self.request.secure is not None
+        if masked and now < self._progress_at:
+            return []
+        self._progress_at = now + MASKED_PROGRESS_S
+        return [self._progress()]
+
     def _progress(self) -> SendMessage:
         done, total = self._trained
         if self.request is not None and self.request.secure is not None:
-            done, total = 100 * done // max(total, 1), 100  # the number of steps would reveal the number of examples
+            # The share of one step would reveal the number of steps, and so that of the examples.
+            done, total = 25 * (4 * done // max(total, 1)), 100
         return self._reply(Progress(JobPhase.TRAINING, done, total))
 
     def _packets(self, packets: list[Offer | SendChunk]) -> list[Effect]:

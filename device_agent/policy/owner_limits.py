@@ -52,6 +52,7 @@ class SecureLimits:
             signed.
         signs: Whether this device can sign its keys with a certificate of the fleet's CA.
         min_colluders: Least number of members whose noise of differential privacy does not count.
+        max_weight_cap: Greatest weight of a device, in examples; 0: any.
 
     Example:
         >>> SecureLimits("off").offers, SecureLimits("required").forbids_unmasked
@@ -64,6 +65,7 @@ class SecureLimits:
     min_threshold: ThresholdRule = ThresholdRule.HALF
     signs: bool = False
     min_colluders: int = 0
+    max_weight_cap: int = 0
 
     @property
     def offers(self) -> bool:
@@ -105,6 +107,9 @@ class SecureLimits:
             return f"groups may have {terms.group_min} devices; the owner's limit is min_group = {self.min_group}"
         if self.clip and terms.clip > self.clip:
             return f"a step may have a norm of {terms.clip:g}; the owner's limit is clip = {self.clip:g}"
+        if self.max_weight_cap and terms.weight_cap > self.max_weight_cap:
+            limit = f"the owner's limit is max_weight_cap = {self.max_weight_cap}"
+            return f"a device may have the weight of {terms.weight_cap} examples; {limit}"
         if self.min_threshold is ThresholdRule.TWO_THIRDS and not terms.strict:
             return (
                 "keys are not signed, and half of a group may open it; the owner's limit is min_threshold = two_thirds"

@@ -97,7 +97,7 @@ class PrivacyBudget:
         return self._damage if self._required and self._open() is None else ""
 
     def count(self, key: JobKey, request: WorkRequest | None, manifest: Manifest) -> None:
-        """Count the round of an update before it is offered; the same update counts once.
+        """Count the round of an update before it is offered; the same update counts once until it is committed.
 
         Args:
             key: The job.
@@ -113,6 +113,12 @@ class PrivacyBudget:
         if ledger is None:
             raise StateError(self._damage)
         ledger.count(self._fleet, key.run, key.task, manifest.digest, _release(request.privacy))
+
+    def committed(self, run: str) -> None:
+        """Note that the coordinator has taken the update of a run that was counted last. Raises StateError."""
+        ledger = self._open()
+        if ledger is not None:
+            ledger.committed(self._fleet, run)
 
     def status(self) -> dict[str, Any]:
         """Return the account for status.json: the limit, epsilon of all runs, and the latest runs. It is never sent."""

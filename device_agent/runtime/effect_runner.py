@@ -353,6 +353,7 @@ class EffectRunner:
         self._update, self._vector, self._waiting = None, None, None
         self._end_download()
         if effect.committed:
+            self._note_committed(effect.committed)
             self.times.committed(effect.committed, self._clock())
         if effect.finished and self._making:
             self._closing = effect
@@ -363,6 +364,19 @@ class EffectRunner:
                 self.make_owed_model()
         elif self._closing is None:
             self._close_round(effect)
+
+    def _note_committed(self, key: JobKey) -> None:
+        if self._limits.privacy is None:
+            return
+        try:
+            self._limits.privacy.committed(key.run)
+        except StateError as error:
+            _log.error(
+                "privacy: the update of %s round %d would count once if it is asked for again: %s",
+                key.run,
+                key.round,
+                error,
+            )
 
     def _close_round(self, effect: EndJob) -> None:
         if (key := effect.committed or effect.finished) and self._models:

@@ -154,6 +154,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         ThresholdRule(settings.least_threshold),
         signs=certificates is not None,
         min_colluders=settings.min_colluders,
+        max_weight_cap=settings.weight_limit,
     )
     limits = OwnerLimits(
         directory / PATCHES,
@@ -273,7 +274,7 @@ def privacy_of(settings: AgentSettings, directory: Path) -> PrivacyBudget:
     return PrivacyBudget(
         directory,
         fleet=settings.fleet,
-        max_epsilon=settings.max_epsilon,
+        max_epsilon=settings.epsilon_limit,
         required=settings.dp_required,
         delta=settings.dp_delta,
     )

@@ -101,7 +101,7 @@ class PrivacyLedger:
         return sum((one.releases for one in self.runs), Counter[Release]())
 
     def count(self, fleet: str, run: str, task: str, update: str, release: Release) -> None:
-        """Count the round of an update durably; the same update counts once.
+        """Count the round of an update durably; the same update counts once until it is committed.
 
         Args:
             fleet: Fleet of the coordinator.
@@ -117,7 +117,21 @@ class PrivacyLedger:
         account = known.with_round(update, release)
         if account == known:
             return
-        runs = (*(one for one in self.runs if one is not known), account)
+        self._write((*(one for one in self.runs if one is not known), account))
+
+    def committed(self, fleet: str, run: str) -> None:
+        """Note durably that a run has taken the update that was counted last: offered again, it counts again.
+
+        The coordinator asks again for a committed update only if it has lost the update. It then makes another release.
+
+        Raises:
+            StateError: The disk refused.
+        """
+        known = next((one for one in self.runs if (one.fleet, one.run) == (fleet, run)), None)
+        if known is not None and known.last_update:
+            self._write(tuple(replace(one, last_update="") if one is known else one for one in self.runs))
+
+    def _write(self, runs: tuple[RunAccount, ...]) -> None:
         with refusals_of(self._path):
             write_atomic(self._path, seal(_LINE, msgspec.json.encode(_Content(runs))))
         self.runs = runs

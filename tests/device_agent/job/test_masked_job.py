@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -41,9 +42,8 @@ from fedpatch.shared.wire.messages import (
     Decline,
     Failed,
     Manifest,
-    Progress,
 )
-from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, ask, requested
 from tests.support.masked_group import MaskedDevice, terms_of
 from tests.support.specs import RUN, TASK, envelope_of, model
@@ -147,11 +147,17 @@ def test_device_that_restarted_accepts_with_the_keys_of_before():
     assert bodies(ask_masked(again))[0] == Accept(1, keys)
 
 
-def test_progress_of_a_masked_round_is_in_percent():
-    """The number of steps would reveal the number of examples."""
+@pytest.mark.parametrize("total", [1, 2, 30, 1000])
+def test_progress_of_a_masked_round_shows_no_number_of_steps(total):
+    """Its moments are those of a clock, not of steps, and its shares are quarters: one step of a few would be a share."""
     job, _ = training()
-    [progress] = bodies(job.handle(TrainingProgressed(KEY, 7, 30), 14.0))
-    assert progress == Progress(JobPhase.TRAINING, 23, 100)
+    sent = []
+    for done in range(total + 1):
+        at = 12.0 + 60.0 * done / total
+        sent += [(at, body) for body in bodies(job.handle(TrainingProgressed(KEY, done, total), at))]
+    assert {body.done for _, body in sent} <= {0, 25, 50, 75, 100}
+    assert all(body.total == 100 for _, body in sent)
+    assert all(later - earlier >= 15.0 for (earlier, _), (later, _) in pairwise([(12.0, None), *sent]))
 
 
 def test_roster_is_answered_after_it_is_saved():

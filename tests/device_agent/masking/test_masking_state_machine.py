@@ -223,6 +223,21 @@ def test_noise_of_as_many_devices_as_must_reveal_has_the_variance_of_the_terms()
     assert len({noise.seed for noise in noises}) == SIZE
 
 
+def test_noise_of_the_devices_without_colluders_has_the_variance_of_the_terms():
+    """Seven of nine reveal, of which two may tell their noise to the coordinator: the five others have all of it."""
+    group = PlayedGroup.of(9, terms=terms_of(9, threshold=ThresholdRule.TWO_THIRDS, colluders=2))
+    group.share()
+    group.distribute(frozenset(range(9)))
+    terms = PrivacyTerms(SKELLAM, 1.5, 1.0, 1e-5, 9, steps=40)
+    assert group.roster.threshold == 7
+    assert group.devices[0].rounds.noise(terms).variance == pytest.approx(60**2 / 5)
+
+
+def test_roster_of_a_group_that_does_not_withstand_the_colluders_of_the_terms_is_refused():
+    group = PlayedGroup.of(9, terms=terms_of(9, threshold=ThresholdRule.TWO_THIRDS, colluders=5))
+    assert "5 colluders are above the 4" in refused(group.devices[0], group.roster)
+
+
 def test_noise_is_the_same_after_a_restart():
     device, terms = ready().devices[0], PrivacyTerms(SKELLAM, 1.5, 1.0, 1e-5, SIZE, steps=40)
     noise = device.rounds.noise(terms)

@@ -15,6 +15,8 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget, privacy_in_words
+from fedpatch.device_agent.runtime.startup import privacy_of
+from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
 from fedpatch.device_agent.state.update_spool import NOTE
 from fedpatch.shared.errors import StateError
@@ -245,6 +247,26 @@ def test_same_update_counts_once_and_a_repeated_round_again(tmp_path):
         budget_of(tmp_path).count(KEY, noisy(), manifest(number))
     budget_of(tmp_path).count(replace(KEY, epoch=KEY.epoch + 1), noisy(), manifest(2))
     assert [one.rounds for one in PrivacyLedger(tmp_path).runs] == [2]
+
+
+def test_committed_update_that_is_offered_again_counts_again(tmp_path):
+    """A coordinator asks for it again only if it has lost it, and then draws new noise, as its own book counts."""
+    budget = budget_of(tmp_path)
+    budget.count(KEY, noisy(), manifest(1))
+    budget.count(replace(KEY, epoch=2), noisy(), manifest(1))
+    assert budget.status()["rounds"] == 1
+    budget.committed(KEY.run)
+    budget_of(tmp_path).count(replace(KEY, epoch=3), noisy(), manifest(1))
+    assert budget_of(tmp_path).status()["rounds"] == 2
+
+
+def test_owner_who_demands_privacy_has_a_limit_of_epsilon_without_naming_one(tmp_path):
+    """Noise of a millionth of the clip is no differential privacy."""
+    settings = AgentSettings(data="shard:0/10", dp_required=True, state_dir=tmp_path)
+    assert settings.epsilon_limit == 10.0
+    assert reason(privacy_of(settings, tmp_path).refusal(noisy(1e-6))) is DeclineReason.PRIVACY_SPENT
+    assert AgentSettings(data="shard:0/10", dp_required=True, max_epsilon=50.0).epsilon_limit == 50.0
+    assert AgentSettings(data="shard:0/10").epsilon_limit is None
 
 
 def test_round_without_privacy_leaves_no_file(tmp_path):

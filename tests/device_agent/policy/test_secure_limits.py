@@ -12,6 +12,7 @@ from fedpatch.device_agent.policy.owner_limits import ALLOWED, OFF, REQUIRED, Ow
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MASKED_REASONS_FEATURE, Decline
+from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
 from tests.device_agent.jobs import REQUEST, requested
@@ -40,6 +41,12 @@ def secure(**changes):
         (SecureLimits(min_group=2), replace(MASKED, evaluate=True), DeclineReason.UNSUPPORTED, "not masked"),
         (SecureLimits(min_group=8), secure(group_min=7, group_max=10), DeclineReason.SECURE_TERMS, "min_group = 8"),
         (SecureLimits(min_group=2, clip=0.5), secure(clip=0.6), DeclineReason.SECURE_TERMS, "clip = 0.5"),
+        (
+            SecureLimits(min_group=2, max_weight_cap=600),
+            secure(weight_cap=601),
+            DeclineReason.SECURE_TERMS,
+            "max_weight_cap = 600",
+        ),
         (SecureLimits(min_group=2), secure(keep=3), DeclineReason.UNSUPPORTED, "keep is 3"),
         (SecureLimits(min_group=2), secure(bits=16), DeclineReason.UNSUPPORTED, "16 bits"),
         (SecureLimits(min_group=2), secure(grid=b"\x00\x00\x00\x00"), DeclineReason.UNSUPPORTED, "not a positive"),
@@ -86,6 +93,7 @@ def test_request_below_the_terms_is_declined_with_its_word(limits, request_, rea
         (SecureLimits(REQUIRED, min_group=2), MASKED),
         (SecureLimits(min_group=8), secure(group_min=8, group_max=10)),
         (SecureLimits(min_group=2, clip=0.5), secure(clip=0.5)),
+        (SecureLimits(min_group=2, max_weight_cap=600), secure(weight_cap=600)),
         (
             SecureLimits(min_group=2, min_threshold=ThresholdRule.TWO_THIRDS, signs=True),
             secure(strict=True, threshold=ThresholdRule.TWO_THIRDS),
@@ -173,3 +181,19 @@ def test_required_masks_demand_signed_keys_unless_the_owner_chooses_unsigned_one
     assert AgentSettings(data="shard:0/10").least_threshold == "half"
     files = {"cert_file": tmp_path / "pi.crt", "ca_file": tmp_path / "ca.crt"}
     assert AgentSettings(data="shard:0/10", secure=REQUIRED, **files).least_threshold == "two_thirds"
+
+
+def test_owner_who_requires_masks_limits_the_weight_of_one_device_without_naming_a_limit():
+    assert AgentSettings(data="shard:0/10", secure=REQUIRED).weight_limit == 1000
+    assert AgentSettings(data="shard:0/10", secure=REQUIRED, max_weight_cap=5).weight_limit == 5
+    assert AgentSettings(data="shard:0/10").weight_limit == 0
+
+
+def test_round_whose_noise_counts_on_fewer_colluders_than_the_owner_demands_is_declined():
+    privacy = PrivacyTerms(SKELLAM, 1.0, 1.0, 1e-5, 10, steps=100)
+    limits = SecureLimits(min_group=2, min_colluders=1)
+    refusal = limits.refusal(replace(MASKED, privacy=privacy))
+    assert refusal is not None
+    assert (refusal.reason, "min_colluders = 1" in refusal.why) == (DeclineReason.SECURE_TERMS, True)
+    assert limits.refusal(replace(secure(colluders=1), privacy=privacy)) is None
+    assert limits.refusal(MASKED) is None
