@@ -182,7 +182,13 @@ def measured_from(base: Tensors, schema: Schema) -> dict[str, Array]:
 
 
 def exact_squares(tensors: Tensors, base: Tensors, schema: Schema) -> dict[str, float]:
-    """Return the squared L2 distance by name for the tensors in which the global model has large integers."""
+    """Return the squared L2 distance by name for the tensors in which the global model has large integers.
+
+    Args:
+        tensors: The update.
+        base: The global model.
+        schema: Names and roles of the tensors; moments are left out.
+    """
     names = (spec.name for spec in schema.specs if spec.role != "moment" and has_large(base[spec.name]))
     return {name: squared_distance(tensors[name], base[name]) for name in names}
 

@@ -56,7 +56,13 @@ class Sets:
 
 
 def statement(group: MaskingGroup, member: int, sets: Sets) -> bytes:
-    """Return the bytes that a member of a strict group signs."""
+    """Return the bytes that a member of a strict group signs.
+
+    Args:
+        group: The group.
+        member: Its place in the roster.
+        sets: The sets that it vouches for.
+    """
     packed: bytes = msgpack.packb(
         [_STATEMENT, sets.step, group.context, group.members[member].device, sets.masking_set, sets.reported]
     )
@@ -78,7 +84,14 @@ def codes_of(group: MaskingGroup, member: int, sets: Sets, private: bytes) -> tu
 
 
 def expected_codes(group: MaskingGroup, member: int, sets: Sets, private: bytes) -> tuple[bytes, ...]:
-    """Return the codes that the other members of the masking set have for a member if they vouch for the same sets."""
+    """Return the codes that the other members of the masking set have for a member if they vouch for the same sets.
+
+    Args:
+        group: The group.
+        member: Its place in the roster.
+        sets: The sets that it vouches for.
+        private: Its private share key.
+    """
     key = PrivateKey(private)
     others = (members_of(sets.masking_set, len(group)) or frozenset()) - {member}
     return tuple(_code(group, key, peer, (peer, member), sets) if peer in others else b"" for peer in range(len(group)))
@@ -96,14 +109,28 @@ def matching(expected: Codes, found: Codes) -> frozenset[int]:
 
 
 def signed_by(group: MaskingGroup, members: Iterable[int], sets: Sets, found: Codes) -> frozenset[int]:
-    """Return the members of a strict group whose signature in `found` is one of these sets."""
+    """Return the members of a strict group whose signature in `found` is one of these sets.
+
+    Args:
+        group: The group.
+        members: Places in the roster.
+        sets: The sets.
+        found: Signatures in the order of the roster.
+    """
     return frozenset(
         member for member in members if member < len(found) and is_signature(group, member, sets, found[member])
     )
 
 
 def is_signature(group: MaskingGroup, member: int, sets: Sets, signature: bytes) -> bool:
-    """Return whether a signature is one of a member of a strict group over these sets."""
+    """Return whether a signature is one of a member of a strict group over these sets.
+
+    Args:
+        group: The group.
+        member: Its place in the roster.
+        sets: The sets that it vouches for.
+        signature: ECDSA with SHA-256, DER.
+    """
     return is_signed_by(group.members[member].keys.certificate, statement(group, member, sets), signature)
 
 

@@ -59,7 +59,7 @@ class MaskingGroup:
         >>> members = tuple(GroupMember(name, MaskingKeys(bytes(32), bytes(32))) for name in ("pi-1", "pi-2", "pi-3"))
         >>> group = MaskingGroup.of_roster(bytes(32), Roster(0, 2, members))
         >>> len(group), group.index("pi-2"), group.context.hex()[:8]
-        (3, 1, '7555bcd0')
+        (3, 1, '44271335')
     """
 
     context: bytes

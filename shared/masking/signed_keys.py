@@ -140,7 +140,13 @@ def sign_statement(text: bytes, private_key: bytes) -> bytes:
 
 
 def is_signed_by(certificate: bytes, text: bytes, signature: bytes) -> bool:
-    """Return whether a signature of a statement is by the key of a certificate in DER, which is not checked again."""
+    """Return whether a signature of a statement is by the key of a certificate.
+
+    Args:
+        certificate: In DER; it is not checked again.
+        text: The statement.
+        signature: ECDSA with SHA-256, DER.
+    """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey

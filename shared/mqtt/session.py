@@ -113,7 +113,13 @@ class Session:
             return self._too_large(message) if message.packet_bytes > self._packet_limit_bytes else None
 
     def sent(self, key: int, message: QueuedMessage, now: float) -> None:
-        """Record that `message` was sent as packet `key` at `now`."""
+        """Record a sent message.
+
+        Args:
+            key: Its packet identifier.
+            message: The message.
+            now: The time, in seconds.
+        """
         with self._changed:
             self._outbox.sent(key, message, now)
 

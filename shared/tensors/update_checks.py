@@ -98,7 +98,15 @@ def read_update(
 def check_trained(
     tensors: Tensors, schema: Schema, plan: TrainPlan, model: Mapping[str, Array] | None, num_examples: int
 ) -> None:
-    """Raise UpdateRefused for moments and step counts that training by `plan` on so many examples cannot produce."""
+    """Raise UpdateRefused for moments and step counts that training cannot produce.
+
+    Args:
+        tensors: The update.
+        schema: Its names and roles.
+        plan: Plan of the training.
+        model: The global model; None leaves out the check of step counts.
+        num_examples: Examples of the device.
+    """
     check_moments(tensors, schema, plan)
     if model is not None:
         check_steps(tensors, model, schema, plan.steps_for(num_examples))

@@ -75,12 +75,6 @@ STEP_ATTACKS = (
         _step(SECOND, _topped(32767)),
     ),
     _row(
-        "a level of 2^100",
-        "second moments that would stop the learning",
-        RefuseReason.OUT_OF_RANGE,
-        _step(SECOND, _topped(955)),
-    ),
-    _row(
         "a code too few",
         "fewer codes than values",
         RefuseReason.DAMAGED,

@@ -65,7 +65,6 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
     "no examples": (RefuseReason.OUT_OF_RANGE, reported(num_examples=0)),
     "another global model as its base": (RefuseReason.WRONG_BASE, reported(base="0" * 64)),
     "another schema": (RefuseReason.SCHEMA_MISMATCH, announced(schema=SCHEMA.digest)),
-    "another encoding": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.upload("fp16")),
     "another shape": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias[:-1])),
     "another dtype": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias.astype(np.float64))),
     "a tensor outside the schema": (
