@@ -49,10 +49,11 @@ class _Leaving:
 
 
 class FileNote:
-    """The note as a file; `where` is its path."""
+    """The note as a file; `where` is its path. `before_write` may raise, and nothing is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before_write: Callable[[], None] = lambda: None) -> None:
         self.where = path
+        self._before_write = before_write
 
     def read(self) -> bytes:
         """Return the note; b"" if there is none."""
@@ -63,6 +64,7 @@ class FileNote:
 
     def write(self, note: bytes) -> None:
         """Replace the note durably; b"" deletes it."""
+        self._before_write()
         if note:
             write_atomic(self.where, note)
         else:
@@ -111,7 +113,7 @@ class ModelPublisher:
         self,
         link: Link,
         fleet: str,
-        note: Path | BlobNote,
+        note: Path | FileNote | BlobNote,
         *,
         served: ServedModels | None = None,
         retain: bool = True,

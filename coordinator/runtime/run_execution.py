@@ -35,7 +35,7 @@ from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
+from fedpatch.coordinator.runtime.model_publisher import BlobNote, FileNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import (
     devices_of_last_run,
     reconcile,
@@ -352,7 +352,8 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
             spec = replace(
                 spec, evaluates_only=True, evaluate_participation=participation, carry=None, time_limit_s=None
             )
-            opening = _take_up(spec, settings, prepared, registry, connection, view)
+            guard = _guard(settings, spec.run, registry)
+            opening = _take_up(spec, settings, prepared, registry, connection, guard, view)
             stopped = _play_rounds(spec, settings, prepared, registry, connection, view, opening)
         last = registry.rounds.records(run.id)[-1:]
     if stopped is Stopped.INTERRUPTED:
@@ -437,9 +438,17 @@ def _taken_up(
         yield spec, prepared, connection
 
 
-def _places(settings: RunSettings, run: str, connection: Connection) -> BlobPlaces:
+def _places(settings: RunSettings, run: str, connection: Connection, guard: DirectoryGuard | None = None) -> BlobPlaces:
     directory = run_directory(settings.state_dir.absolute(), run)
-    return BlobPlaces(settings.blobs, directory, connection.leader_epoch, connection.event_queue.ending)
+    return BlobPlaces(settings.blobs, directory, connection.leader_epoch, connection.event_queue.ending, guard)
+
+
+def _guard(settings: RunSettings, run: str, registry: Registry) -> DirectoryGuard:
+    """Watch the state directory; from now on the registry checks it before each change."""
+    state_dir = settings.state_dir.absolute()
+    guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, run_directory(state_dir, run))
+    registry.guard(guard.check)
+    return guard
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
@@ -480,10 +489,11 @@ def _play(
 ) -> RunSummary:
     """Run the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
     stopped, model = Stopped.FAILED, ""
-    blobs = _places(settings, spec.run, connection).own()
+    guard = _guard(settings, spec.run, registry)
+    blobs = _places(settings, spec.run, connection, guard).own()
     opening: _Opening | None = None
     try:
-        opening = _take_up(spec, settings, prepared, registry, connection, view)
+        opening = _take_up(spec, settings, prepared, registry, connection, guard, view)
         stopped = _play_rounds(spec, settings, prepared, registry, connection, view, opening)
     except (StateUnreadable, StateDirectoryLost):
         raise  # the run stays unfinished, and the same command goes on with it
@@ -505,6 +515,8 @@ def _play(
     user_accuracy = last_user_accuracy(records)
     try:
         registry.finish_run(spec.run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
+    except StateDirectoryLost:
+        raise
     except StateError as error:  # the run stays unfinished, as after a power cut
         view.say(str(error))
     return RunSummary(spec.run, stopped.value, user_accuracy, model, records)
@@ -519,8 +531,10 @@ class _Opening:
         unfinished: The round that was open.
         waiting: Committed updates that wait for the next version, by device.
         rest_s: Seconds until the next round may begin.
+        guard: Watches the state directory.
     """
 
+    guard: DirectoryGuard
     state: ServerState
     unfinished: RoundStart | None
     waiting: dict[str, CommittedUpdate]
@@ -528,14 +542,20 @@ class _Opening:
 
 
 def _take_up(
-    spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
+    spec: RunSpec,
+    settings: RunSettings,
+    prepared: Prepared,
+    registry: Registry,
+    connection: Connection,
+    guard: DirectoryGuard,
+    view: View,
 ) -> _Opening:
     """Read the state of a run.
 
     Raises:
         StateUnreadable, StoreUnavailable: A file or blob cannot be read now; no round, update or status is changed.
     """
-    blobs = _places(settings, spec.run, connection).own()
+    blobs = _places(settings, spec.run, connection, guard).own()
     state, _, meta = load_checkpoint(blobs)
     present = connection.ports.boot_time()
     unfinished = resume_round(registry, blobs, spec, prepared, state, view.say, present)
@@ -543,7 +563,7 @@ def _take_up(
     if rest_s:
         view.say(f"the next round begins in {duration(rest_s)}, by round_interval_s")
     waiting = waiting_updates(registry, blobs, spec, prepared, view.say) if unfinished is None else {}
-    return _Opening(state, unfinished, waiting, rest_s)
+    return _Opening(guard, state, unfinished, waiting, rest_s)
 
 
 def _play_rounds(
@@ -557,14 +577,14 @@ def _play_rounds(
 ) -> Stopped:
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
-    blobs = _places(settings, spec.run, connection).own()
-    guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, directory)
+    guard = opening.guard
+    blobs = _places(settings, spec.run, connection, guard).own()
     state, unfinished, waiting, rest_s = opening.state, opening.unfinished, opening.waiting, opening.rest_s
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting, rest_s)
     served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s + MARGIN_S)
-    publisher = make_publisher(settings.fleet, state_dir, connection, blobs=blobs, served=served)
+    publisher = make_publisher(settings.fleet, state_dir, connection, blobs=blobs, served=served, guard=guard)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -666,6 +686,7 @@ def make_publisher(
     *,
     blobs: BlobStore | None = None,
     served: ServedModels | None = None,
+    guard: DirectoryGuard | None = None,
 ) -> ModelPublisher:
     """Return the publisher of a fleet.
 
@@ -677,13 +698,15 @@ def make_publisher(
         connection: The connection to the broker.
         blobs: Blob store of the run, where a leader with standbys keeps the note.
         served: Store from which devices fetch models by URL.
+        guard: Watches `state_dir`: the note is not written once it is lost.
     """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     name = f"published-{fleet}-{broker}.txt"
+    file = FileNote(state_dir / name, guard.check) if guard is not None else state_dir / name
     return ModelPublisher(
         connection.link,
         fleet,
-        BlobNote(blobs, name) if blobs is not None and connection.leader_epoch is not None else state_dir / name,
+        BlobNote(blobs, name) if blobs is not None and connection.leader_epoch is not None else file,
         served=served,
         retain=connection.established.retain_available,
         clock=connection.ports.clock,

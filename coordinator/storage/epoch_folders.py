@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, epoch_folder, open_blobs, run_blobs
+from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
+from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,19 @@ class BlobPlaces:
         directory: Directory of the run, which has the run's name.
         leader_epoch: Epoch of this process, if it leads a fleet with standbys.
         ending: Set when the process shall end.
+        guard: Watches the state directory: nothing is written once it is lost. None before the first round.
     """
 
     url: str | None
     directory: Path
     leader_epoch: int | None = None
     ending: threading.Event | None = None
+    guard: DirectoryGuard | None = None
 
     def own(self) -> BlobStore:
         """Return the store that this process reads and writes."""
-        return open_blobs(self.url, self.directory, self.leader_epoch, self.ending)
+        blobs = open_blobs(self.url, self.directory, self.leader_epoch, self.ending)
+        return blobs if self.guard is None else GuardedBlobs(blobs, self.guard)
 
     def move_in(self, before: int) -> BlobStore:
         """Copy all blobs of a run into this process's store, without a change at the source; return the store.

@@ -94,10 +94,14 @@ class RunJournal:
     Args:
         state_dir: The state directory.
         known: Returns the registry's data of a run.
+
+    Attributes:
+        before_write: Called before each write; its exception prevents the write.
     """
 
     def __init__(self, state_dir: Path, known: Callable[[str], Known]) -> None:
         self.directory = state_dir / RUNS
+        self.before_write: Callable[[], None] = lambda: None
         self._known = known
         self._reached: dict[str, int] = {}
 
@@ -171,6 +175,7 @@ class RunJournal:
     def _append(self, run: str, entries: Sequence[Mapping[str, Any]], change: int) -> None:
         path = self.path(run)
         lines = [*entries[:-1], {**entries[-1], "change": change}]
+        self.before_write()
         try:
             for directory in (self.directory, path.parent):
                 make_directory(directory)

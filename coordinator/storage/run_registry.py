@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -114,6 +114,10 @@ class Registry(Tables):
     def close(self) -> None:
         """Release the registry."""
         self._db.close()
+
+    def guard(self, before_write: Callable[[], None]) -> None:
+        """Call `before_write` before each change of the registry and of its journals; its exception prevents the change."""
+        self._db.before_write = self.journal.before_write = before_write
 
     def lead(self, fleet: str, epoch: int | None = None, ending: threading.Event | None = None) -> None:
         """Keep coordinators of other machines from a fleet whose registry is in a database, until the registry is closed.

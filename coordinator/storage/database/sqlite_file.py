@@ -220,6 +220,7 @@ class SqliteDatabase(Database):
 
     def keep(self) -> None:
         """Update the copy; after an error of the disk, which is logged, the old copy stays."""
+        self.before_write()
         keep_copy(self.driver, self.path)
 
     def version(self) -> int:

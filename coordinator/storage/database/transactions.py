@@ -39,6 +39,7 @@ class Database(ABC):
         is_snapshot: Whether it was copied when it was opened: later changes by other processes are not in it.
         ending: Set when the process shall end: from then on no thread waits long for a lost connection.
         failures: Errors of the database and of its disk.
+        before_write: Called before each change; its exception prevents the change.
         led: Epochs of the runs that are led through this connection: a later epoch in the registry is another coordinator's.
     """
 
@@ -50,6 +51,7 @@ class Database(ABC):
         self.name = str(path)
         self.is_copy = self.is_snapshot = False
         self.ending = threading.Event()
+        self.before_write: Callable[[], None] = lambda: None
         self.led: dict[str, int] = {}
         self._connection = connection
 
@@ -64,6 +66,7 @@ class Database(ABC):
         Raises:
             StateError: The database refuses, or its disk does.
         """
+        self.before_write()
         with self.errors():
             return self._transaction(work)
 
