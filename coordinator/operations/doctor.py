@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.operations.failing_devices import devices_without_storage
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.pki.masking_authority import check_masking
 from fedpatch.coordinator.rounds.run_spec import encoding_for
@@ -76,6 +77,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     _check_leader(settings, checkup)
     _check_models_store(settings, checkup)
     check_stored(directory, checkup)
+    _check_device_storage(settings, directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
         checkup.skip("devices", "the broker was not asked for them")
@@ -138,6 +140,18 @@ def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> No
         checkup.fail("blobs", text, remedy)
     else:
         checkup.good("blobs", f"{settings.blobs} can be written")
+
+
+def _check_device_storage(settings: RunSettings, directory: Path, checkup: Checkup) -> None:
+    """Fail for devices that could store no round lately; there is no finding without one."""
+    try:
+        names = devices_without_storage(directory, settings.fleet)
+    except FedpatchError:
+        return  # the check `registry` has failed
+    if names:
+        text = f"{_names(names)}: could not store the last round that was asked of them (reason storage)"
+        remedy = "run `fedpatch-agent doctor` there: the card takes no file, or the state directory was deleted"
+        checkup.fail("device_storage", text, remedy)
 
 
 def _check_leader(settings: RunSettings, checkup: Checkup) -> None:

@@ -23,6 +23,7 @@ from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.lost_directory import agent_of_lost_directory
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
 from fedpatch.shared.app.files import refusals_of
@@ -72,6 +73,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
+    _check_agent(directory, checkup)
     _check_stored(directory, checkup, settings.private)
     _check_preferences(settings, checkup, root)
     running = _is_running(directory)
@@ -85,6 +87,21 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
         _check_task(settings, trainer, answers, checkup, directory / PATCHES)
+
+
+def _check_agent(directory: Path, checkup: Checkup) -> None:
+    """Check that a running agent has its state directory and accepts rounds; there is no finding without a problem."""
+    lost = agent_of_lost_directory(directory)
+    if lost is not None:
+        text = f"the agent with pid {lost} began in {directory}, which was deleted or replaced since; it declines every round"
+        checkup.fail("agent", text, "restore the directory, then restart the agent")
+        return
+    if not _is_running(directory):
+        return
+    with suppress(FedpatchError):
+        if declines := str(read_standing(directory).status.get("declines") or ""):
+            text, _, remedy = declines.rpartition("; ")
+            checkup.fail("agent", f"the agent declines every round: {text or remedy}", remedy)
 
 
 def _check_models_ca(settings: AgentSettings, checkup: Checkup) -> None:

@@ -72,6 +72,15 @@ def former_boots(directory: Path) -> tuple[str, ...]:
     return tuple(boot for boot in boots if isinstance(boot, str)) if isinstance(boots, list) else ()
 
 
+def status_pid(directory: Path) -> int | None:
+    """Return the process id in the status of the last agent that wrote here; None if the file is missing or damaged."""
+    try:
+        pid = json.loads((directory / STATUS_NAME).read_bytes())["pid"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return pid if isinstance(pid, int) else None
+
+
 class StatusFile:
     """`status.json` for `fedpatch-agent status`, written only after a change.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -144,6 +146,35 @@ def test_an_agent_at_work_is_left_alone(settings):
     assert found["task"].verdict == found["memory"].verdict == "skip"
     assert "at least affine" in found["private"].detail
     assert "an agent is at work here: digits with 144 training examples" in found["task"].detail
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_doctor_fails_for_an_agent_whose_state_directory_was_deleted_or_replaced(settings, again):
+    with lock_state_dir(settings.state_dir):
+        shutil.rmtree(settings.state_dir)
+        if again:
+            settings.state_dir.mkdir(mode=0o700)
+        found = find(settings)["agent"]
+    assert (found.verdict, f"pid {os.getpid()}" in found.detail) == ("fail", True)
+    assert "restart the agent" in found.remedy
+    assert "agent" not in find(settings)
+
+
+def test_doctor_fails_for_an_agent_whose_state_directory_was_moved_and_made_again(settings, tmp_path):
+    with lock_state_dir(settings.state_dir):
+        settings.state_dir.rename(tmp_path / "moved")
+        settings.state_dir.mkdir(mode=0o700)
+        StatusFile(settings.state_dir, {"device_id": DEVICE, "fleet": FLEET}).write({"state": "idle"})
+        assert find(settings)["agent"].verdict == "fail"
+
+
+def test_doctor_fails_for_an_agent_at_work_that_declines_every_round(settings):
+    with lock_state_dir(settings.state_dir):
+        status = StatusFile(settings.state_dir, {"device_id": DEVICE, "fleet": FLEET})
+        status.write({"state": "idle", "declines": "/state: cannot be written: worn; replace the card"})
+        found = find(settings)["agent"]
+    assert (found.verdict, found.remedy) == ("fail", "replace the card")
+    assert "declines every round: /state: cannot be written: worn" in found.detail
 
 
 def test_doctor_fails_for_a_models_ca_file_that_cannot_be_used(settings, tmp_path):
