@@ -14,6 +14,8 @@ USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
 
 _GIVE_IT = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
+_NO_ROOM = {0x89, 0x97, 0x9F}  # server busy, quota exceeded, connection rate exceeded
+_RAISE_LIMITS = "raise its limits of clients (mosquitto: max_connections, and LimitNOFILE of its unit)"
 _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8E, 0x95, 0x9A
 
 
@@ -97,6 +99,10 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
         return ConnectionFault(f"{broker} refused our client id; check the name of this device", lasting=True)
     if code == _BANNED:
         return ConnectionFault(f"{broker} has banned this client; ask the broker's operator", lasting=True)
+    if code in _NO_ROOM:
+        return ConnectionFault(
+            f"{broker} has no room for another client ({str(reason).lower()}); try later, or {_RAISE_LIMITS}"
+        )
     if code == _RETAINS_NOTHING:
         return ConnectionFault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
     return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}")
@@ -138,8 +144,9 @@ def _unanswered(broker: BrokerUrl) -> ConnectionFault:
     hint = (
         "? " + broker.scheme_hint if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
     )
+    room = "with room for another client (mosquitto: max_connections)"
     return ConnectionFault(
-        f"{broker} closed the connection without an answer; is it an MQTT broker{hint}".rstrip(), unanswered=True
+        f"{broker} closed the connection without an answer; is it an MQTT broker {room}{hint}".rstrip(), unanswered=True
     )
 
 

@@ -41,7 +41,7 @@ def test_nobody_is_lost(monkeypatch, capsys, tmp_path):
 def test_the_broker_has_the_limits_that_we_ship():
     """The limits bound the messages that wait for a client, and the memory of the broker."""
     limits = shipped_limits()
-    assert limits["max_queued_messages"] == "1000"
+    assert limits["max_queued_messages"] == "5000"
     assert {"memory_limit", "max_queued_bytes", "max_packet_size", "set_tcp_nodelay"} <= limits.keys()
 
 

@@ -20,6 +20,7 @@ BROKER = BrokerUrl("broker.lan", 1883, False)
     [
         (ConnectionRefusedError(), "connection refused by broker.lan:1883; is a broker running there?"),
         (ConnectionResetError(), "closed the connection without an answer"),
+        (ConnectionResetError(), "with room for another client (mosquitto: max_connections"),
         (socket.gaierror(-2, "unknown"), "'broker.lan' cannot be resolved; check the broker URL"),
         (TimeoutError(), "no answer from broker.lan:1883; check the address and the firewall"),
         (ssl.SSLError("odd"), "is this its TLS port?"),
@@ -81,7 +82,7 @@ def test_a_port_that_hangs_up_may_be_the_one_with_tls():
     """A TLS port closes the connection on a CONNECT in plain text; if we used TLS, the cause is another."""
     hung_up = ConnectionResetError()
     assert "write mqtts://" in unreachable(BROKER, hung_up).reason
-    assert unreachable(BrokerUrl("broker.lan", 8883, True), hung_up).reason.endswith("is it an MQTT broker?")
+    assert unreachable(BrokerUrl("broker.lan", 8883, True), hung_up).reason.endswith("max_connections)?")
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,11 @@ def test_a_connection_closed_before_any_answer_may_be_for_its_version():
     reason = ReasonCode(PacketTypes.DISCONNECT, identifier=0x80)
     assert lost(BROKER, reason, False, False).unanswered
     assert not lost(BROKER, reason, False, True).unanswered
+
+
+@pytest.mark.parametrize("name", ["Server busy", "Quota exceeded", "Connection rate exceeded"])
+def test_broker_without_room_for_another_client_has_a_sentence_with_the_limit_to_raise(name):
+    fault = refused(BROKER, None, ReasonCode(PacketTypes.CONNACK, name), with_password=False)
+    assert f"broker.lan:1883 has no room for another client ({name.lower()})" in fault.reason
+    assert "max_connections" in fault.reason
+    assert not fault.lasting
