@@ -55,7 +55,7 @@ def print_summary(summary: RunSummary) -> None:
     )
     if (last := last_comparison(summary.rounds)) is not None:
         typer.echo(f"gain over learning alone (round {last.round}): {headline(last.independent, last.label)}")
-    if warning := loss_warning(summary.rounds):
+    if warning := loss_warning(summary.rounds, summary.private):
         typer.echo(f"warning: {warning}")
     if summary.model:
         typer.echo(f"model: {summary.model}")

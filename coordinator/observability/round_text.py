@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
 from fedpatch.coordinator.rounds.run_records import RoundRecord, buffered_words, headline, privacy_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 _MAX_NAMED = 3
+_FAR, _MIDDLE = 0.75, 0.25
+"""A device whose change is taken away by more than _FAR while the median is below _MIDDLE is unusual, as in the alert
+FedpatchUpdatePulledFar. Smaller pulls happen to honest devices in nearly every round."""
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.observability.status_message import StatusMessage
@@ -33,10 +35,9 @@ def troubles(record: RoundRecord) -> list[str]:
         ("declined", record.decline_reasons),
         ("failed", record.failures),
         ("refused", record.refused),
-        ("bounded", {} if record.bounded_devices else record.bounded),
     )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
-    words += [_bounded_words(record)] if record.bounded_devices else []
+    words += [pulled_words] if (pulled_words := _pulled_words(record)) else []
     words += [f"{record.late} late"] if record.late else []
     words += [f"absent: {_absent(record)}"] if record.absent else []
     words += [f"not asked again: {_named(record.offenders)}"] if record.offenders else []
@@ -62,14 +63,17 @@ def _named(offenders: Mapping[str, str]) -> str:
     return ", ".join(first) + (f" and {more} more" if more else "")
 
 
-def _bounded_words(record: RoundRecord) -> str:
-    """Name devices whose updates were bounded, with the bounded parts: `bounded: pi-3 (weights, exp_avg_sq)`."""
-    known = sorted(record.bounded_devices.items())
-    named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in known[:_MAX_NAMED])
-    # A record names at most MAX_NAMED devices. Beyond that the true number is at least the larger of the two counts.
-    more = max(len(known), *record.bounded.values()) - len(known[:_MAX_NAMED])
-    at_least = "at least " if len(known) >= MAX_NAMED and len(record.bounded) > 1 else ""
-    return f"bounded: {named}" + (f" and {at_least}{more} more" if more > 0 else "")
+def _pulled_words(record: RoundRecord) -> str:
+    """Name devices whose updates were far from the others: `pulled far: pi-3 (92% of its change: weights)`; "" for none."""
+    if record.pull_quantiles.get("p50", 0.0) >= _MIDDLE:
+        return ""
+    far = sorted(((-pull, device) for device, pull in record.pulls.items() if pull > _FAR))
+    named = []
+    for pull, device in far[:_MAX_NAMED]:
+        parts = ", ".join(record.bounded_devices.get(device, ()))
+        named.append(f"{device} ({-pull:.0%} of its change{f': {parts}' if parts else ''})")
+    more = len(far) - len(named)
+    return f"pulled far: {', '.join(named)}{f' and {more} more' if more else ''}" if named else ""
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

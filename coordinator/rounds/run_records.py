@@ -327,15 +327,21 @@ def pulled_most(records: Iterable[RoundRecord]) -> list[tuple[str, float, int]]:
     return [(device, math.fsum(pulls[device]) / len(pulls[device]), len(pulls[device])) for device in ordered]
 
 
-def loss_warning(records: Sequence[RoundRecord]) -> str:
-    """Return a warning, with a remedy, if the fleet loses by the last comparison with learning alone, else ""."""
+def loss_warning(records: Sequence[RoundRecord], private: str) -> str:
+    """Return a warning, with a remedy, if the fleet loses by the last comparison with learning alone, else "".
+
+    The figures are not repeated: they are in the text of the round and of the summary (`headline`).
+
+    Args:
+        records: Rounds, in order.
+        private: The patch policy of the run; its remedy is another policy.
+    """
     last = last_comparison(records)
     if last is None or not fleet_loses(last.independent):
         return ""
-    return (
-        f"by round {last.round} devices are worse off than learning alone: {headline(last.independent, last.label)}; "
-        "compare the policies with `fedpatch simulate compare`, and try --private all unless the run has it"
-    )
+    remedy = "compare the policies with `fedpatch simulate compare`"
+    further = "" if private == "all" else ", and try --private all"
+    return f"round {last.round} shows that devices are worse off than learning alone; {remedy}{further}"
 
 
 def measure_words(records: Sequence[RoundRecord]) -> str:
@@ -353,6 +359,7 @@ class RunSummary:
         user_accuracy: User accuracy of the last aggregated round (`last_user_accuracy`).
         model: Path or URL of the exported global model; "" if there is none.
         rounds: The records of its rounds.
+        private: The patch policy, for `loss_warning`; "" if it is not known.
 
     Example:
         >>> from fedpatch import RunSummary
@@ -365,6 +372,7 @@ class RunSummary:
     user_accuracy: float | None
     model: str
     rounds: Sequence[RoundRecord]
+    private: str = ""
 
     def __repr__(self) -> str:
         """Return the result in a line: the records of hundreds of rounds would fill a notebook."""
@@ -385,7 +393,7 @@ class RunSummary:
             "user_accuracy": _finite(self.user_accuracy),
             "model": self.model,
             "rounds": [record.to_dict() for record in self.rounds],
-            "warnings": [warning] if (warning := loss_warning(self.rounds)) else [],
+            "warnings": [warning] if (warning := loss_warning(self.rounds, self.private)) else [],
             "independent": {"round": last.round, **last.to_dict()["independent"]} if last else {},
         }
 
@@ -477,6 +485,7 @@ def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
         user_accuracy=last_user_accuracy(rounds),
         model=info.model or "",
         rounds=rounds,
+        private=info.private,
     )
 
 

@@ -191,6 +191,7 @@ class Aggregator:
         self._say = say
         self._deltas = DeltaHistory(blobs, prepared.travelling, spec)
         self._explains_bounds = True
+        self._named_capped: set[str] = set()  # by name, each shown once: it is the same in each round
         self._bases = KeptBases(blobs, prepared, spec)
         self._private = None
         if spec.privacy is not None:
@@ -401,10 +402,12 @@ class Aggregator:
                 self._say(f"{text}{_IF_OFTEN if self._explains_bounds else ''}")
                 self._explains_bounds = False
         for device, weight in folded.capped.items():
-            count = num_examples[device]
-            self._say(
-                f"{device} bounded: its {count} examples count as {weight}; raise max_num_examples if it has that many"
-            )
+            text = f"{device} bounded: its {num_examples[device]} examples count as {weight}"
+            if device in self._named_capped:
+                _log.info("%s", text)
+            else:
+                self._named_capped.add(device)
+                self._say(f"{text}; raise max_num_examples if it has that many")
 
 
 def subset_seed(run_seed: int, round_number: int) -> bytes:

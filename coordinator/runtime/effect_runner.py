@@ -159,7 +159,7 @@ class EffectRunner:
             self._aggregator.save(record, pause)
         self.counters.flush()
         self.updates.finish_round(effect)
-        if warning := loss_warning([record]):
+        if warning := loss_warning([record], self._engine.spec.private):
             self._say(f"warning: {warning}")
 
     def _show_lacking_encoding(self, device: str, body: Body) -> None:

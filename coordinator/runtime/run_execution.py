@@ -519,7 +519,7 @@ def _play(
         raise
     except StateError as error:  # the run stays unfinished, as after a power cut
         view.say(str(error))
-    return RunSummary(spec.run, stopped.value, user_accuracy, model, records)
+    return RunSummary(spec.run, stopped.value, user_accuracy, model, records, spec.private)
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,15 @@ def gain_figures(gains: Sequence[float]) -> dict[str, float]:
 
 
 def gain_words(gain: float, label: str) -> str:
-    """Return a gain in words: in points (hundredths) of user accuracy, else in the unit of the metric.
+    """Return a gain in words: in points (hundredths) of user accuracy, to one decimal, else in the unit of the metric.
+
+    A gain of less than half a decimal is rounding error and has no sign.
 
     Example:
-        >>> gain_words(0.021, "UA"), gain_words(0.3, "mse")
-        ('+2.1 points', '+0.3')
+        >>> gain_words(0.021, "UA"), gain_words(1.5e-08, "UA"), gain_words(0.3, "mse")
+        ('+2.1 points', '0 points', '+0.3')
     """
-    return f"{100 * gain:+.2g} points" if label == MetricTerms().label else f"{gain:+.3g}"
+    if label != MetricTerms().label:
+        return f"{gain:+.3g}" if gain else "0"
+    points = round(100 * gain, 1)
+    return f"{points:+.10g} points" if points else "0 points"

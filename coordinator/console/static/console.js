@@ -360,6 +360,8 @@
     element("td", one.ok ? outcome(one) : `${outcome(one)}: ${one.failure || ""}`, row);
     for (const text of [`${one.reported}/${one.cohort}`, ua(one.ua), ua(one.worst), ua(one.after), duration(one.s), bytes(one.down), bytes(one.up)]) element("td", text, row, "n");
     element("td", one.notes || "", row, "why");
+    const names = $("rounds-table").tHead.rows[0].cells;
+    [...row.cells].forEach((cell, at) => { if (at !== 1 && cell.textContent) cell.dataset.name = names[at].textContent; });
     return row;
   }
   $("all-rounds").onclick = () => { state.wholeTable = !state.wholeTable; mark("rounds"); };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -290,3 +291,28 @@ def test_keys_read_a_chart_round_by_round(chromium, tmp_path):
             " svg.dispatchEvent(new KeyboardEvent('keydown', {key})); })()"
         )
         assert chromium.ask("document.querySelector('#c-ua .readout').textContent").startswith("Round 4: mean")
+
+
+_OVER_TILES = """[...document.querySelectorAll('.tiles div:not([hidden])')].filter(tile => {
+  const edge = tile.getBoundingClientRect();
+  return [...tile.querySelectorAll('*')].some(one => one.getBoundingClientRect().right > edge.right) ||
+    tile.scrollWidth > tile.clientWidth;
+}).map(tile => tile.textContent)"""
+"""Texts of tiles that extend beyond their border."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 390, 700, 1000, 1400])
+def test_tiles_hold_their_text_and_notes_of_rounds_are_in_sight_at_every_width(chromium, tmp_path, width):
+    gains = {"measured": 4, "user_accuracy": 0.9, "gaining": 0.75, "losing": 0.25, "gain": -0.123}
+    with filled(tmp_path, rounds=3) as registry, served(tmp_path) as console:
+        registry.rounds.finish(registry.run("last").id, record(4, independent=gains))
+        _open(chromium, console, 4, width=width)
+        chromium.wait_for("!document.getElementById('gain-tile').hidden")
+        if path := os.environ.get("FEDPATCH_SHOTS"):
+            Path(path, f"console-{width}.png").write_bytes(chromium.picture())
+            chromium.ask("document.getElementById('rounds-table').scrollIntoView()")
+            Path(path, f"console-rounds-{width}.png").write_bytes(chromium.picture())
+        assert chromium.ask(_OVER_TILES) == []
+        note = "document.querySelector('#rounds-table td.why').getBoundingClientRect()"
+        assert chromium.ask(f"{note}.left") >= 0 and chromium.ask(f"{note}.right") <= width

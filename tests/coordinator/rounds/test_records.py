@@ -22,6 +22,7 @@ from fedpatch.coordinator.rounds.run_records import (
     end_words,
     figures,
     fleet_loses,
+    headline,
     last_user_accuracy,
     loss_warning,
     status_words,
@@ -88,31 +89,45 @@ def test_record_json_takes_numpy_numbers():
     assert (plain["round"], plain["user_accuracy"]) == (7, 0.5)
 
 
+def _pulled(pulls: dict[str, float], p50: float = 0.0) -> RoundRecord:
+    parts = {device: ["exp_avg", "weights"] for device in sorted(pulls)[:MAX_NAMED]}
+    quantiles = {"p50": p50, "p90": 0.5, "max": max(pulls.values())}
+    counts = {"norm": len(pulls), "num_examples": 1}
+    terms: dict[str, Any] = {"bounded": counts, "bounded_devices": parts, "pulls": pulls, "pull_quantiles": quantiles}
+    return RoundRecord(1, "aggregated", 50, 50, 0, 50, **terms)
+
+
 @pytest.mark.parametrize(
-    ("bounded", "devices", "words"),
+    ("pulls", "p50"),
+    [({"pi-1": 0.4}, 0.0), ({"pi-1": 0.75, "pi-2": 0.1}, 0.1), ({"pi-1": 0.9, "pi-2": 0.8}, 0.3)],
+    ids=["a little", "at the limit of the alert", "most devices alike"],
+)
+def test_usual_bounds_of_honest_devices_are_no_trouble_of_a_round(pulls, p50):
+    assert troubles(_pulled(pulls, p50)) == []
+
+
+def test_bounds_without_named_pulls_are_no_trouble_of_a_round():
+    assert troubles(RoundRecord(1, "aggregated", 50, 50, 0, 50, bounded={"norm": 3})) == []
+
+
+@pytest.mark.parametrize(
+    ("pulls", "words"),
     [
-        ({"norm": 1, "num_examples": 1}, {"pi-3": ["num_examples", "weights"]}, "pi-3 (num_examples, weights)"),
-        ({"norm": 2}, {"a": ["weights"], "b": ["weights"]}, "a (weights), b (weights)"),
+        ({"pi-1": 0.2, "pi-3": 0.92}, "pi-3 (92% of its change: exp_avg, weights)"),
         (
-            {"norm": 3, "num_examples": 2},
-            {name: ["weights"] for name in "abcd"},
-            "a (weights), b (weights), c (weights) and 1 more",
-        ),
-        (
-            {"norm": 40},
-            {f"d{at:02}": ["weights"] for at in range(MAX_NAMED)},
-            "d00 (weights), d01 (weights), d02 (weights) and 37 more",
-        ),
-        (
-            {"norm": 40, "num_examples": 1},
-            {f"d{at:02}": ["weights"] for at in range(MAX_NAMED)},
-            "d00 (weights), d01 (weights), d02 (weights) and at least 37 more",
+            {"a": 0.8, "b": 0.9, "c": 0.85, "d": 0.8},
+            "b (90% of its change: exp_avg, weights), c (85% of its change: exp_avg, weights), "
+            "a (80% of its change: exp_avg, weights) and 1 more",
         ),
     ],
 )
-def test_troubles_count_bounded_devices_not_bounds(bounded, devices, words):
-    record = RoundRecord(1, "aggregated", 50, 50, 0, 50, bounded=bounded, bounded_devices=devices)
-    assert troubles(record) == [f"bounded: {words}"]
+def test_trouble_names_devices_far_from_the_others_the_farthest_first(pulls, words):
+    assert troubles(_pulled(pulls)) == [f"pulled far: {words}"]
+
+
+def test_trouble_of_a_far_device_beyond_the_named_ones_has_no_parts():
+    record = replace(_pulled({"pi-3": 0.92}), bounded_devices={})
+    assert troubles(record) == ["pulled far: pi-3 (92% of its change)"]
 
 
 REPORT = UpdateReport("ab" * 32, 10, 5, 0.1, 0.5, 0.6, 0.0, 0.0)
@@ -152,7 +167,7 @@ def test_figures_of_an_error_measure_count_lower_as_better():
 def test_figures_without_a_measure_are_empty_and_no_loss():
     assert figures([REPORT], MetricTerms()) == {}
     assert not fleet_loses({})
-    assert loss_warning([RECORD]) == ""
+    assert loss_warning([RECORD], "affine") == ""
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
@@ -173,12 +188,12 @@ def test_record_of_any_gains_can_be_read_again(pairs):
 def test_loss_warning_follows_the_last_measure_and_names_the_remedy():
     loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
     gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
-    warning = loss_warning([RECORD, loses, replace(RECORD, round=11)])
-    assert "0 of 2 devices gain (0%), 2 lose, by -25 points (mean)" in warning
-    assert "--private all" in warning
+    warning = loss_warning([RECORD, loses, replace(RECORD, round=11)], "affine")
+    assert f"round {loses.round} shows that devices are worse off than learning alone" in warning
+    assert "try --private all" in warning
     assert "fedpatch simulate compare" in warning
-    assert loss_warning([loses, gains]) == ""
-    document = RunSummary("run", "max_rounds", 0.5, "", [RECORD, loses]).to_dict()
+    assert loss_warning([loses, gains], "affine") == ""
+    document = RunSummary("run", "max_rounds", 0.5, "", [RECORD, loses], "affine").to_dict()
     assert document["warnings"] == [warning]
     assert document["independent"] == {"round": loses.round, **loses.independent}
     assert "alone UA 0.8" in round_line(loses, 30)
@@ -224,3 +239,16 @@ def test_measure_is_requested_every_n_rounds_but_not_in_the_first():
     assert [n for n in range(1, 31) if measures_independent(10, n)] == [10, 20, 30]
     assert [n for n in range(1, 4) if measures_independent(1, n)] == [2, 3]
     assert not any(measures_independent(0, n) for n in range(1, 31))
+
+
+def test_loss_warning_of_a_run_with_private_all_does_not_advise_it():
+    loses = replace(RECORD, independent=figures([report(0.5, 0.7)], MetricTerms()))
+    assert "--private" not in loss_warning([loses], "all")
+    info_free = RunSummary("run", "max_rounds", 0.5, "", [loses], "all").to_dict()
+    assert "--private" not in info_free["warnings"][0]
+
+
+def test_loss_warning_does_not_repeat_the_figures_of_the_headline():
+    loses = replace(RECORD, independent=figures([report(0.5, 0.7)], MetricTerms()))
+    assert headline(loses.independent, loses.label) not in loss_warning([loses], "affine")
+    assert "devices gain" not in loss_warning([loses], "affine")

@@ -65,7 +65,7 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     assert record.pulls == {"b": pytest.approx(1.0, abs=1e-4)}
     assert record.pull_quantiles == {"p50": 0.0, "p90": record.pulls["b"], "max": record.pulls["b"]}
     assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
-    assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
+    assert any("b" in line for line in troubles(record) if line.startswith("pulled far: "))
     [line] = [line for line in bench.lines if "pulled back" in line]
     assert "b: " in line and "fedpatch devices quarantine" in line
     assert load_checkpoint(tmp_path)[0].references["weights"] == bench.aggregator.state.references["weights"]

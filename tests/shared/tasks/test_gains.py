@@ -32,3 +32,19 @@ def test_gain_changes_its_sign_with_the_goal_of_the_metric(value, alone):
 
 def test_gain_of_user_accuracy_is_in_points():
     assert (gain_words(-0.0123, "UA"), gain_words(-0.0123, "mse")) == ("-1.2 points", "-0.0123")
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (1.5e-8, "0 points"), (-1.5e-8, "0 points"), (0.0, "0 points"), (-0.0083, "-0.8 points"),
+        (-0.25, "-25 points"), (0.123, "+12.3 points"), (1.0, "+100 points"),
+    ],
+)  # fmt: skip
+def test_points_have_one_decimal_and_rounding_error_has_no_sign(gain, words):
+    assert gain_words(gain, "UA") == words
+
+
+@given(st.floats(-1, 1))
+def test_points_never_have_an_exponent(gain):
+    assert "e" not in gain_words(gain, "UA")
