@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.pki.issued_certificates import Index, read_index
 from fedpatch.coordinator.report.charts import png
 from fedpatch.coordinator.report.csv_export import csv_text
+from fedpatch.coordinator.report.incidents import recorded_incidents
 from fedpatch.coordinator.report.page import MAX_RUNS, curves_of, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.settings import CA_DIRECTORY, RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find
 from fedpatch.shared import __version__
@@ -55,11 +58,22 @@ def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
         with Registry(find(state_dir, name) / REGISTRY_FILE, readonly=True) as registry:
             info = registry.run(name)
             records = registry.records_as_written(info.id)
+            holds = registry.holds.all()
         settings = {key: value for key, value in info.settings.items() if key not in _SECRET}
-        found.setdefault(info.id, Run(replace(info, settings=settings), tuple(records)))
+        incidents = recorded_incidents(info, holds, _index_of(info, find(state_dir, name)))
+        found.setdefault(info.id, Run(replace(info, settings=settings), tuple(records), incidents))
     if len(found) > MAX_RUNS:
         raise UsageError(f"{len(found)} runs are too many for one report; name at most {MAX_RUNS}")
     return list(found.values())
+
+
+def _index_of(info: RunInfo, state_dir: Path) -> Index | None:
+    """Return the record of the run's CA; None if there is none here, or if this user cannot read it."""
+    named = info.settings.get("ca_dir")
+    try:
+        return read_index(Path(named) if named else state_dir / CA_DIRECTORY)
+    except StateError:
+        return None
 
 
 def write_report(runs: Sequence[Run], wanted: Wanted) -> dict[str, str | None]:

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedpatch.coordinator.report.charts import COLOURS, Chart, Line, svg
+from fedpatch.coordinator.report.incidents import absences
 from fedpatch.coordinator.report.series import (
     BYTE_UNITS,
     MAX_BYTES,
@@ -39,8 +40,9 @@ from fedpatch.coordinator.report.series import (
     unit_for,
     within,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord, pulled_most
+from fedpatch.coordinator.rounds.run_records import RoundRecord, headline, pulled_most
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
+from fedpatch.shared.tasks.gains import gain_words
 
 FIRST_ROWS, LAST_ROWS = 100, 400
 """Rounds in the table of a long run: from its beginning, and from its end."""
@@ -49,9 +51,19 @@ MAX_RUNS = 12
 """Runs in one report at most: six colours, solid and dashed, distinguish this many curves."""
 MAX_BARS = 120
 """Bars in one chart at most; with more rounds, a bar is the mean of several."""
-_MAX_REASONS = 100
+_MAX_REASONS = _MAX_INCIDENTS = 100
 _OPEN_ROWS = 20
 _RUN_COLOURS = 6
+_LABEL_PARTS = 3
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of the page: its name, a figure, and a short line below, or ""."""
+
+    name: str
+    figure: str
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Table:
     rows: Sequence[Sequence[str]]
     texts: int = 1
     note: str = ""
+    columns: bool = False
+    """Whether all columns share the width of the page, so that long words break and nothing is cut."""
 
 
 def make_page(runs: Sequence[Run], made_at: float, version: str) -> str:
@@ -116,6 +130,7 @@ def _run_section(run: Run, key: str) -> dict[str, Any]:
         "id": info.id,
         "terms": f"{info.task}, {info.strategy}, private {info.private}, begun {_moment(info.created_at)}: {run.status}",
         "figures": _figures(run),
+        "gain": _gain_sentence(run),
         "settings": Table(
             "Settings", ("setting", "value"), [(name, _setting(run, name)) for name in sorted(info.settings)], texts=2
         ),
@@ -131,6 +146,7 @@ def _run_section(run: Run, key: str) -> dict[str, Any]:
         "devices_table": _devices_table(run),
         "bars": bar_charts(run, key),
         "reasons": _reasons_table(run),
+        "incidents": _incidents_table(run),
         "bounded": _bounded_table(run),
         "pulls": _pulls_table(run),
         "buffered": _buffered_table(run),
@@ -139,28 +155,50 @@ def _run_section(run: Run, key: str) -> dict[str, Any]:
     }
 
 
-def _figures(run: Run) -> list[tuple[str, str]]:
+def _figures(run: Run) -> list[Tile]:
     failed = sum(not record.succeeded for record in run.records)
-    rounds = f"{len(run.aggregated):,}" + (f" and {failed:,} failed" if failed else "")
     return [
-        ("rounds aggregated", rounds),
-        (f"{run.metric.words}, last", accuracy(run.last)),
-        (f"{run.metric.words}, best", accuracy(run.best)),
-        *([("all devices, last evaluation", _evaluation_words(run, found))] if (found := run.evaluation) else []),
-        ("target", accuracy(run.target)),
-        *([("gain over learning alone, last measure", words)] if (words := run.gain_words) else []),
-        ("time in rounds", duration(run.seconds)),
-        ("down", _bytes_words(run, "bytes_down")),
-        ("up", _bytes_words(run, "bytes_up")),
+        Tile("rounds aggregated", f"{len(run.aggregated):,}", f"{failed:,} failed" if failed else ""),
+        Tile(f"{run.metric.words}, last", accuracy(run.last)),
+        Tile(f"{run.metric.words}, best", accuracy(run.best)),
+        *([_evaluation_tile(run, found)] if (found := run.evaluation) else []),
+        Tile("target", accuracy(run.target)),
+        *([_gain_tile(compared)] if (compared := run.comparison) else []),
+        Tile("time in rounds", duration(run.seconds)),
+        Tile("down", _bytes_words(run, "bytes_down")),
+        Tile("up", _bytes_words(run, "bytes_up")),
     ]
 
 
-def _evaluation_words(run: Run, record: RoundRecord) -> str:
-    """The figures of an evaluate round."""
-    figures = (record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min)
-    words = ("mean", run.tenth_words, run.worst_words)
-    named = ", ".join(f"{word} {accuracy(value)}" for word, value in zip(words, figures, strict=True))
-    return f"{named} ({record.measured} devices, round {record.round})"
+def _gain_tile(record: RoundRecord) -> Tile:
+    """The share of the devices that gain over learning alone, with the mean gain."""
+    share, mean = record.independent["gaining"], gain_words(record.independent["gain"], record.label)
+    return Tile("devices that gain", f"{share:.0%}".replace("%", " %"), f"{mean}, round {record.round}")
+
+
+def _gain_sentence(run: Run) -> str:
+    """All figures of the last comparison with learning alone; "" without one."""
+    if (last := run.comparison) is None:
+        return ""
+    return f"Gain over learning alone, round {last.round}: {headline(last.independent, last.label)}."
+
+
+def _evaluation_tile(run: Run, record: RoundRecord) -> Tile:
+    """The mean of the last evaluate round, with its worst device."""
+    worst = f"{run.worst_words} {accuracy(record.user_accuracy_min)}, round {record.round}"
+    return Tile("all devices, mean", accuracy(record.user_accuracy), worst)
+
+
+def _incidents_table(run: Run) -> Table:
+    """Restarts, held and revoked devices, and devices that missed rounds."""
+    found = (*run.incidents, *absences(run.records))
+    rows = [
+        (one.what, one.device or "-", "-" if one.at is None else _moment(one.at), one.detail or "-")
+        for one in found[:_MAX_INCIDENTS]
+    ]
+    more = len(found) - len(rows)
+    note = f"{more:,} more are left out here." if more else ""
+    return Table("Incidents", ("what", "device", "since", "detail"), rows, texts=4, note=note)
 
 
 def _reasons_table(run: Run) -> Table:
@@ -376,7 +414,7 @@ def _bytes(record: RoundRecord) -> list[float]:
 
 
 _TELLING = (
-    "task", "strategy", "private", "encoding", "seed", "learning_rate", "steps", "epochs", "devices", "participation",
+    "task", "strategy", "private", "encoding", "learning_rate", "epochs", "steps", "devices", "participation",
 )  # fmt: skip
 """Settings that people compare, the most informative first."""
 _NOT_TELLING = frozenset(
@@ -406,36 +444,34 @@ def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "figures": _runs_table(runs),
         "charts": comparison_charts(runs),
-        "settings": Table("Settings that differ", headings, differing, texts=1 + len(runs)),
+        "settings": Table("Settings that differ", headings, differing, texts=1 + len(runs), columns=True),
     }
 
 
 def _runs_table(runs: Sequence[Run]) -> Table:
-    """Outcome of each run."""
+    """Outcome of each run, a column for each."""
     names = labels(runs)
-    headings = (
-        "run",
-        "label",
-        "task",
-        "strategy",
-        "private",
-        "status",
-        "rounds",
-        "UA last",
-        "best",
-        "rounds to target",
-    )
-    rows = [
-        (
-            run.info.id, names[run.info.id],
-            run.info.task, run.info.strategy, run.info.private, run.status, f"{len(run.aggregated):,}",
-            accuracy(run.last), accuracy(run.best), rounds_to_target(run), duration(run.seconds),
-            *(_bytes_words(run, name) for name in ("bytes_down", "bytes_up")),
-            f"{sum(reasons(run.records).values()):,}",
-        )
+    columns = {
+        run.info.id: {
+            "label": names[run.info.id],
+            "task": run.info.task,
+            "strategy": run.info.strategy,
+            "private": run.info.private,
+            "status": run.status,
+            "rounds": f"{len(run.aggregated):,}",
+            f"{run.metric.label} last": accuracy(run.last),
+            f"{run.metric.label} best": accuracy(run.best),
+            "rounds to target": rounds_to_target(run),
+            "time in rounds": duration(run.seconds),
+            "down": _bytes_words(run, "bytes_down"),
+            "up": _bytes_words(run, "bytes_up"),
+            "declines and failures": f"{sum(reasons(run.records).values()):,}",
+        }
         for run in runs
-    ]  # fmt: skip
-    return Table("Runs", (*headings, "time in rounds", "down", "up", "declines and failures"), rows, texts=6)
+    }
+    figures = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [(name, *(column.get(name, "-") for column in columns.values())) for name in figures]
+    return Table("Runs", ("", *columns), rows, texts=1 + len(runs), columns=True)
 
 
 def comparison_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -478,25 +514,31 @@ def curves_of(runs: Sequence[Run]) -> list[Chart]:
 def labels(runs: Sequence[Run]) -> dict[str, str]:
     """The label of each run in legends, by its id: the settings that differ from the others, such as "affine" and "all".
 
-    Settings are tried in the order of _TELLING, then all others by name, until each run has a label of its own; a
-    setting that adds nothing is left out. Runs with the same settings have their ids as labels.
+    A label names the first _LABEL_PARTS settings that differ, in the order of _TELLING, then all others by name, then the
+    seed; and more, until each run has a label of its own. Runs with the same settings have their ids as labels.
     """
-    found = {run.info.id: "" for run in runs}
-    names = [*_TELLING, *sorted({name for run in runs for name in run.info.settings} - {*_TELLING, *_NOT_TELLING})]
-    for name in names:
-        if len(set(found.values())) == len(found):
+    others = {name for run in runs for name in run.info.settings} - {*_TELLING, *_NOT_TELLING, "seed"}
+    found, parts = {run.info.id: "" for run in runs}, 0
+    for name in (*_TELLING, *sorted(others), "seed"):
+        unique = len(set(found.values())) == len(found)
+        if unique and parts >= _LABEL_PARTS:
             break
-        longer = {run.info.id: _with(found[run.info.id], name, run) for run in runs}
-        if len(set(longer.values())) > len(set(found.values())):
-            found = longer
+        if len({_part(name, run) for run in runs}) == 1:
+            continue
+        longer = {run.info.id: _with(found[run.info.id], _part(name, run)) for run in runs}
+        if parts < _LABEL_PARTS or len(set(longer.values())) > len(set(found.values())):
+            found, parts = longer, parts + 1
     if len(set(found.values())) == len(found) and all(found.values()):
         return found
     return {id: f"{label}, {id}" if label else id for id, label in found.items()}
 
 
-def _with(label: str, name: str, run: Run) -> str:
+def _part(name: str, run: Run) -> str:
     known = {"task": run.info.task, "strategy": run.info.strategy, "private": run.info.private}
-    part = known.get(name) or f"{name.replace('_', ' ')} {_setting(run, name)}"
+    return known.get(name) or f"{name.replace('_', ' ')} {_setting(run, name)}"
+
+
+def _with(label: str, part: str) -> str:
     return f"{label}, {part}" if label else part
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 
+from fedpatch.coordinator.report.incidents import Incident
 from fedpatch.coordinator.rounds.run_records import (
     PhaseSeconds,
     RoundRecord,
     RunInfo,
-    headline,
     last_comparison,
     last_user_accuracy,
     status_words,
@@ -36,10 +36,11 @@ MISSING_KINDS = ("declined", "failed", "refused")
 
 @dataclass(frozen=True)
 class Run:
-    """A run in a report: its row in the registry, and its completed rounds."""
+    """A run in a report: its row in the registry, its completed rounds, and incidents beside them."""
 
     info: RunInfo
     records: tuple[RoundRecord, ...]
+    incidents: tuple[Incident, ...] = ()
 
     @property
     def metric(self) -> MetricTerms:
@@ -73,10 +74,9 @@ class Run:
         return last_user_accuracy(self.records)
 
     @property
-    def gain_words(self) -> str:
-        """Result of the last measure of learning alone; "" without one."""
-        last = last_comparison(self.records)
-        return headline(last.independent, last.label) if last else ""
+    def comparison(self) -> RoundRecord | None:
+        """The last round that measured learning alone."""
+        return last_comparison(self.records)
 
     @property
     def evaluation(self) -> RoundRecord | None:

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.pki.issued_certificates import DEVICE, Entry, Index
 from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
+from fedpatch.coordinator.report.incidents import recorded_incidents
 from fedpatch.coordinator.report.page import MAX_DEVICES, labels, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import Hold, RoundRecord
 from tests.coordinator.report.report_runs import RUNS, info, record, run
 from tests.support.examples import examples
 
@@ -182,10 +184,11 @@ def test_runs_are_compared_by_figures_and_differing_settings():
     one = run(10, "a", settings={"target_ua": 0.8, "seed": 1, "task": "digits"})
     other = run(3, "b", settings={"target_ua": 0.8, "seed": 2, "task": "digits", "new": True})
     page = _page(one, other)
-    assert [[row[0], *row[6:11]] for row in _rows(page, "Runs")] == [
-        ["a", "10", "0.910", "0.910", "4", "57 s"],
-        ["b", "3", "0.700", "0.700", "not reached", "17 s"],
-    ]
+    figures = {name: cells for name, *cells in _rows(page, "Runs")}
+    assert figures["label"] == ["new -, seed 1", "new true, seed 2"]
+    assert figures["rounds"] == ["10", "3"] and figures["UA last"] == figures["UA best"] == ["0.910", "0.700"]
+    assert figures["rounds to target"] == ["4", "not reached"]
+    assert figures["time in rounds"] == ["57 s", "17 s"]
     assert _rows(page, "Settings that differ") == [["new", "-", "true"], ["seed", "1", "2"]]
     assert page.count('aria-describedby="comparison-') == 2
 
@@ -240,6 +243,14 @@ def _named(id: str, private: str = "affine", strategy: str = "fedavg", **setting
         ((_named("1", broker="a"), _named("2", broker="b")), ["1", "2"]),
         ((_named("1"), _named("2"), _named("3", "all")), ["affine, 1", "affine, 2", "all, 3"]),
         ((_named("1"),), ["1"]),
+        (
+            (_named("1", seed=5, epochs=40, rounds=3), _named("2", seed=0, epochs=1, rounds=9)),
+            ["epochs 40, rounds 3, seed 5", "epochs 1, rounds 9, seed 0"],
+        ),
+        (
+            (_named("1", a=1, b=1, c=1, d=1, seed=5), _named("2", a=2, b=2, c=2, d=2, seed=0)),
+            ["a 1, b 1, c 1", "a 2, b 2, c 2"],
+        ),
     ],
 )
 def test_labels_of_runs_name_the_settings_that_differ(runs, expected):
@@ -250,3 +261,40 @@ def test_labels_of_runs_name_the_settings_that_differ(runs, expected):
 def test_labels_are_different_for_different_runs(runs):
     found = labels(runs)
     assert len({*found.values()}) == len(runs)
+
+
+GAINS = {"measured": 10, "user_accuracy": 0.9, "gaining": 0.7, "losing": 0.3, "gain": 0.021, "gain_median": 0.02}
+
+
+def test_each_tile_holds_a_figure_and_a_short_line():
+    evaluated = record(3, outcome="evaluated", measured=8)
+    failed = record(4, outcome="failed", failure="quorum_missed")
+    page = _page(Run(info(), (record(1), record(2, independent=GAINS), evaluated, failed)))
+    tiles = re.findall(r"<dd>(.*?)</dd>", page)
+    texts = [unescape(re.sub(r"<[^>]*>", "", tile)) for tile in tiles]
+    assert "70 % +2.1 points, round 2" in texts and "2 1 failed" in texts
+    assert max(map(len, texts)) <= 30
+    assert "Gain over learning alone, round 2: 7 of 10 devices gain (70%), 3 lose" in _text(page)
+
+
+def test_run_with_restart_drain_and_revocation_says_so_instead_of_no_trouble():
+    holds = {
+        ("home", "pi-2"): {"drained": Hold("new card", 1.78e9 + 60)},
+        ("home", "pi-7"): {"drained": Hold("before the run", 1.78e9 - 60)},
+        ("other", "pi-8"): {"drained": Hold("of another fleet", 1.78e9 + 60)},
+    }
+    entry = Entry(part=DEVICE, name="pi-3", serial="ab", revoked_at=int(1.78e9 + 90), reason="lost")
+    kept = info(epoch=2, settings={"fleet": "home"})
+    records = (record(1, decline_reasons={}, absent={"pi-4": 1}), record(2, decline_reasons={}, absent={"pi-4": 3}))
+    page = _page(Run(kept, records, recorded_incidents(kept, holds, Index(fleet="home", entries=(entry,)))))
+    assert "No device declined" not in page
+    assert _rows(page, "Incidents") == [
+        ["coordinator restarted", "-", "-", "its last process is number 2 of the run"],
+        ["drained", "pi-2", "2026-05-28 20:27 UTC", "new card"],
+        ["revoked", "pi-3", "2026-05-28 20:28 UTC", "lost"],
+        ["absent", "pi-4", "-", "missed rounds in a row: 3"],
+    ]
+
+
+def test_epoch_of_a_leader_with_standbys_is_no_restart():
+    assert recorded_incidents(info(epoch=7, settings={"standby": True}), {}, None) == ()
