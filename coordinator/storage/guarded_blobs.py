@@ -31,7 +31,14 @@ class GuardedBlobs:
         self._blobs.check()
 
     def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
-        """Store a blob."""
+        """Store a blob.
+
+        Args:
+            key: The key.
+            parts: The content.
+            durable: As for `BlobStore.put`.
+            durable_name: As for `BlobStore.put`.
+        """
         self._guard.check()
         self._blobs.put(key, *parts, durable=durable, durable_name=durable_name)
 

@@ -17,6 +17,7 @@ from fedpatch.device_agent.state.patch_store import CONTROLS, PatchKey, PatchSto
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.patches import parse_policy, policy_of_names
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed
@@ -131,7 +132,8 @@ def _play(
 
 def _patch(stage: Stage, device: str, private: str) -> dict[str, Array]:
     """Return the private values of a device."""
-    key = PatchKey(TASK.name, schema_of(build_model()).digest, private)
+    schema = schema_of(build_model())
+    key = PatchKey(TASK.name, schema.digest, str(policy_of_names(parse_policy(private).keeps(schema), schema)))
     return dict(PatchStore(stage.fleet.agents[device].patches).load(key, "another run", 0).values)
 
 

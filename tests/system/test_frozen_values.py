@@ -18,6 +18,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.tensors.patches import policy_of_names
 from tests.support.brokers import Mosquitto
 from tests.support.frozen_tasks import BASE, FILE, REFERENCE, SEED, SEED_VARIABLE, TASK, URL, base_file, base_values
 from tests.system.commands import run as command
@@ -93,7 +94,8 @@ def test_no_frozen_and_no_private_value_is_on_the_wire_or_in_a_file_of_a_round(s
     haystack, base = Haystack(recorder.messages), base_values()
     assert haystack.names_of(BASE) == haystack.values_of(base) == set()
     prepared = prepare(settings)
-    key = PatchKey.of_plan(TASK.name, prepared.schema.digest, str(prepared.policy), prepared.plan.kind)
+    named = policy_of_names(prepared.policy.keeps(prepared.schema), prepared.schema)
+    key = PatchKey.of_plan(TASK.name, prepared.schema.digest, str(named), prepared.plan.kind)
     for agent in fleet.agents.values():
         patch = PatchStore(agent.patches).load(key, summary.run, ROUNDS).values
         assert set(patch) == prepared.private_names

@@ -19,7 +19,7 @@ from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchSto
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, from_json
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
-from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.tensors.patches import parse_policy, policy_of_names
 from fedpatch.shared.wire.topics import parse_topic
 from tests.support.brokers import Mosquitto, client
 from tests.support.identities import Certified
@@ -114,7 +114,10 @@ def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str, **plan:
 
 
 def _key(policy: str) -> PatchKey:
-    return PatchKey(TASK.name, schema_of(build_model()).digest, policy)
+    words, _, kind = policy.partition(" ")
+    schema = schema_of(build_model())
+    named = str(policy_of_names(parse_policy(words).keeps(schema), schema))
+    return PatchKey.of_plan(TASK.name, schema.digest, named, kind)
 
 
 def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict[str, Array]]:

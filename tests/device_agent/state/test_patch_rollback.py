@@ -105,7 +105,7 @@ def test_a_patch_that_may_not_be_read_is_an_error_and_not_an_older_patch(tmp_pat
     """A temporary disk error must not cost the device a round of its training."""
     store = trained(tmp_path, [1, 2])
     monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(5, "I/O error", str(path))))
-    with pytest.raises(StateError, match=r"I/O error; make it readable"):
+    with pytest.raises(StateError, match="cannot be read now: I/O error"):
         store.load(KEY, "run", 3)
 
 
