@@ -155,6 +155,7 @@ def _answer(link: socket.socket) -> dict[str, Any]:
     """Fork the command and send its process id and exit code; only the command's process returns from here."""
     head, streams, _, _ = socket.recv_fds(link, _WORD.size, 3)
     request: dict[str, Any] = json.loads(_received(link, _WORD.unpack(head)[0]))
+    begun, not_begun = os.pipe()
     pid = os.fork()
     if pid == 0:
         link.close()
@@ -162,9 +163,12 @@ def _answer(link: socket.socket) -> dict[str, Any]:
         for target, stream in enumerate(streams):
             os.dup2(stream, target)
             os.close(stream)
+        os.close(begun)
+        os.close(not_begun)
         return request
-    for stream in streams:
+    for stream in (*streams, not_begun):
         os.close(stream)
+    os.read(begun, 1)  # a test that kills the process's group needs the group
     link.sendall(_WORD.pack(pid))
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):  # the test has ended
