@@ -89,7 +89,7 @@ class TestAfterIt:
 
     def test_show_names_the_device(self, poisoned):
         done = run("fedpatch", "show", "last", "--state-dir", poisoned.state_dir)
-        assert f"{POISONER} (weights" in done.out
+        assert f"pulled far: {POISONER} (100% of its change: weights)" in done.out
 
     def test_model_is_of_the_size_of_the_honest_ones(self, poisoned):
         state = load_checkpoint(run_directory(poisoned.state_dir, poisoned.summary["run"]))[0]
