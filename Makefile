@@ -34,7 +34,7 @@ BENCH_ARGS ?= --cnn --out results/benchmarks/simulation.json
 COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 
 # How many files of tests are played at a time; the tests of CI wait most of the time. 0: one after the other, in one process.
-TEST_JOBS ?= $(shell n=$$(nproc); echo $$(((n > 4 ? 4 : n > 2 ? 3 : n + 1)$(if $(CI), + 2))))
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$(((n > 4 ? 4 : n > 2 ? 3 : n + 1)$(if $(CI), + 1))))
 
 # Tests with a target of their own, which `make check-all` plays. The other tests are played by CI=true, and of these the quick
 # ones by `make test`. `make coverage` adds the slow tests, and the system tests that alone run some of the code.

@@ -31,7 +31,10 @@ RECORDS = ROOT / "build" / "test-times"
 
 
 def _own_group() -> Path | None:
-    """Move this process into a control group of its own, which counts also processes that nobody waits for; None without."""
+    """Move this process into a control group of its own, which also counts processes without a waiting parent.
+
+    None without control groups.
+    """
     ours = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     for kind in ("cpuacct", ""):
         group = Path("/sys/fs/cgroup", kind, ours.get(kind, "/").lstrip("/"), f"fedpatch-tests-{os.getpid()}")

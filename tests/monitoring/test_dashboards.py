@@ -184,7 +184,7 @@ def test_rules_are_evaluated_by_prometheus(scraped):
     assert prometheus.ask_until_there('fedpatch:user_accuracy:mean{run="r1", goal="max"}')
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_dashboards_match_the_types_of_grafana(tmp_path):
     """The types are those of @grafana/schema, fetched with npm; the compiler finds a misspelt field."""
     compiler = fetch_compiler(tmp_path)

@@ -44,7 +44,7 @@ def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     assert {*re.findall(r'href="#(.*?)"|url\(#(.*?)\)', text)} <= {(id, "") for id in ids} | {("", id) for id in ids}
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @examples(8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_picture(runs):
