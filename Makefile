@@ -204,9 +204,10 @@ hosts: setup system-deps ## provision booted hosts with the playbooks of ansible
 arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
 	@$(BIN)/python -m pytest -m arm64 tests/hosts
 
-faults: setup ## kill processes and cut lines while rounds go on, for real and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
+faults: setup system-deps ## kill processes and cut lines while rounds go on, for real and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
 	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py $(if $(filter 0..31,$(FAULT_SEEDS)),tests/faults/test_partitions.py)
 	FAULT_SEEDS=$(SIMULATED_SEEDS) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/faults/simulated tests/power_cut/test_power_cuts.py
+	$(if $(filter 0..31,$(FAULT_SEEDS)),$(call pytest,faults) --ignore tests/faults/test_kills.py --ignore tests/faults/test_partitions.py)
 	$(BIN)/python -m tests.faults.standby_drill --seeds $(STANDBY_SEEDS) --out results/robustness/standby.json
 
 soak: setup ## play hundreds of rounds while the broker is killed, and say what grows (SOAK_ROUNDS, SOAK_MINUTES)
