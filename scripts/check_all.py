@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "build" / "check-all"
 _SUMMARY = re.compile(r"^=+ (.*\d+ (?:passed|failed|skipped|error|deselected).*) =+$")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def report(played: list[Played]) -> str:
     for one in played:
         result = "passed" if one.code == 0 else "FAILED"
         lines.append(f"{one.part:12} {result} {one.seconds / 60:6.1f} min  {'; '.join(one.summaries) or 'no tests'}")
-        lines += [f"    again: CI=true .venv/bin/python -m pytest '{test}'" for test in one.failed]
+        lines += [f"    again: CI=true .venv/bin/python -m pytest {shlex.quote(test)}" for test in one.failed]
         if one.code != 0:
             lines.append(f"    output: {(LOGS / one.part).relative_to(ROOT)}.log")
     return "".join(f"{line}\n" for line in lines)
