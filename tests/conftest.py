@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -32,6 +33,7 @@ from tests.system.commands import Command
 # No test fails because the machine is busy. In CI, where a failure stops other people, the examples are always the same.
 # A developer's run draws a few new examples each time. FEDPATCH_EXAMPLES=1000 draws more.
 _CI = bool(os.environ.get("CI"))
+gc.disable()  # until the tests are collected
 settings.register_profile(
     "house",
     deadline=None,
@@ -76,8 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     With several test processes, a slow file that starts last would run alone at the end.
     """
+    beside = tuple(f"{HERE}/{place}" + "/" * (not place.endswith(".py")) for place in BESIDE_THE_PRODUCT)
     for item in items:
-        if any(item.path.is_relative_to(HERE / place) for place in BESIDE_THE_PRODUCT):
+        if str(item.path).startswith(beside):
             item.add_marker(pytest.mark.medium)
     if QUICK and not any("[" in argument for argument in config.args):
         left_out = _left_out(items)
@@ -90,6 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             weight += 10 * (item.path.name == FIRST)
             longest[str(item.path)] = max(weight, longest.get(str(item.path), 0))
         items.sort(key=lambda item: -longest[str(item.path)])
+    # The garbage collector need not visit the tests and modules again, which are there until the end.
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
