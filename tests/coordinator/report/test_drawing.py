@@ -29,7 +29,7 @@ def _page(*runs: Run) -> ElementTree.Element:
 
 
 @pytest.mark.medium
-@examples(8)
+@examples(4)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     page = _page(*runs)

@@ -161,7 +161,7 @@ def test_device_that_does_not_know_noise_under_masks_is_not_asked(fleet):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path, clock, every):
     results, fatal = set(), 0
     while True:

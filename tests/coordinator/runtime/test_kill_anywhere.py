@@ -122,11 +122,19 @@ def play_with_kills(
 
 
 def kill_at_every_write(
-    directory: Path, prepared: Prepared, at_least: int, played: Callable[[Bench], None] = play, **terms: Any
+    directory: Path,
+    prepared: Prepared,
+    at_least: int,
+    played: Callable[[Bench], None] = play,
+    every: int = 1,
+    **terms: Any,
 ) -> list[Any]:
-    """Kill at each write; the run must end with the model and records of a run without kills. Return these records."""
+    """Kill at each write, or at the first and every few; the run must end with the model and records of a run without kills.
+
+    Return these records.
+    """
     whole = play_with_kills(directory / "whole", prepared, (), played, **terms)
-    for fatal in itertools.count(1):
+    for fatal in itertools.count(1, every):
         model, records, kills = play_with_kills(directory / f"killed-{fatal}", prepared, (fatal,), played, **terms)
         assert (model, records) == whole[:2], f"killed before write {fatal}"
         if kills == 0:
@@ -136,26 +144,28 @@ def kill_at_every_write(
 
 
 @pytest.mark.medium
-def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
-    records = kill_at_every_write(tmp_path, prepared, 20)
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_before_any_write_changes_no_result(tmp_path, prepared, every):
+    records = kill_at_every_write(tmp_path, prepared, 20, every=every)
     assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
 
 
 @pytest.mark.slow
 def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_path, prepared):
     """After a kill before any write, updates are clipped to the same bits and the offender is in quarantine."""
-    terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
+    terms: dict[str, Any] = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
     records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "aggregate", ["mean", *(pytest.param(one, marks=pytest.mark.slow) for one in ("centred", "bucketed"))]
+    ("aggregate", "every"),
+    [("mean", 4), *(pytest.param(one, 1, marks=pytest.mark.slow) for one in ("mean", "centred", "bucketed"))],
 )
-def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate):
+def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate, every):
     """Deltas are sent in both directions; the next step is the same with or without a stored previous step."""
-    kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4", aggregate=aggregate)
+    kill_at_every_write(tmp_path, prepared, 20, every=every, encoding="delta-int4", aggregate=aggregate)
     assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
         f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
     }

@@ -82,7 +82,7 @@ def assert_one_set_of_each(transcript: list[Any]) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock, every):
     whole, record, _, transcript = play(tmp_path / "whole", clock, ())
     assert (record.outcome, record.reported) == ("aggregated", DEVICES - 1)
@@ -98,7 +98,7 @@ def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock, ever
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock, every):
     """This also holds if the next process knows more devices than the killed process."""
     for fatal in itertools.count(1, every):

@@ -64,7 +64,7 @@ def play_with_kill(
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_before_any_write_uses_one_draw_a_round_and_its_bits(tmp_path, prepared, every):
     records = play_with_kill(tmp_path / "whole", prepared, 0, CountedDraws())[1]
     for fatal in itertools.count(1, every):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
@@ -25,6 +25,7 @@ from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import LeadershipLost, UsageError
 from tests.coordinator.registry_builders import new_run
+from tests.support.examples import examples
 from tests.support.postgresql import PostgresServer
 
 FLEET = "lab"
@@ -78,7 +79,7 @@ class Leaders:
 
 
 @pytest.mark.medium
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(writes=writes)
 def test_lower_epoch_commits_nothing_after_a_higher_one_has_begun(
     postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, str | None]]

@@ -13,7 +13,7 @@ from shutil import rmtree
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
@@ -29,6 +29,7 @@ from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import change, driver_of, new_run, seen
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import small_disk
+from tests.support.examples import examples
 
 Content = dict[str, list[tuple[Any, ...]]]
 LOG = "fedpatch.registry"
@@ -185,7 +186,7 @@ def assert_whole_or_known(story: Story, path: Path) -> None:
 
 
 @pytest.mark.medium
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(damage=damages())
 @example(damage=(0.21875, b"\x01"))
 def test_damage_anywhere_in_the_file_is_repaired_or_reported(story: Story, damage: tuple[float, bytes]):
@@ -205,7 +206,7 @@ def test_damage_anywhere_in_the_header_is_repaired_or_reported(story: Story):
 
 
 @pytest.mark.medium
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(damage=damages().filter(lambda damage: damage[1]))
 def test_damage_anywhere_in_the_log_loses_no_round(story: Story, damage: tuple[float, bytes]):
     """After a power cut the last transactions are in SQLite's log, which SQLite reads up to the first damage."""

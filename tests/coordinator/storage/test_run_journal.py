@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
@@ -24,6 +24,7 @@ from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journa
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.registry_builders import change, new_run, seen
+from tests.support.examples import examples
 
 ROUNDS = 4
 LOSE_RECORD_2 = "UPDATE rounds SET record = '{}' WHERE round = 2"
@@ -186,7 +187,7 @@ def test_deleted_journal_is_written_again(path: Path):
 
 
 @pytest.mark.medium
-@settings(max_examples=80, deadline=None)
+@examples(30)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
 def test_flipped_bit_or_cut_in_a_journal_loses_its_lines_only(at: float, bit: int, cut: bool):
     """Each line is read as written or reported as damaged, unless the end of the file is missing."""
@@ -292,7 +293,7 @@ def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restar
 
 
 @pytest.mark.medium
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(at=st.floats(0, 1, exclude_max=True))
 def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
     """Only the last line has the number of the last change."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_delta import ServerDelta
@@ -31,6 +31,7 @@ from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import Packed
 from tests.coordinator.registry_builders import change, new_run, seen
 from tests.support.checkups import quiet_checkup
+from tests.support.examples import examples
 
 SCHEMA = Schema((TensorSpec("w", (8,), "float32", "weight"),))
 BLOB = b"an update" * 10
@@ -177,7 +178,7 @@ def test_run_missing_in_the_registry_fails_with_the_rebuild_command(state_dir: P
 
 
 @pytest.mark.medium
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(which=st.integers(0, 20), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: float, bit: int):
     files = sorted(one for one in whole.glob("runs/**/*") if one.is_file())

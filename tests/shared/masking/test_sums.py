@@ -66,7 +66,7 @@ def large(size, rule):
 
 
 @pytest.mark.medium
-@examples(40)
+@examples(20)
 @given(schedules(), st.sampled_from([8, 16]), st.integers(0, 100))
 @example(large(32, ThresholdRule.HALF), 8, 0)
 @example(large(64, ThresholdRule.TWO_THIRDS), 16, 0)
