@@ -17,11 +17,11 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -61,14 +61,14 @@ def _processor_s() -> float:
 @contextmanager
 def _recorded(kind: str, name: str) -> Iterator[None]:
     """Append one line with the time of the block to this process's file of records."""
-    seconds, processor_s = time.monotonic(), _processor_s()
+    seconds, processor_s = monotonic(), _processor_s()
     try:
         yield
     finally:
         record = {
             "kind": kind,
             "name": name,
-            "seconds": round(time.monotonic() - seconds, 4),
+            "seconds": round(monotonic() - seconds, 4),
             "processor": round(_processor_s() - processor_s, 4),
         }
         with (RECORDS / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
