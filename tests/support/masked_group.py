@@ -144,13 +144,17 @@ class PlayedGroup:
     @classmethod
     def of(cls, size: int, seed: int = 0, terms: SecureTerms | None = None) -> PlayedGroup:
         """Return a group of devices that have accepted."""
-        terms = terms or terms_of(size)
+        return cls.with_devices([MaskedDevice(f"pi-{index:02}", seed) for index in range(size)], terms)
+
+    @classmethod
+    def with_devices(cls, devices: Sequence[MaskedDevice], terms: SecureTerms | None = None) -> PlayedGroup:
+        """Return a group of these devices, all of which accept."""
+        terms = terms or terms_of(len(devices))
         request = request_of(terms)
-        devices = [MaskedDevice(f"pi-{index:02}", seed) for index in range(size)]
         members = []
         for device in devices:
             members.append(GroupMember(device.name, device.accept(request)))
-        roster = Roster(0, threshold_of(terms.threshold, size), tuple(members))
+        roster = Roster(0, threshold_of(terms.threshold, len(devices)), tuple(members))
         digest = request_digest(NAME.task, NAME.run, NAME.round, request)
         return cls(devices, roster, MaskingGroup.of_roster(digest, roster))
 

@@ -10,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.observability.status_message import status_message
 from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
+from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.messages import WorkRequest
 from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
 from tests.coordinator.registry_builders import new_run
@@ -202,6 +206,23 @@ def test_book_counts_a_repeated_draw_once_and_another_draw_again(blobs):
     PrivacyBook(blobs).note("other", ["b"])
     assert PrivacyBook(blobs).most_used == 2
     assert PrivacyBook(blobs).most_used_with("third", ["a"]) == 2
+
+
+def test_book_counts_a_repeated_draw_for_the_devices_of_all_its_attempts(blobs):
+    book = PrivacyBook(blobs)
+    for attempt in (["a"], ["b"]):
+        book.note("one", attempt)
+    assert [PrivacyBook(blobs).most_used_with("other", [device]) for device in ("a", "b")] == [2, 2]
+
+
+def test_noise_is_divided_by_the_devices_that_the_round_is_meant_for(tmp_path, blobs):
+    """One of four has reported, with a change of zero: the step is the noise over four."""
+    schema = Schema((TensorSpec("w", (50,), "float32", "weight"),))
+    policy, model = PrivacyPolicy(1.0, 0.5), {"w": np.zeros(50, np.float32)}
+    noise = SealedNoise(tmp_path).of_round(1, 50).values
+    aggregation = PrivateAggregation(blobs, tmp_path, policy, schema, 0)
+    step, _ = aggregation.aggregate(ServerState(0, model, {}), ["a"], lambda device: model, 4)
+    assert step["w"] == pytest.approx(noise * 0.5 / 4, abs=1e-5)
 
 
 def test_damaged_book_ends_the_run_instead_of_counting_from_zero(blobs):

@@ -245,6 +245,17 @@ def test_noise_is_the_same_after_a_restart():
     assert device.rounds.noise(terms) == noise
 
 
+def test_noise_of_the_same_secrets_differs_in_another_group():
+    """A device that a rolled-back disk has given its old secrets again adds other noise beside other members."""
+    seeds, terms = set(), PrivacyTerms(SKELLAM, 1.5, 1.0, 1e-5, SIZE, steps=40)
+    for others in (0, 1):
+        group = PlayedGroup.with_devices([MaskedDevice(f"pi-{at:02}", others if at else 0) for at in range(SIZE)])
+        group.share()
+        group.distribute(ALL)
+        seeds.add(group.devices[0].rounds.noise(terms).seed)
+    assert len(seeds) == 2
+
+
 # ---- signed keys
 
 

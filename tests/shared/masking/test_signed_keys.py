@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,6 +116,26 @@ def test_certificate_of_another_fleet_is_refused(tmp_path):
     """Also if one CA serves both fleets."""
     garden = Certified(tmp_path / "ca", "garden").make("pi-1")
     assert "fleet 'garden'" in refusal(signed(garden), authorities(garden))
+
+
+def test_certificate_of_a_ca_with_the_name_of_a_device_is_refused(fleet):
+    """A CA under the fleet's CA could issue certificates of any number of members."""
+    issuer = x509.load_pem_x509_certificate(fleet.ca_file.read_bytes())
+    issuer_key = load_pem_private_key((fleet.directory / "ca.key").read_bytes(), None)
+    device, key = (
+        x509.load_pem_x509_certificate(fleet.pair("pi-1")[0].read_bytes()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
+    builder = x509.CertificateBuilder(issuer.subject, device.subject, key.public_key(), 7)
+    builder = builder.not_valid_before(device.not_valid_before_utc).not_valid_after(device.not_valid_after_utc)
+    for extension in device.extensions:
+        if extension.oid != x509.BasicConstraints.oid:
+            builder = builder.add_extension(extension.value, extension.critical)
+    authority = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    certificate = authority.sign(issuer_key, SHA256()).public_bytes(Encoding.PEM)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    keys = sign_keys("pi-1", KEYS, REQUEST, certificate=certificate, private_key=private)
+    assert "is one of a CA" in refusal(keys, authorities(fleet))
 
 
 @pytest.mark.parametrize(("days", "word"), [(60, "expired"), (-60, "not yet valid")])
