@@ -76,6 +76,15 @@ def test_noise_has_the_deviation_of_the_policy():
     assert step([], noise) == pytest.approx(noise * POLICY.noise_multiplier * POLICY.clip, abs=1e-6)
 
 
+def test_low_bits_of_the_noise_are_not_in_the_release():
+    """The noise is rounded to the grid, as the changes are."""
+    noise = np.random.default_rng(2).normal(size=10)
+    deviation = POLICY.noise_multiplier * POLICY.clip
+    grid = 2.0 ** (np.floor(np.log2(deviation)) - 20) / deviation
+    middle = np.rint(noise / grid) * grid
+    assert step([], middle + 0.4 * grid).tobytes() == step([], middle - 0.4 * grid).tobytes()
+
+
 @pytest.mark.parametrize("huge", [1e200, 1e308])
 def test_update_whose_norm_overflows_counts_as_nothing_or_its_clip(huge):
     assert np.linalg.norm(step([moved(np.full(10, huge))])) <= POLICY.clip * (1 + 1e-9)

@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import stat
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +294,13 @@ def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, pr
     with pytest.raises(UsageError, match="max_epsilon is 5"):
         bench.upload("ab", 0.1)
     assert PrivacyBook(tmp_path).most_used == 1
+
+
+@pytest.mark.parametrize(("factor", "released"), [(1.0, True), (0.99, False)])
+def test_release_is_made_up_to_max_epsilon(tmp_path, blobs, factor, released):
+    schema, model = Schema((TensorSpec("w", (2,), "float32", "weight"),)), {"w": np.zeros(2, np.float32)}
+    policy = PrivacyPolicy(1.0, 0.5)
+    policy = replace(policy, max_epsilon=policy.epsilon(1) * factor)
+    aggregation = PrivateAggregation(blobs, tmp_path, policy, schema, 0)
+    with nullcontext() if released else pytest.raises(UsageError, match="its rounds are over"):
+        aggregation.aggregate(ServerState(0, model, {}), ["a"], lambda device: model, 1)

@@ -273,11 +273,11 @@ def signing(fleet, name):
     return MaskingRounds(name, random.Random(name).randbytes, certificates=files)
 
 
-def signed_roster(fleet):
-    """The first of three devices with a roster of signed keys."""
+def signed_roster(fleet, place=0):
+    """The device at this place of three, with a roster of signed keys."""
     rounds = [signing(fleet, f"pi-{index:02}") for index in range(3)]
     members = [GroupMember(f"pi-{index:02}", one.begin(NAME, STRICT)) for index, one in enumerate(rounds)]
-    return rounds[0], Roster(0, 3, tuple(members))
+    return rounds[place], Roster(0, 3, tuple(members))
 
 
 def test_device_shares_with_members_whose_keys_are_signed(fleet):
@@ -285,9 +285,9 @@ def test_device_shares_with_members_whose_keys_are_signed(fleet):
     assert isinstance(rounds.handle(NAME, roster).body, Shares)
 
 
-@pytest.mark.parametrize("place", [1, 2])
-def test_roster_with_a_member_whose_keys_are_not_signed_is_refused(fleet, place):
-    rounds, roster = signed_roster(fleet)
+@pytest.mark.parametrize(("own", "place"), [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)])
+def test_roster_with_a_member_whose_keys_are_not_signed_is_refused(fleet, own, place):
+    rounds, roster = signed_roster(fleet, own)
     members = list(roster.members)
     members[place] = replace(members[place], keys=replace(members[place].keys, signature=b""))
     answer = rounds.handle(NAME, replace(roster, members=tuple(members)))
