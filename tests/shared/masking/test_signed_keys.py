@@ -122,6 +122,7 @@ def test_certificate_of_a_ca_with_the_name_of_a_device_is_refused(fleet):
     """A CA under the fleet's CA could issue certificates of any number of members."""
     issuer = x509.load_pem_x509_certificate(fleet.ca_file.read_bytes())
     issuer_key = load_pem_private_key((fleet.directory / "ca.key").read_bytes(), None)
+    assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
     device, key = (
         x509.load_pem_x509_certificate(fleet.pair("pi-1")[0].read_bytes()),
         ec.generate_private_key(ec.SECP256R1()),
