@@ -8,9 +8,9 @@ quorum misses nothing. After n missed rounds in a row a device is *absent*:
 - It does not count (coordinator.cohort.selection), so that it cannot prevent the quorum of a round.
 - It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
-A committed update ends the absence. A device that was absent before is then *unsteady*: it is invited, but does not count until
-16 rounds later, and after each further absence twice as long. So a device that comes and goes costs two rounds, not every
-second one. Unsteady devices count while the others are no majority of the fleet.
+A committed update ends the absence. The device is then *unsteady*: it is invited, but does not count until 16 rounds later, and
+after each further absence twice as long. So devices that come and go cost one round, and devices of two kinds two: those that
+do not answer end a round before the others are late. Unsteady devices count while the others are no majority of the fleet.
 
 A device that restarts is invited in the next round. All absent devices are invited in the
 next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all
@@ -31,7 +31,7 @@ LONGEST_PERIOD = 16
 MAX_ABSENT = 100
 """Greatest number of absent devices in a record; beyond it, devices with the fewest missed rounds are left out."""
 PROBATION = 16
-"""Rounds for which a device does not count after its second absence; twice as many after each further one."""
+"""Rounds for which a device does not count after its first absence; twice as many after each further one."""
 _LONGEST_PROBATION = 1024
 
 
@@ -156,8 +156,8 @@ class Absences:
         self._last = number
         for device in self._missed.keys() - counts.keys():
             self._due.pop(device, None)
-            if (lapses := self._lapses.get(device, 0)) > 1:
-                probation = min(PROBATION << min(lapses - 2, 10), _LONGEST_PROBATION)
+            if lapses := self._lapses.get(device, 0):
+                probation = min(PROBATION << min(lapses - 1, 10), _LONGEST_PROBATION)
                 self._counts_from[device] = number + 1 + probation
         for device in counts.keys() - self._missed.keys():
             self._lapses[device] = self._lapses.get(device, 0) + 1
