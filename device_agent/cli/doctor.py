@@ -81,6 +81,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         checkup.skip("task", f"{_running_agent(directory)}; it is not loaded a second time")
         checkup.skip("memory", "an agent is at work here, and has taken what it needs")
         _check_private(_private_of_agent(settings, directory), checkup)
+        _check_network(_status_of_agent(directory).get("network_open"), checkup)
         _check_broker(settings, identity, checkup, running)
         return
     # Importing torch takes a Raspberry Pi half a minute; the broker is checked meanwhile.
@@ -178,11 +179,21 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
         checkup.good("private", words)
 
 
+def _check_network(open_since: str | None, checkup: Checkup) -> None:
+    """Check that the kernel closes the network of the training process; no finding for an agent whose task is not loaded."""
+    if open_since:
+        remedy = "use a kernel with CONFIG_SECCOMP_FILTER on x86_64, aarch64 or 32-bit ARM, or train only tasks that you trust"
+        checkup.warn("network", f"the task's code can open connections, since {open_since}", remedy)
+    elif open_since is not None:
+        checkup.good(
+            "network", "the training process has no network: the kernel refuses each connection of the task's code"
+        )
+
+
 def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, Any]:
     """Return the private values in the status of the running agent; until it has them, those known without its model."""
-    with suppress(FedpatchError):
-        if private := read_standing(directory).status.get("private"):
-            return dict(private)
+    if private := _status_of_agent(directory).get("private"):
+        return dict(private)
     return least_without_model(settings.private, directory / PATCHES)
 
 
@@ -193,11 +204,15 @@ def _is_running(directory: Path) -> bool:
         return False
 
 
+def _status_of_agent(directory: Path) -> Mapping[str, Any]:
+    """Return the status of the running agent; empty if it is damaged."""
+    with suppress(FedpatchError):
+        return read_standing(directory).status
+    return {}
+
+
 def _running_agent(directory: Path) -> str:
-    try:
-        status = read_standing(directory).status
-    except FedpatchError:
-        status = {}
+    status = _status_of_agent(directory)
     tasks = [f"{one['task']} with {one['num_examples']} training examples" for one in status.get("tasks", ())]
     return f"an agent is at work here: {', '.join(tasks) or 'its task is being loaded'}"
 
@@ -241,6 +256,7 @@ def _check_task(
             )
             limits.take(answer)
             _check_private(limits.status(), checkup)
+            _check_network(answer.network_open, checkup)
             _check_memory(trainer, checkup)
         case SetupFailed(exit_code=UsageError.exit_code):
             remedy = "correct --task, --data or --private; `fedpatch tasks` lists what is installed, and why one cannot be used"

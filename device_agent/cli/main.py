@@ -71,8 +71,10 @@ def run(
 
     The agent reconnects by itself. It works when the owner's preferences are met, or as --admission says.
     """
+    from fedpatch.device_agent.runtime.own_memory import hide_memory
     from fedpatch.device_agent.runtime.startup import run_agent
 
+    hide_memory()
     raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes, root=root, fork_server=fork_server))
 
 
@@ -162,6 +164,8 @@ def _in_words(standing: AgentStatus, now: float) -> list[str]:
         lines.append(f"problem: {status['problem']}")
     if status.get("private"):
         lines.append(f"private: {status['private']['words']}")
+    if status.get("network_open"):
+        lines.append(f"network: the task's code can open connections, since {status['network_open']}")
     lines += privacy_in_words(status.get("privacy", {}))
     for task in status.get("tasks", ()):
         lines.append(f"task {task['task']}: {task['num_examples']} training examples")

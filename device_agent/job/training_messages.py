@@ -55,6 +55,8 @@ class WorkerSetup:
         max_epochs: Most passes over the data in a round; 0 for no limit.
         alone_every: Rounds of this device from one training alone to the next (device_agent.training.local_only_training); 0
             to train alone only if a request measures it.
+        require_filter: Whether the setup fails where the kernel cannot close the network
+            (device_agent.training.network_filter).
     """
 
     task_ref: str
@@ -73,6 +75,7 @@ class WorkerSetup:
     max_epochs: int = 0
     alone_every: int = 0
     keep_int8: bool = False
+    require_filter: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class Ready:
     """Answer to `WorkerSetup`: name of the task, digest of its model's schema, number of training examples.
 
     `tensors` and `frozen` are those of the schema; the agent compares policies by them. `members` is the number of devices
-    that a relay represents; 1 for other devices.
+    that a relay represents; 1 for other devices. `network_open` is why the process has a network; "" if it has none.
     """
 
     task: str
@@ -192,6 +195,7 @@ class Ready:
     tensors: tuple[TensorSpec, ...] = ()
     frozen: Frozen = NOTHING_FROZEN
     members: int = 1
+    network_open: str = ""
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ class Agent:
         self._coordinator_boot = ""
         self._storage_problem = ""
         self._early_deaths = 0
+        self._network_open = ""
 
     # ---- the loop
 
@@ -350,6 +351,7 @@ class Agent:
                 self._runner.model_held(event.version)
             case Ready():
                 _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
+                self._take_network_open(event.network_open)
                 effects += self._on_ready(event, now)
             case SetupFailed() | Died():
                 effects += self._on_process_end(event, now)
@@ -364,6 +366,11 @@ class Agent:
             case TrainFailed():
                 effects += self._job.handle(TrainingFailed(event.key, event.reason, event.detail, event.cause), now)
         return effects
+
+    def _take_network_open(self, why: str) -> None:
+        if why and why != self._network_open:
+            _log.warning("%s; the task's code can open connections", why)
+        self._network_open = why
 
     def _on_ready(self, ready: Ready, now: float) -> list[Effect]:
         self._limits.take(ready)
@@ -445,6 +452,7 @@ class Agent:
                 "declines": self._limits.declines or self._storage_problem,
                 "private": self._limits.status(),
                 "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),
+                "network_open": self._network_open,
                 "last_outcome": self._runner.last_outcome,
                 "problem": "" if stopped else "; ".join(filter(None, (self._presence.problem, self._storage_problem))),
             }

@@ -17,7 +17,7 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits, SecureLimits
+from fedpatch.device_agent.policy.owner_limits import REQUIRED, OwnerLimits, SecureLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
@@ -246,6 +246,7 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
         max_epochs=settings.max_epochs,
         keep_int8=settings.keep_int8,
         alone_every=settings.alone_every if settings.keep_models else 0,
+        require_filter=settings.secure == REQUIRED,
     )
 
 

@@ -147,6 +147,7 @@ class _Optional(TypedDict, total=False):
     tasks: list[_Task]
     private: _Private
     privacy: _Privacy
+    network_open: str
 
 
 class _Status(_Optional):

@@ -48,8 +48,10 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
 from fedpatch.device_agent.training.failure_cause import cause_of
 from fedpatch.device_agent.training.forked_work import run_forked
+from fedpatch.device_agent.training.network_filter import close_descriptors, close_network
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
-from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
+from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, UsageError, WireError
+from fedpatch.shared.tasks.bundled.downloads import fetch_absent_files
 from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
 from fedpatch.shared.tasks.task import use_data_root
 from fedpatch.shared.wire.reason_codes import FailReason
@@ -168,7 +170,9 @@ def main() -> int:
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         apply_limits(setup)
         use_data_root(Path(setup.data_root))  # where a task finds its file of frozen values
+        network_open = _close_network(setup)
         local_update, ready = set_up(setup, _model_cache(setup, outbox))
+        ready = replace(ready, network_open=network_open)
         inbox.on_end = outbox.on_end = local_update.flush
     except Exception as error:
         _log_unexpected(error)
@@ -192,6 +196,21 @@ def main() -> int:
         elif isinstance(command, MakeModel):
             local_update.make_model_again(command.command, command.manifest)
             outbox.send(ModelMade(command.command.key))
+
+
+def _close_network(setup: WorkerSetup) -> str:
+    """Fetch the files of a bundled task, then close the network; no code of the user's task has run before.
+
+    Returns why the kernel leaves the network open; "" if it is closed. UsageError if `setup` requires it to be closed.
+    """
+    fetch_absent_files(setup.task_ref, setup.data, Path(setup.data_root))
+    problem = close_network()
+    if problem and setup.require_filter:
+        raise UsageError(
+            f'secure = "required" trains without network only, and {problem}; use a kernel with CONFIG_SECCOMP_FILTER on '
+            "x86_64, aarch64 or 32-bit ARM, or set secure to allowed"
+        )
+    return problem
 
 
 def _model_cache(setup: WorkerSetup, outbox: AnswerWriter) -> BufferedModelCache | None:
@@ -377,6 +396,7 @@ def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
+    close_descriptors([commands.fileno(), answers.fileno()])
     return commands, answers
 
 

@@ -78,6 +78,12 @@ class PluginKind(Generic[T]):
         elif ref not in self.own:
             self._candidates(ref)
 
+    def module_of(self, ref: str) -> str:
+        """Return the name of the module that `find` would import. Imports nothing; UsageError as `check_name`."""
+        if ":" in ref:
+            return self._parse(ref)["module"]
+        return "" if ref in self.own else next(iter(self._candidates(ref).values())).module
+
     def find(self, ref: str) -> T:
         """Return the installed object named `ref`, or the object that `ref` names as `module:attribute`.
 

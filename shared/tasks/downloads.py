@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,13 @@ def fetch(file: DataFile, root: Path, *, retries: int = RETRIES) -> Path:
     return path
 
 
+def fetch_absent(files: Iterable[DataFile], root: Path) -> None:
+    """Download the files that are not in the data folder `root`. DataError as of `fetch`."""
+    for file in files:
+        if not file.path(root).exists():
+            fetch(file, root)
+
+
 def verify(file: DataFile, path: Path) -> None:
     """Raise DataError unless the file at `path` has the SHA-256 of `file`."""
     with path.open("rb") as stream:
@@ -85,6 +94,10 @@ def _download(file: DataFile, path: Path, retries: int) -> None:
         from requests import RequestException
     except ImportError as error:
         raise _unavailable(file, path, f"downloading needs pooch ({error}): pip install pooch") from error
+    try:
+        socket.socket().close()
+    except PermissionError as error:  # a refusal: another attempt gets the same
+        raise _unavailable(file, path, error.strerror or str(error)) from error
     pooch.get_logger().setLevel(logging.ERROR)  # it would write to stderr on its own; this module logs errors
     problems = []
     for url in file.urls:

@@ -87,14 +87,20 @@ def load_data(spec: str, root: Path) -> DeviceData:
     return load_many([spec], root)[0]
 
 
+def needed_files(_spec: str, root: Path) -> tuple[DataFile, ...]:
+    """The file that `load_data` reads."""
+    return (JPEG75 if JPEG75.path(root).exists() and not ARCHIVE.path(root).exists() else ARCHIVE,)
+
+
 def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
     """`load_data` of each of `specs`, with the data read only once."""
     parsed = [parse_data_spec(spec) for spec in specs]
-    if JPEG75.path(root).exists() and not ARCHIVE.path(root).exists():
+    (file,) = needed_files("", root)
+    if file is JPEG75:
         log.warning("cifar10: %s is absent; name results CIFAR-10 (JPEG q75)", ARCHIVE.name)
-        train, test = read_jpeg75(fetch(JPEG75, root))
+        train, test = read_jpeg75(fetch(file, root))
     else:
-        train, test = read_archive(fetch(ARCHIVE, root))
+        train, test = read_archive(fetch(file, root))
     return device_shares(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.cli.doctor import examine
+from fedpatch.device_agent.cli.doctor import _check_network, examine
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.diagnostics.broker_reachability import Reached
@@ -247,3 +247,14 @@ def test_its_process_loads_neither_torch_nor_numpy():
     program = "import sys, fedpatch.device_agent.cli.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("open_since", "verdicts"),
+    [("", ["ok"]), ("the kernel refuses a seccomp filter (Invalid argument)", ["warn"]), (None, [])],
+)
+def test_doctor_says_whether_the_kernel_closes_the_network_of_the_training_process(open_since, verdicts):
+    checkup = quiet_checkup()
+    _check_network(open_since, checkup)
+    assert [(one.name, one.verdict) for one in checkup.findings] == [("network", verdict) for verdict in verdicts]
+    assert all(open_since in one.detail for one in checkup.findings if open_since)

@@ -408,6 +408,15 @@ def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
     assert [one for at, one in enumerate(states) if states[at - 1 : at] != [one]] == ["starting", "idle", "stopped"]
 
 
+@pytest.mark.parametrize("why", ["", "the kernel refuses a seccomp filter (Invalid argument)"])
+def test_status_and_log_say_that_the_network_of_the_task_is_open(played, tmp_path, monkeypatch, caplog, why):
+    statuses: list[dict] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _self, changing: statuses.append(dict(changing)))
+    played(replace(READY, network_open=why))
+    assert statuses[-1]["network_open"] == why
+    assert (f"{why}; the task's code can open connections" in caplog.text) == bool(why)
+
+
 def test_status_reports_that_every_request_is_declined(played, monkeypatch, tmp_path):
     declines: list[str] = []
     monkeypatch.setattr(StatusFile, "write", lambda _, changing: declines.append(changing["declines"]))
