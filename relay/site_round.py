@@ -26,13 +26,14 @@ from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
-from fedpatch.coordinator.pki.masking_authority import masking_authorities
+from fedpatch.coordinator.pki.masking_authority import masking_authorities, no_revocations, revocation_source
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, SecurePolicy
 from fedpatch.coordinator.runtime.aggregator import Aggregator, content_of
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.app.files import read_state, refusals_of, write_atomic
@@ -194,7 +195,11 @@ def site_authorities(settings: RelaySettings, terms: SecureTerms) -> Authorities
     """
     if not terms.strict:
         return None
-    return masking_authorities(replace(settings.downwards, secure="groups", threshold=terms.threshold))
+    return masking_authorities(_of_site(settings, terms))
+
+
+def _of_site(settings: RelaySettings, terms: SecureTerms) -> RunSettings:
+    return replace(settings.downwards, secure="groups", threshold=terms.threshold)
 
 
 def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: float) -> SecurePolicy:
@@ -210,6 +215,7 @@ def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: floa
         share_deadline_s=min(settings.downwards.share_deadline_s, deadline_s / 4),
         unix_time=time.time,
         authorities=site_authorities(settings, terms),
+        revocations=revocation_source(_of_site(settings, terms)) if terms.strict else no_revocations,
         given=terms,
     )
 

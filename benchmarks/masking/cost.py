@@ -30,6 +30,7 @@ from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingBody, MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
+from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.formatting import size
@@ -227,7 +228,12 @@ class Play:
             for name in names:
                 pair = authority.issue(DEVICE, name, now=time.time()).pair
                 write_atomic(folder / name, pair.certificate + pair.key)
-                yield name, CertificateFiles(TlsFiles(folder / "ca" / "ca.crt", folder / name), name, "fleet")
+                yield (
+                    name,
+                    CertificateFiles(
+                        TlsFiles(folder / "ca" / "ca.crt", folder / name), name, "fleet", RevocationFile(folder)
+                    ),
+                )
         finally:
             authority.close()
 

@@ -19,6 +19,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.revocation import Revocations
 from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING, SecureTerms
 from fedpatch.shared.wire.messages import (
@@ -104,6 +105,7 @@ class Invitations:
         now: The time at which these were published, in seconds.
         secure: The terms of a masked round. Its updates travel masked, its models in the same encodings as in other rounds.
         sums: The relays that are asked for the sum of their site in a masked round.
+        revoked: The list of revoked certificates that travels in the requests of a round with signed keys.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Invitations:
         now: float = 0.0,
         secure: SecureTerms | None = None,
         sums: Collection[str] = (),
+        revoked: Revocations | None = None,
     ) -> None:
         model, deltas = published.manifest, published.deltas
         self.model = model
@@ -123,6 +126,7 @@ class Invitations:
         self._content = published.content or UNSET
         self._sums = sums
         self._secure = secure
+        self._revoked = revoked
         self._spec = spec
         self._fleet = fleet
         self._evaluates = ledger.evaluates
@@ -185,6 +189,7 @@ class Invitations:
             secure=secure,
             evaluate=self._evaluates or UNSET,
             content=self._content,
+            revocations=UNSET if self._revoked is None else self._revoked.der,
         )
 
     def encoding(self, device: str) -> str:

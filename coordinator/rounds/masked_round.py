@@ -24,6 +24,7 @@ from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.masking.keys import key_in_any_form
+from fedpatch.shared.masking.revocation import Revocations
 from fedpatch.shared.masking.signed_keys import check_signed_keys
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
@@ -66,6 +67,7 @@ class MaskedRound:
         request: Digest of its work request (shared.masking.group_context.request_digest).
         send: Makes the effect that sends a message to a device.
         sums: Relays of the round, whose updates are the sums of their sites: they have no keys and no group here.
+        revoked: The list of revoked certificates in its work request.
 
     Attributes:
         sums: As given.
@@ -82,6 +84,7 @@ class MaskedRound:
         request: bytes,
         send: Send,
         sums: Collection[str] = (),
+        revoked: Revocations | None = None,
     ) -> None:
         self.terms = terms
         self.sums = frozenset(sums)
@@ -91,6 +94,7 @@ class MaskedRound:
         self._policy = policy
         self._seed = seed
         self._request = request
+        self._revoked = revoked
         self._send = send
         self._group_of: dict[str, MaskedGroup] = {}
         self._owner_of: dict[bytes, str] = {}  # device by its keys, in the form of `key_in_any_form`
@@ -174,7 +178,7 @@ class MaskedRound:
             return
         policy = self._policy
         if policy.authorities is not None:
-            check_signed_keys(device, keys, self._request, policy.authorities, policy.unix_time())
+            check_signed_keys(device, keys, self._request, policy.authorities, policy.unix_time(), self._revoked)
         if owner := next((one for form in forms if (one := self._owner_of.get(form, device)) != device), None):
             raise WireError(f"{device} has sent a key of {owner}, in the same or another form")
         self._owner_of |= dict.fromkeys(forms, device)

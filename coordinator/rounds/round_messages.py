@@ -62,6 +62,7 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
+from fedpatch.shared.masking.revocation import Revocations
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
@@ -254,9 +255,10 @@ class ActiveRound:
         known, updates = self._opening.ledger, self._opening.updates
         terms = self._terms(published.secure)
         sums = self._relays() if terms is not None else ()
-        self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms, sums)
+        revoked = self._spec.secure.revocations() if self._spec.secure is not None and terms is not None else None
+        self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms, sums, revoked)
         if terms is not None:
-            known = self._resume_groups(known, terms, sums, now)
+            known = self._resume_groups(known, terms, sums, now, revoked)
         # Waiting updates count as expected until they are admitted, so that a round without invitations does not end.
         waiting = {device: update for device, update in updates.items() if update.work is not None}
         self.round.expected += len(waiting)
@@ -777,13 +779,18 @@ class ActiveRound:
         return [SaveGroupSteps(self.round.number, (entry, *relays))]
 
     def _resume_groups(
-        self, known: RoundJournal, terms: SecureTerms, sums: Collection[str], now: float
+        self,
+        known: RoundJournal,
+        terms: SecureTerms,
+        sums: Collection[str],
+        now: float,
+        revoked: Revocations | None,
     ) -> RoundJournal:
         """Begin or continue masking; return the journal with its phase. If a saved step is damaged, `begin` fails the round."""
         spec, entries = self._spec, self._opening.masking
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
-        self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send, sums)
+        self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send, sums, revoked)
         try:
             self.masked.resume(entries, self._opening.updates, now, closing=known.closing)
         except (WireError, IllegalTransition, LookupError, ValueError):

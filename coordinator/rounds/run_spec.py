@@ -22,6 +22,7 @@ from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.masking.revocation import Revocations
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
@@ -145,6 +146,7 @@ class SecurePolicy:
         share_deadline_s: Time for the members of a group to send their shares, in seconds.
         unix_time: Returns the time at which certificates must be valid, in Unix seconds.
         authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
+        revocations: Returns the CA's list of revoked certificates at the begin of a round; None: there is none.
         given: The terms of the parent's round, which a relay's site uses unchanged; None: they follow from the rest.
     """
 
@@ -160,6 +162,7 @@ class SecurePolicy:
     authorities: Authorities | None = None
     colluders: int = 0
     given: SecureTerms | None = None
+    revocations: Callable[[], Revocations | None] = lambda: None
 
     @property
     def strict(self) -> bool:

@@ -25,7 +25,7 @@ from fedpatch.coordinator.observability.metrics_endpoint import observed, of_oth
 from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
 from fedpatch.coordinator.observability.round_tracking import tracked
 from fedpatch.coordinator.observability.status_message import View
-from fedpatch.coordinator.pki.masking_authority import masking_authorities
+from fedpatch.coordinator.pki.masking_authority import require_revocations
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundStart
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
@@ -175,7 +175,7 @@ def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[
 
 def _checked(settings: RunSettings, ports: Ports) -> Prepared:
     """Return the parts that follow from the settings; each check raises before anything is written."""
-    masking_authorities(settings)
+    require_revocations(settings)
     make_trackers(settings.tracker)
     require_tracing(settings)
     return ports.prepare(settings)
@@ -412,7 +412,7 @@ def _taken_up(
     """Lock the fleet, connect, and begin a new epoch of a run; yield its terms, its prepared parts and the connection."""
     state_dir = settings.state_dir.absolute()
     # Each of these checks raises before anything is written.
-    masking_authorities(settings)
+    require_revocations(settings)
     prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
         raise SchemaMismatch(

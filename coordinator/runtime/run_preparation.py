@@ -14,7 +14,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, begin_strategy
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
-from fedpatch.coordinator.pki.masking_authority import masking_authorities
+from fedpatch.coordinator.pki.masking_authority import masking_authorities, revocation_source
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
 from fedpatch.coordinator.settings import RoundSettings, RunSettings
@@ -256,4 +256,5 @@ def secure_policy(settings: RunSettings) -> SecurePolicy:
         share_deadline_s=settings.share_deadline_s,
         unix_time=time.time,
         authorities=masking_authorities(settings),
+        revocations=revocation_source(settings),
     )

@@ -24,6 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec import UnsetType
+
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.agreement import (
@@ -80,6 +82,9 @@ class KeyCertificates(Protocol):
 
     def sign_statement(self, text: bytes) -> bytes:
         """Return the signature of a statement. Raises WireError."""
+
+    def take_revocations(self, der: bytes | UnsetType) -> None:
+        """Take the list of a request, UNSET for none. Raises WireError where it cannot count: a round does not begin then."""
 
     def check(self, member: GroupMember, request: bytes) -> None:
         """Raise WireError unless the member has signed its keys for this request."""
@@ -145,7 +150,8 @@ class MaskingRounds:
             The keys; None if this device has already agreed to a sum of this round: it takes no part in it again.
 
         Raises:
-            WireError: The keys must be signed, and this device cannot sign them. The state is unchanged.
+            WireError: The keys must be signed, and this device cannot sign them, or it refuses the list of revoked
+                certificates. The state is unchanged.
         """
         assert request.secure is not None
         digest, state = request_digest(name.task, name.run, name.round, request), self.state
@@ -157,6 +163,7 @@ class MaskingRounds:
         secrets = SecretKeys.new(self._random)
         keys = secrets.public()
         if request.secure.strict:
+            self._signing().take_revocations(request.revocations)
             keys = self._signing().sign(keys, digest)
         self.state = MaskingRound(name, digest, request.secure, secrets, keys)
         return keys

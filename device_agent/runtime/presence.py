@@ -20,6 +20,7 @@ from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
     MASKED_FEATURE,
+    REVOCATIONS_FEATURE,
     SIGNED_FEATURE,
     URL_FEATURE,
     DeviceState,
@@ -107,7 +108,7 @@ class Presence:
         self._detector = detector
         self._vitals = vitals
         self._retain = True
-        masking = (MASKED_FEATURE, SIGNED_FEATURE) if signs else (MASKED_FEATURE,)
+        masking = (MASKED_FEATURE, SIGNED_FEATURE, REVOCATIONS_FEATURE) if signs else (MASKED_FEATURE,)
         self._features = (*features, *(masking if masks else ()), *((URL_FEATURE,) if fetches else ()))
         self._more_features = more_features
         self._encodings = encodings

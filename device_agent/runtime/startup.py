@@ -146,7 +146,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         "boots": boots,
     }
     owner = _make_owner(settings, directory, queue, trainer, ports.root)
-    certificates = CertificateFiles.of(settings.tls_files, identity.device, identity.fleet)
+    certificates = CertificateFiles.of(settings.tls_files, identity.device, identity.fleet, directory)
     secure = SecureLimits(
         settings.secure,
         settings.min_group,

@@ -57,6 +57,11 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("spool", "update that waits for `committed`", "the round's work"),
     StateFile("masking.bin", "secrets and answers of the last masked round", "the device is lost to its group"),
     StateFile(
+        "revocations.bin",
+        "the CA's latest list of revoked certificates",
+        "an older list counts until the next one; if damaged: no masked round with signed keys until it is deleted",
+    ),
+    StateFile(
         "privacy-ledger",
         "offered updates with differential privacy, and their noise",
         "counted from zero: **`max_epsilon` is void for earlier rounds**",

@@ -42,6 +42,8 @@ HARMLESS: Mapping[str, str] = {
     "leader_epoch": "a device ignores a request with a lower one",
 }
 """Fields of a work request that may differ between the members of a group, each with the reason why this is harmless."""
+_LATER = ("revocations",)
+"""Fields that are in the digest only where they are set: without them the digest is that of earlier versions."""
 _EXACT_WHOLE = 2**53
 
 
@@ -176,6 +178,9 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
     """
     assert request.secure is not None
     covered = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in HARMLESS}
+    for name in _LATER:
+        if isinstance(covered[name], UnsetType):
+            del covered[name]
     covered["model"] = {name: getattr(request.model, name) for name in MODEL_VALUES}
     covered["evaluate"] = request.evaluates
     return _digest([_REQUEST, task, run, round_number, _canonical(covered)])

@@ -8,12 +8,16 @@ names the device. A signature is of no use in another round, with another reques
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgpack
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.certificate import Certificate, read_der
 from fedpatch.shared.wire.masking_messages import MAX_CERTIFICATE_BYTES, MaskingKeys
+
+if TYPE_CHECKING:
+    from fedpatch.shared.masking.revocation import Revocations
 
 _PURPOSE = "fedpatch signed masking keys 1"
 _DEVICE = "device"
@@ -83,7 +87,12 @@ def sign_keys(device: str, keys: MaskingKeys, request: bytes, *, certificate: by
 
 
 def check_signed_keys(
-    device: str, keys: MaskingKeys, request: bytes, authorities: Authorities, now: float | None = None
+    device: str,
+    keys: MaskingKeys,
+    request: bytes,
+    authorities: Authorities,
+    now: float | None = None,
+    revoked: Revocations | None = None,
 ) -> None:
     """Check that a device of the fleet has signed its keys for this round.
 
@@ -93,6 +102,7 @@ def check_signed_keys(
         request: `request_digest` of the round's request.
         authorities: The CAs of the fleet.
         now: Unix time in seconds, at which the certificate must be valid; None: at any time.
+        revoked: The list of revoked certificates; its CA must have issued the certificate. None: there is no list.
 
     Raises:
         WireError: The keys are not those of the device; the message names the reason.
@@ -114,6 +124,8 @@ def check_signed_keys(
         raise WireError(f"the certificate of {device} {why}")
     if not any(_issued(certificate, authority) for authority in authorities.certificates):
         raise WireError(f"the certificate of {device} was not issued by the CA of this fleet")
+    if revoked is not None:
+        _require_not_revoked(device, certificate, revoked)
     if why := _for_a_server(certificate):
         raise WireError(f"the certificate of {device} {why}")
     try:
@@ -122,6 +134,16 @@ def check_signed_keys(
         public.verify(keys.signature, _signed(device, keys, request), ECDSA(SHA256()))
     except InvalidSignature:
         raise WireError(f"the signature of {device} is not one of these keys in this round") from None
+
+
+def _require_not_revoked(device: str, certificate: object, revoked: Revocations) -> None:
+    from cryptography import x509
+
+    assert isinstance(certificate, x509.Certificate)
+    if not _issued(certificate, revoked.authority):
+        raise WireError(f"the certificate of {device} is not of the CA of the revocation list")
+    if certificate.serial_number in revoked.serials:
+        raise WireError(f"the certificate of {device} is revoked")
 
 
 def sign_statement(text: bytes, private_key: bytes) -> bytes:

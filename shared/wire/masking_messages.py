@@ -28,12 +28,15 @@ MAX_GRID_TENSORS = 1024
 MAX_BOX_BYTES = 120
 MAX_CERTIFICATE_BYTES = 750
 """Bytes of a device's certificate in DER: with 64 of them a roster fits into a message. Those of fedpatch have at most 700."""
+MAX_REVOCATIONS_BYTES = 8192
+"""Bytes of a list of revoked certificates in DER, about 200 entries of fedpatch's CA; the codec takes no longer bytes."""
 SHARE_BYTES = 33
 """Bytes of one Shamir share, an integer below 2^256 + 297 (shared.masking.secret_sharing)."""
 
 CODE_BYTES = 32
 """Bytes of a code between two members, HMAC-SHA256. In a strict group a signature takes its place, which has at most 72."""
 
+RevocationsDer = Annotated[bytes, Meta(max_length=MAX_REVOCATIONS_BYTES)]
 GroupSize = Annotated[int, Meta(ge=MIN_GROUP, le=MAX_GROUP)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]

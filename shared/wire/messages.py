@@ -22,6 +22,7 @@ from fedpatch.shared.wire.masking_messages import (
     Inbox,
     MaskingKeys,
     Reveal,
+    RevocationsDer,
     Roster,
     SecureTerms,
     Shares,
@@ -68,6 +69,8 @@ MASKED_FEATURE = "masked_2"
 MASKED_REASONS_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
 SIGNED_FEATURE = "masked_signed"
+# A feature of such devices that also leave out members with a revoked certificate, by `revocations` of the request:
+REVOCATIONS_FEATURE = "masked_revocations"
 # A feature of relays that play a masked round in their site and answer with its sum, in SUM_ENCODING:
 SUMS_FEATURE = "masked_sums_2"
 # Features of a device's answers that the coordinator of this version understands:
@@ -262,6 +265,8 @@ class WorkRequest:
         content: `values_digest` (shared.tensors.arrays) of the model's tensors, which the device checks however the model came:
             whole, by differences, or held from an earlier round. A masked update is never asked for without. Earlier versions
             leave it out.
+        revocations: The CA's list of revoked certificates in DER (shared.masking.revocation), where keys must be signed. A
+            device without REVOCATIONS_FEATURE is never asked with one. Left out where the coordinator has none.
     """
 
     schema: Digest
@@ -280,6 +285,7 @@ class WorkRequest:
     counted: Count | UnsetType = UNSET
     leader_epoch: Count | UnsetType = UNSET
     content: Digest | UnsetType = UNSET
+    revocations: RevocationsDer | UnsetType = UNSET
 
     @property
     def evaluates(self) -> bool:
@@ -480,7 +486,8 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE where it can sign keys,
+        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE and
+            REVOCATIONS_FEATURE where it can sign keys,
             SUMS_FEATURE of a relay, and URL_FEATURE where it fetches models by URL.
         path: Of a relay: its id, and the path of a relay below it, the longest of several. A relay that finds its own id in the
             path of a device of its site is part of a circle. Other devices leave it out.

@@ -36,6 +36,7 @@ from fedpatch.shared.wire.messages import (
     MASKED_FEATURE,
     MAX_CHUNKS,
     MEMBERS_FEATURE,
+    REVOCATIONS_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
@@ -117,7 +118,8 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     rows = re.findall(r"^\| (`.*`) \| (device|coordinator) \|", versions, re.MULTILINE)
     documented = {(word, side) for words, side in rows for word in re.findall(r"`([^`]+)`", words)}
     assert documented == {
-        (one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, SUMS_FEATURE, URL_FEATURE)
+        (one, "device")
+        for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, REVOCATIONS_FEATURE, SUMS_FEATURE, URL_FEATURE)
     } | {(one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)}
 
 

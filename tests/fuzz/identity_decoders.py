@@ -7,10 +7,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from fedpatch.coordinator.pki.certificate_authority import Authority
 from fedpatch.coordinator.pki.issued_certificates import Entry, Index, decode_index, encode_index
 from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle
-from fedpatch.shared.errors import DataError, StateError
+from fedpatch.shared.errors import DataError, StateError, WireError
+from fedpatch.shared.masking.revocation import read_revocations
+from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.mqtt.certificate import read_der, read_pem
 from tests.fuzz.decoders import Decoder
 
@@ -26,6 +31,20 @@ def identity_decoders() -> Iterator[Decoder]:
     pem = ssl.DER_cert_to_PEM_cert(der).encode()
     yield Decoder("certificate", lambda data, _: read_der(data), (ValueError,), (der,))
     yield Decoder("certificates", lambda data, _: read_pem(data), (ValueError,), (pem,), "text")
+    ca, crl = _list()
+    authorities = Authorities.of_pem("kitchen", ca)
+    yield Decoder(
+        "list of revoked certificates", lambda data, _: read_revocations(data, authorities), (WireError,), (crl,)
+    )
+
+
+def _list() -> tuple[bytes, bytes]:
+    """Return a CA's certificate as PEM, and its list of revoked certificates in DER."""
+    with tempfile.TemporaryDirectory() as place, Authority.create(Path(place), "kitchen", now=1e9) as authority:
+        authority.issue("device", "pi-1", now=1e9)
+        authority.revoke("device", "pi-1", now=1e9)
+        crl = x509.load_pem_x509_crl((Path(place) / "ca.crl").read_bytes())
+        return authority.certificate, crl.public_bytes(Encoding.DER)
 
 
 def _certificate() -> bytes:

@@ -6,13 +6,14 @@ import random
 import shutil
 import time
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.pki.masking_authority import check_masking, masking_authorities
-from fedpatch.coordinator.rounds.known_devices import CANNOT_SIGN
+from fedpatch.coordinator.pki.masking_authority import RevocationSource, check_masking, masking_authorities
+from fedpatch.coordinator.rounds.known_devices import CANNOT_REVOKE, CANNOT_SIGN
 from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
@@ -21,8 +22,9 @@ from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.keys import SecretKeys
+from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster
-from fedpatch.shared.wire.messages import SIGNED_FEATURE, Accept
+from fedpatch.shared.wire.messages import REVOCATIONS_FEATURE, SIGNED_FEATURE, Accept
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, names
 from tests.support.checkups import quiet_checkup
@@ -65,7 +67,7 @@ def fleet(
     """Nine devices with signed keys in one group."""
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **STRICT, ca_file=ca_file), clock, COUNT)
     for name, device in fleet.devices.items():
-        certificates = CertificateFiles.of(certified.files(name), name, "demo")
+        certificates = CertificateFiles.of(certified.files(name), name, "demo", tmp_path / name)
         device.rounds = MaskingRounds(name, random.Random(name).randbytes, certificates=certificates)
         device.features = (SIGNED_FEATURE,)
     return fleet
@@ -122,7 +124,7 @@ def test_device_with_an_expired_certificate_is_out_of_its_round_only(fleet, tmp_
     shutil.copytree(certified.directory, tmp_path / "ca")
     now = time.time()
     expired = Certified(tmp_path / "ca", "demo").device("pi-03", now=now - 2 * DAY_S, days=1)
-    certificates = CertificateFiles.of(expired, "pi-03", "demo")
+    certificates = CertificateFiles.of(expired, "pi-03", "demo", tmp_path)
     fleet.devices["pi-03"].rounds = MaskingRounds("pi-03", random.Random("pi-03").randbytes, certificates=certificates)
     fleet.come().wait(700.0)
     [record] = records(fleet)
@@ -148,10 +150,10 @@ def test_members_that_a_coordinator_makes_up_get_no_shares(fleet):
     assert device.rounds.state is not None and device.rounds.state.roster is None
 
 
-def test_replayed_signature_of_an_earlier_request_is_refused(fleet, certified):
+def test_replayed_signature_of_an_earlier_request_is_refused(fleet, certified, tmp_path):
     """A key that a device signed for another request is not valid in this round."""
-    signer = CertificateFiles.of(certified.files("pi-01"), "pi-01", "demo")
-    checker = CertificateFiles.of(certified.files("pi-00"), "pi-00", "demo")
+    signer = CertificateFiles.of(certified.files("pi-01"), "pi-01", "demo", tmp_path)
+    checker = CertificateFiles.of(certified.files("pi-00"), "pi-00", "demo", tmp_path)
     assert signer is not None and checker is not None
     keys = signer.sign(SecretKeys.new(random.Random(0).randbytes).public(), bytes(32))
     checker.check(GroupMember("pi-01", keys), bytes(32))
@@ -176,7 +178,7 @@ def strict(ca_file: Path | None, tmp_path: Path) -> RunSettings:
 def test_doctor_names_parties_able_to_invent_members(ca_file, tmp_path, changes, verdict, words):
     checkup = quiet_checkup()
     check_masking(replace(strict(ca_file, tmp_path), **changes), checkup)
-    [finding] = checkup.findings
+    [finding] = [one for one in checkup.findings if one.name == "masking"]
     assert (finding.name, finding.verdict) == ("masking", verdict)
     assert words in finding.detail
 
@@ -216,3 +218,85 @@ def test_ca_file_without_a_certificate_is_refused(tmp_path):
     (tmp_path / "ca.crt").write_text("none")
     with pytest.raises(UsageError, match="has no certificate"):
         masking_authorities(strict(tmp_path / "ca.crt", tmp_path))
+
+
+@pytest.fixture
+def revoking(certified, ca_file, tmp_path, prepared, registry, clock) -> MaskedFleet:
+    """Nine devices that read lists, and a coordinator with a list in which pi-03 is revoked."""
+    elsewhere = Certified(Path(shutil.copytree(certified.directory, tmp_path / "elsewhere")), "demo")
+    elsewhere.revoke("pi-03")
+    shutil.copy(elsewhere.directory / "ca.crl", ca_file.parent)
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **STRICT, ca_file=ca_file), clock, COUNT)
+    for name, device in fleet.devices.items():
+        (tmp_path / name).mkdir()
+        certificates = CertificateFiles.of(certified.files(name), name, "demo", tmp_path / name)
+        device.rounds = MaskingRounds(name, random.Random(name).randbytes, certificates=certificates)
+        device.features = (SIGNED_FEATURE, REVOCATIONS_FEATURE)
+    return fleet
+
+
+def test_revoked_device_is_out_of_its_round_only(revoking, tmp_path):
+    revoking.come().wait(700.0)
+    [record] = records(revoking)
+    assert (record.outcome, record.reported, record.failures) == ("aggregated", COUNT - 1, {"no_keys": 1})
+    assert (tmp_path / "pi-00" / "revocations.bin").exists()
+
+
+def test_device_that_reads_no_lists_is_not_asked_where_there_is_one(revoking):
+    revoking.devices["pi-04"].features = (SIGNED_FEATURE,)
+    revoking.come()
+    barred = {name: member.barred for name, member in revoking.bench.engine.fleet.members.items() if member.barred}
+    assert barred == {"pi-04": CANNOT_REVOKE}
+
+
+def trusted(settings: RunSettings) -> Authorities:
+    found = masking_authorities(settings)
+    assert found is not None
+    return found
+
+
+def settings_with_list(certified: Certified, ca_file: Path) -> RunSettings:
+    shutil.copy(certified.directory / "ca.crl", ca_file.parent)
+    return replace(RunSettings(task="digits", broker="mqtt://localhost"), **STRICT, ca_file=ca_file)
+
+
+def test_ended_list_ends_the_start_of_a_run_and_stays_in_use_later(certified, ca_file, caplog):
+    settings = settings_with_list(certified, ca_file)
+    now = time.time()
+    source = RevocationSource(settings, trusted(settings), lambda: now)
+    first = source.latest()
+    assert first is not None
+    now = first.ends + 1
+    assert source.latest() == first and "has ended" in caplog.text
+    with pytest.raises(UsageError, match=r"ca\.crl: revocation list \d+ has ended; .*fedpatch ca crl"):
+        RevocationSource(settings, trusted(settings), lambda: now).latest()
+
+
+def test_list_that_appears_in_the_middle_of_a_run_waits_for_the_next_run(certified, ca_file):
+    settings = replace(RunSettings(task="digits", broker="mqtt://localhost"), **STRICT, ca_file=ca_file)
+    source = RevocationSource(settings, trusted(settings))
+    assert source.latest() is None
+    settings_with_list(certified, ca_file)
+    assert source.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("present", "days", "verdict"), [(False, 0, "warn"), (True, 30, "ok"), (True, 6, "warn"), (True, -1, "fail")]
+)
+def test_doctor_warns_a_week_before_the_list_ends(certified, ca_file, monkeypatch, present, days, verdict):
+    settings = replace(RunSettings(task="digits", broker="mqtt://localhost"), **STRICT, ca_file=ca_file)
+    if present:
+        settings_with_list(certified, ca_file)
+        listed = RevocationSource(settings, trusted(settings)).latest()
+        assert listed is not None
+        ends = listed.ends
+        monkeypatch.setattr("fedpatch.coordinator.pki.masking_authority.time.time", lambda: ends - days * DAY_S + 3600)
+        monkeypatch.setattr(
+            RevocationSource,
+            "__init__",
+            partialmethod(RevocationSource.__init__, unix_time=lambda: ends - days * DAY_S),
+        )
+    checkup = quiet_checkup()
+    check_masking(settings, checkup)
+    [found] = [one for one in checkup.findings if one.name == "revocations"]
+    assert found.verdict == verdict, found

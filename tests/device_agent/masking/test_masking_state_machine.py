@@ -269,7 +269,7 @@ def fleet(tmp_path_factory):
 
 
 def signing(fleet, name):
-    files = CertificateFiles.of(fleet.files(name), name, "kitchen")
+    files = CertificateFiles.of(fleet.files(name), name, "kitchen", fleet.directory / name)
     return MaskingRounds(name, random.Random(name).randbytes, certificates=files)
 
 

@@ -12,6 +12,7 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError, WireError
 from fedpatch.shared.mqtt.tls_context import TlsFiles
@@ -32,7 +33,7 @@ def fleet(tmp_path: Path) -> Certified:
 
 
 def files_of(fleet: Certified) -> CertificateFiles:
-    found = CertificateFiles.of(fleet.files("pi"), "pi", "kitchen")
+    found = CertificateFiles.of(fleet.files("pi"), "pi", "kitchen", fleet.directory)
     assert found is not None
     return found
 
@@ -94,14 +95,16 @@ def test_request_for_signed_keys_is_declined_without_a_certificate():
 
 def test_expired_certificate_of_another_member_is_refused(fleet):
     keys = files_of(fleet).sign(KEYS, REQUEST)
-    later = CertificateFiles(fleet.files("pi"), "pi", "kitchen", lambda: 60 * DAY_S + 2e9)
+    later = CertificateFiles(
+        fleet.files("pi"), "pi", "kitchen", RevocationFile(fleet.directory), lambda: 60 * DAY_S + 2e9
+    )
     with pytest.raises(WireError, match="expired"):
         later.check(GroupMember("pi", keys), REQUEST)
 
 
 def test_device_without_certificate_or_ca_signs_nothing(fleet):
-    assert CertificateFiles.of(TlsFiles(), "pi", "kitchen") is None
-    assert CertificateFiles.of(replace(fleet.files("pi"), ca_file=None), "pi", "kitchen") is None
+    assert CertificateFiles.of(TlsFiles(), "pi", "kitchen", fleet.directory) is None
+    assert CertificateFiles.of(replace(fleet.files("pi"), ca_file=None), "pi", "kitchen", fleet.directory) is None
 
 
 def test_setting_that_needs_a_certificate_is_refused_without_one():

@@ -112,6 +112,7 @@ def test_every_field_of_a_request_is_in_the_digest_or_listed_as_harmless():
         "secure": replace(TERMS, clip=2.0),
         "evaluate": True,
         "content": "ed" * 32,
+        "revocations": b"list",
     }
     assert others.keys() | HARMLESS.keys() == {one.name for one in fields(WorkRequest)}
     for name, value in others.items():
