@@ -251,6 +251,7 @@ class Site:
         queue = self._connection.event_queue
         self._began_at = time.monotonic()
         while not self._closing.is_set():
+            self._connection.must_lead()
             self._tell(registry)
             with suppress(Empty):
                 self._take(queue.get(timeout=_IDLE_S), publisher)

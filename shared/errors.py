@@ -46,8 +46,8 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
         "restore the named file",
     ),
     EXIT_LED: (
-        "another coordinator took over while this one, with `standby`, was paused or cut off",
-        "start it again; it waits as a standby",
+        "another coordinator took over while this one was paused or disconnected",
+        "start it again; with `standby` it waits, without it end the other coordinator first",
     ),
     130: (
         "Ctrl-C, for runs and simulations also SIGTERM; a run and a simulation with `--out` are saved",
@@ -131,6 +131,10 @@ class LeadershipLost(FedpatchError):
     """Another coordinator leads the fleet, and nothing of this one is written any more."""
 
     exit_code = EXIT_LED
+
+
+class LeadershipGivenUp(LeadershipLost):
+    """This coordinator had no broker, and let a standby that reaches the broker take over."""
 
 
 class DataError(FedpatchError):

@@ -28,6 +28,7 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.shared.app.signals import forward_signals
 from fedpatch.shared.diagnostics.own_certificate import check_holder
+from fedpatch.shared.errors import BrokerError, LeadershipLost, UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.mqtt.connection_errors import SAME_NAME
@@ -170,6 +171,8 @@ class Connection:
         self._settings = settings
         self._boot = f"{ports.entropy.getrandbits(64):016x}"
         self._leadership = ports.leadership
+        self._lost: LeadershipLost | None = None
+        self._in_doubt = False
         self.leader_epoch = None if ports.leadership is None else ports.leadership.epoch
         self._presence = topics.coordinator_state(settings.fleet)
         self.link = ports.link(
@@ -183,7 +186,7 @@ class Connection:
             profile=settings.profile,
             clean_start=True,
             max_queued=_MAX_QUEUED,
-            **({} if ports.leadership is None else {"gate": self._leads}),
+            gate=self._gate,
         )
         self.link.subscribe(*topics.coordinator_filters(settings.fleet))
         self._open = ExitStack()
@@ -224,12 +227,61 @@ class Connection:
                 self.link.stop(0.0)
 
     def _leads(self) -> bool:
-        return self._leadership is None or self._leadership.leads
+        return self._lost is None and (self._leadership is None or self._leadership.leads)
 
     def must_lead(self) -> None:
         """Raise LeadershipLost if another coordinator leads the fleet."""
+        if self._lost is not None:
+            raise self._lost
         if self._leadership is not None:
             self._leadership.must_lead()
+
+    def _gate(self) -> str:
+        """Return why this coordinator must not connect or publish now; "" if it may. Called in the link's thread.
+
+        A paused coordinator finds its connection closed when it goes on, whatever its clocks say. So a coordinator that was
+        disconnected connects again only if no other one has begun: with standbys by the lock, else by a claim.
+        """
+        if not self._leads():
+            return "this coordinator does not lead the fleet now"
+        if self._leadership is None and self._in_doubt:
+            return self._claim_again()
+        return ""
+
+    def _claim_again(self) -> str:
+        ports = self.ports
+        try:
+            acquire_fleet(
+                self._settings,
+                self._boot,
+                make_link=ports.link,
+                received=ports.queue(),
+                clock=ports.clock,
+                attempts=1,
+            )
+        except BrokerError as error:
+            return str(error)
+        except UsageError:
+            self._lost = LeadershipLost(
+                f"another coordinator has taken over fleet {self.fleet!r} while this one was paused or disconnected; this one "
+                "ends and publishes nothing more; end the other one before you resume this run"
+            )
+            self.event_queue.put(Deposed())
+            return "another coordinator is at work"
+        self._in_doubt = False
+        return ""
+
+    def _note_link(self, event: Connected | Disconnected) -> None:
+        """Note whether the broker answers. Called in the link's thread."""
+        if isinstance(event, Connected):
+            self._connects += 1
+            self.broker_certificate_ends = event.broker_certificate_ends
+            if self._leadership is not None:
+                self._leadership.broker_found()
+            return
+        self._in_doubt = self._connects > 0
+        if self._leadership is not None:
+            self._leadership.broker_lost()
 
     def announce(self, *, online: bool) -> None:
         """Publish the coordinator's presence."""
@@ -262,9 +314,8 @@ class Connection:
             topic = topics.parse_topic(self.fleet, event.topic)
             if topic is None or not event.payload or not self.ingress_filter.admit(topic, len(event.payload)):
                 return
-        if isinstance(event, Connected):
-            self._connects += 1
-            self.broker_certificate_ends = event.broker_certificate_ends
+        if isinstance(event, Connected | Disconnected):
+            self._note_link(event)
         if isinstance(event, Disconnected) and SAME_NAME in event.reason:
             event = Disconnected(
                 f"another coordinator of fleet {self.fleet!r} replaced this connection; end one of the two"

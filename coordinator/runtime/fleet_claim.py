@@ -14,9 +14,9 @@ from queue import Empty, SimpleQueue
 from msgspec import UNSET
 
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.errors import UsageError, WireError
+from fedpatch.shared.errors import BrokerError, UsageError, WireError
 from fedpatch.shared.mqtt.broker_settings import password_of
-from fedpatch.shared.mqtt.client import LinkEvent, MqttLink, Received
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelope
@@ -43,6 +43,7 @@ def acquire_fleet(
     received: SimpleQueue[LinkEvent] | None = None,
     clock: Callable[[], float] = time.monotonic,
     leader_epoch: int | None = None,
+    attempts: int | None = None,
 ) -> None:
     """Return if no other coordinator of the fleet is running.
 
@@ -53,6 +54,7 @@ def acquire_fleet(
         received: An empty queue for the events of the connection.
         clock: Returns monotonic seconds.
         leader_epoch: Epoch of this coordinator, if it leads a fleet with standbys: coordinators of lower epochs are ignored.
+        attempts: Number of attempts to connect; None: as many as fit in CONNECT_TIMEOUT_S.
 
     Raises:
         UsageError: Another coordinator is running.
@@ -73,7 +75,7 @@ def acquire_fleet(
     link.subscribe(topic)
     link.start()
     try:
-        retains = link.wait_connected(CONNECT_TIMEOUT_S).retain_available
+        retains = _connected(link, received, attempts).retain_available
         link.publish(topic, encode(Envelope(Claim(boot))))
         if _answered(received, boot, clock, retains=retains, leader_epoch=leader_epoch):
             raise UsageError(
@@ -82,6 +84,20 @@ def acquire_fleet(
             )
     finally:
         link.stop()
+
+
+def _connected(link: MqttLink, received: SimpleQueue[LinkEvent], attempts: int | None) -> Connected:
+    """Wait for the connection; raise BrokerError after so many failed attempts, or after CONNECT_TIMEOUT_S."""
+    for _ in range(attempts or 0):
+        try:
+            event = received.get(timeout=CONNECT_TIMEOUT_S)
+        except Empty:
+            break
+        if isinstance(event, Connected):
+            return event
+        if isinstance(event, Disconnected):
+            raise BrokerError(event.reason)
+    return link.wait_connected(0.0 if attempts else CONNECT_TIMEOUT_S)
 
 
 def body_of(event: Received) -> Body | None:
@@ -111,7 +127,7 @@ def _answered(
         if not isinstance(event, Received):
             continue
         body = body_of(event)
-        if isinstance(body, CoordinatorState) and not _is_former(body, leader_epoch):
+        if isinstance(body, CoordinatorState) and body.boot != boot and not _is_former(body, leader_epoch):
             maybe_there = body.online
             if body.online and not event.retained:
                 return True

@@ -46,6 +46,7 @@ from fedpatch.coordinator.runtime.resume import (
 )
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.standby_link import StandbyLink
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
@@ -62,6 +63,7 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
 from fedpatch.shared.errors import (
     FedpatchError,
+    LeadershipGivenUp,
     LeadershipLost,
     SchemaMismatch,
     StateDirectoryLost,
@@ -129,11 +131,9 @@ def run_or_go_on(
     registry_file = settings.state_dir.absolute() / REGISTRY_FILE
     choose_database(registry_file, settings.state)
     if settings.standby and ports.leadership is None:
-        with _leading(settings, view, ports) as (led, waited):
-            # A run that the previous leader has completed meanwhile is not started again.
-            return run_or_go_on(settings, view, new=new and not waited, unless_done=unless_done or waited, ports=led)
+        return _run_with_standbys(settings, view, ports, new=new, unless_done=unless_done)
     if not new and exists(registry_file):
-        with Registry(registry_file) as registry:
+        with Registry(registry_file, patient=ports.leadership is not None) as registry:
             last = registry.newest(settings.fleet)
             if last is not None:
                 refuse_run_of_hub(last, settings.state_dir)
@@ -153,24 +153,53 @@ def run_or_go_on(
     return start_run(settings, view, ports)
 
 
+def _run_with_standbys(settings: RunSettings, view: View, ports: Ports, *, new: bool, unless_done: bool) -> RunSummary:
+    """Wait for the lead and run; after the lead was given up to a standby, wait again."""
+    waited = False
+    while True:
+        try:
+            with _leading(settings, view, ports, again=waited) as (led, has_waited):
+                waited = waited or has_waited
+                # A run that the previous leader has completed meanwhile is not started again.
+                new, unless_done = new and not waited, unless_done or waited
+                return run_or_go_on(settings, view, new=new, unless_done=unless_done, ports=led)
+        except LeadershipGivenUp as error:
+            view.say(str(error))
+            waited = True
+
+
 @contextmanager
-def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[Ports, bool]]:
-    """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether it had to wait."""
+def _leading(settings: RunSettings, view: View, ports: Ports, *, again: bool = False) -> Iterator[tuple[Ports, bool]]:
+    """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether it had to wait.
+
+    Args:
+        settings: The settings of the run.
+        view: Shows messages.
+        ports: The environment of the coordinator.
+        again: Whether this coordinator has led the fleet already.
+    """
     assert settings.state is not None
     prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
-    open_blobs(settings.blobs, state_dir / "new").check()
+    if not again:  # a former leader retries its store
+        open_blobs(settings.blobs, state_dir / "new").check()
     with refusals_of(state_dir):
         make_directory(state_dir)
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with Leadership(settings.state, settings.fleet) as leadership:
         queue = EventQueue(ports.clock, ports.queue())
-        with ports.interrupts(queue), waiting_as_standby(settings, view):
-            waited = leadership.wait(view.say, queue.ending)
-        Registry(state_dir / REGISTRY_FILE).close()  # creates or migrates the tables
-        leadership.begin()
+        begun = False
+        while not begun:
+            with (
+                ports.interrupts(queue),
+                waiting_as_standby(settings, view),
+                StandbyLink(settings, ports, view) as link,
+            ):
+                again = leadership.wait(view.say, queue.ending, link.connected, again=again)
+            Registry(state_dir / REGISTRY_FILE, patient=True).close()  # creates or migrates the tables
+            begun = leadership.begin()
         view.say(f"leading fleet {settings.fleet!r}, epoch {leadership.epoch}")
-        yield replace(ports, prepare=lambda _: prepared, leadership=leadership), waited
+        yield replace(ports, prepare=lambda _: prepared, leadership=leadership), again
 
 
 def _checked(settings: RunSettings, ports: Ports) -> Prepared:
@@ -216,7 +245,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
                 make_directory(state_dir)
             locks.enter_context(fleet_lock(state_dir, settings.fleet))
             choose_database(state_dir / REGISTRY_FILE, settings.state)
-        with Registry(state_dir / REGISTRY_FILE) as registry:
+        with Registry(state_dir / REGISTRY_FILE, patient=ports.leadership is not None) as registry:
             registry.lead(settings.fleet, connection.leader_epoch, connection.event_queue.ending)
             registry.abandon_running(settings.fleet)
             run = registry.create_run(
@@ -446,7 +475,8 @@ def _places(settings: RunSettings, run: str, connection: Connection, guard: Dire
 def _guard(settings: RunSettings, run: str, registry: Registry) -> DirectoryGuard:
     """Watch the state directory; from now on the registry checks it before each change."""
     state_dir = settings.state_dir.absolute()
-    guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, run_directory(state_dir, run))
+    lock = fleet_lock_file(state_dir, settings.fleet)  # in a new file a second coordinator would get the lock too
+    guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, run_directory(state_dir, run), lock)
     registry.guard(guard.check)
     return guard
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,8 +33,8 @@ class BootTime:
         """Return the present time."""
         try:
             boot = _BOOT_ID.read_text(encoding="ascii").strip()
-            uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        except (OSError, AttributeError):
+            uptime_s = seconds_with_suspension()
+        except OSError:
             return cls("", 0.0, time.time())
         return cls(boot, uptime_s, time.time())
 
@@ -42,3 +43,8 @@ class BootTime:
         same_boot = self.boot != "" and self.boot == earlier.boot
         passed_s = self.uptime_s - earlier.uptime_s if same_boot else self.unix_s - earlier.unix_s
         return max(0.0, passed_s)
+
+
+def seconds_with_suspension() -> float:
+    """Return monotonic seconds that also pass while the machine is suspended, unlike those of time.monotonic."""
+    return time.clock_gettime(_CLOCK)

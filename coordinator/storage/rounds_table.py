@@ -25,7 +25,7 @@ from fedpatch.coordinator.storage.database.tables import (
     rounds,
     updates,
 )
-from fedpatch.coordinator.storage.database.transactions import Database, Tables, count_change, insert, insert_new
+from fedpatch.coordinator.storage.database.transactions import Database, Tables, insert, insert_new
 from fedpatch.coordinator.storage.database.value_checks import row_problem
 from fedpatch.coordinator.storage.run_journal import RunJournal
 
@@ -274,7 +274,7 @@ class RoundLedger(Tables):
         def finish(db: Connection) -> int:
             _forget(db, run, carried=carried)
             save_records(db, run, [record])
-            return count_change(db, run)
+            return self._db.count_change(db, run)
 
         change = self._change(finish)
         self._journal.write_round(run, record, change)
@@ -288,7 +288,7 @@ class RoundLedger(Tables):
         def roll_back(db: Connection) -> int:
             _forget(db, run)
             db.execute(delete(rounds).where(rounds.c.run == run, rounds.c.round > round))
-            return count_change(db, run)
+            return self._db.count_change(db, run)
 
         self._journal.write_back_to(run, round, self._change(roll_back))
         self._db.keep()

@@ -35,7 +35,7 @@ from fedpatch.coordinator.storage.database.tables import (
     runs,
     updates,
 )
-from fedpatch.coordinator.storage.database.transactions import Tables, count_change, insert
+from fedpatch.coordinator.storage.database.transactions import Tables, insert
 from fedpatch.coordinator.storage.quarantine_table import HoldsTable
 from fedpatch.coordinator.storage.rounds_table import RoundLedger, save_records
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
@@ -80,6 +80,7 @@ class Registry(Tables):
     Args:
         path: Path of the file (coordinator.storage.database.opening). It is created where it is missing, unless `readonly`.
         readonly: Change nothing.
+        patient: Retry for a while if a database in PostgreSQL cannot be reached.
 
     Attributes:
         rounds: The tables of rounds.
@@ -94,8 +95,8 @@ class Registry(Tables):
         ...     [run.id for run in registry.runs()]
     """
 
-    def __init__(self, path: Path, *, readonly: bool = False) -> None:
-        db = open_database(path, readonly=readonly)
+    def __init__(self, path: Path, *, readonly: bool = False, patient: bool = False) -> None:
+        db = open_database(path, readonly=readonly, patient=patient)
         super().__init__(db)
         self.journal = RunJournal(path.parent, self.known)
         self._epoch = self._least_epoch = 0
@@ -437,7 +438,7 @@ class Registry(Tables):
         """Set columns of a run and return its epoch; UsageError for an unknown run."""
 
         def change(db: Connection) -> int:
-            count_change(db, run)
+            self._db.count_change(db, run)
             query = update(runs).where(runs.c.id == run).values(**values).returning(runs.c.epoch)
             return int(db.execute(query).scalar_one())
 

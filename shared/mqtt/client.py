@@ -69,7 +69,7 @@ class MqttLink:
         clean_start: Whether the broker forgets the session; else it keeps the session for an hour after a disconnect.
         max_queued: Most messages that wait to be sent or acknowledged.
         profile: Limits of the broker that it does not state.
-        gate: Returns whether to connect and to send messages now; called in the link's thread.
+        gate: Returns why not to connect and to send messages now, "" if nothing prevents it; called in the link's thread.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per independent choice of the caller
@@ -87,9 +87,9 @@ class MqttLink:
         clean_start: bool = False,
         max_queued: int = 1000,
         profile: BrokerProfile = UNLIMITED,
-        gate: Callable[[], bool] | None = None,
+        gate: Callable[[], str] | None = None,
     ) -> None:
-        self._gate = gate or (lambda: True)
+        self._gate = gate or (lambda: "")
         self.broker = parse_broker_url(url)
         self._credentials = Credentials(self.broker, tls)
         self._username, self._password = username or self.broker.username, password
@@ -173,8 +173,8 @@ class MqttLink:
     def _connect(self, attempt: ConnectionAttempt) -> None:
         client: mqtt.Client | None = None
         try:
-            if not self._gate():
-                attempt.fail(connection_errors.ConnectionFault("this coordinator does not lead the fleet now"))
+            if reason := self._gate():
+                attempt.fail(connection_errors.ConnectionFault(reason))
                 return
             client = self._new_client(attempt)
             options = _connect_options(self._clean_start) if attempt.protocol == "5" else {}
@@ -228,7 +228,7 @@ class MqttLink:
                 attempt.subscribing[mid or 0] = wish.filters
             else:
                 client.unsubscribe(list(wish.filters))
-        while not client.want_write() and self._gate():
+        while not client.want_write() and not self._gate():
             if (message := self._session.next_message(attempt.window, time.monotonic())) is None:
                 break
             if complaint := self._session.complaint(message):

@@ -19,7 +19,8 @@ from fedpatch.coordinator.storage.epoch_folders import keys_of
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED
-from tests.support.brokers import Mosquitto
+from tests.broker.relay import Relay
+from tests.support.brokers import Mosquitto, free_port
 from tests.support.postgresql import PostgresServer, postgres_server
 from tests.system.commands import Command, Done, run
 from tests.system.fleet import AgentProcess, Fleet
@@ -28,7 +29,7 @@ from tests.system.stage import Stage, all_went_well, outcomes
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600)]
 ROUNDS = 3
 END_LEADER = b"""SELECT pg_terminate_backend(pid) FROM pg_stat_activity AS a WHERE application_name LIKE 'fedpatch leader %'
-AND EXISTS (SELECT FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND granted)"""
+AND EXISTS (SELECT FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted)"""
 TAKEOVER_S = 10.0
 
 
@@ -46,9 +47,10 @@ class Pair:
         self.state, self.blobs = state, blobs
         self.terms: dict[str, Any] = {}
 
-    def begin(self, name: str) -> Command:
+    def begin(self, name: str, **changes: Any) -> Command:
         state_dir = self.stage.directory / name
         options: dict[str, Any] = {"state": self.state, "blobs": self.blobs, "rounds": ROUNDS, "state_dir": state_dir}
+        options |= changes
         return self.stage.begin(standby=True, **options, **self.terms)
 
     @contextmanager
@@ -121,7 +123,7 @@ def test_standby_takes_over_within_10_s_of_a_kill_and_the_model_has_the_bits_of_
 ):
     with pair.in_round_2() as (leader, standby):
         listed = run("fedpatch", "runs", "--state-dir", pair.stage.directory / "one")
-        assert "leads fleet 'demo' (epoch 1); standbys: 1" in listed.err
+        assert "leads fleet 'demo' (epoch 1); standbys: 1\n" in listed.err
         leader.kill()
         killed_at = time.monotonic()
         standby.wait_err("round 2 goes on with 1 of 2 updates")
@@ -204,6 +206,41 @@ def test_terminated_leader_hands_over_in_mid_round_and_no_device_trains_twice(
     assert ended.code == EXIT_INTERRUPTED
     assert took_s < TAKEOVER_S
     assert_all_there(pair, done, undisturbed)
+
+
+@pytest.mark.slow
+def test_leader_without_the_broker_hands_over_to_a_standby_that_reaches_it(pair: Pair, undisturbed: dict[str, bytes]):
+    with Relay(pair.stage.broker.port) as link, pair.begin("one", broker=link.url) as leader:
+        leader.wait_err("leading fleet")
+        with pair.begin("two") as standby:
+            pair.until_round_2_is_open(leader)
+            standby.wait_err("waiting to take over")
+            link.redirect(free_port())
+            standby.wait_err("round 2 goes on with 1 of 2 updates")
+            leader.wait_err("waiting to take over")
+            link.redirect(pair.stage.broker.port)
+            pair.stage.holds["ann"].release()
+            done, ended = standby.done(), leader.done()
+    assert ended.code == 0, ended.err
+    assert_all_there(pair, done, undisturbed)
+
+
+@pytest.mark.slow
+def test_coordinator_without_standbys_that_was_replaced_during_a_pause_ends_and_leaves_its_successor_alone(
+    stage: Stage,
+):
+    with stage.begin(state_dir=stage.directory / "one") as paused:
+        paused.wait_err("waiting for devices")
+        paused.freeze()
+        with stage.begin(state_dir=stage.directory / "two", rounds=ROUNDS) as successor:
+            successor.wait_err("waiting for devices")
+            paused.thaw()
+            ended = paused.done()
+            stage.start_agents()
+            done = successor.done()
+    assert (ended.code, "another coordinator has taken over fleet 'demo'" in ended.err) == (EXIT_LED, True), ended.err
+    assert (done.code, "broker:" in done.err) == (0, False), done.err
+    assert outcomes(done.document) == all_went_well(ROUNDS)
 
 
 @pytest.mark.slow

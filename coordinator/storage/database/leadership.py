@@ -3,6 +3,14 @@
 The leader uses the session once in CHECK_S. The lock ends with the session. The server ends the session of a killed leader at
 once, and the session of a paused or disconnected leader when it was idle for LEASE_S. The lock alone decides nothing: a former
 leader is refused by its epoch (`next_epoch`), in the database, in the keys of objects and by devices.
+
+A leader publishes only while it leads as far as it knows (`leads`). The seconds are those of CLOCK_BOOTTIME, which goes on in a
+suspended machine. No clock goes on in a frozen virtual machine: there the broker's closed connection is the sign of a gap, and
+the leader asks the server before it connects again.
+
+A standby that reaches the broker has a shared advisory lock too. A leader that has had no broker for BROKERLESS_S gives its
+lock up if there is such a standby. A waiting standby takes the lock only while it reaches the broker. So two coordinators
+without a broker do not pass the lead to and fro.
 """
 
 from __future__ import annotations
@@ -16,8 +24,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from fedpatch.coordinator.storage.boot_clock import seconds_with_suspension
 from fedpatch.coordinator.storage.database.postgresql import (
     LEASE_S,
     UNREACHABLE,
@@ -27,11 +36,13 @@ from fedpatch.coordinator.storage.database.postgresql import (
     make_engine,
     next_epoch,
 )
-from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
+from fedpatch.shared.errors import LeadershipGivenUp, LeadershipLost, StateError, UsageError
 
 CHECK_S = 1.0
 TRY_S = 0.5
 """Seconds between attempts of a standby."""
+BROKERLESS_S = 30.0
+"""Seconds without a broker after which a leader lets a standby that reaches the broker take over."""
 _AFTER_OUTAGE_S = 2.0
 """Seconds in which a leader may take its lock again before a standby tries."""
 _LEAST_VERSION = 140_000  # idle_session_timeout
@@ -56,8 +67,20 @@ _END_EARLIER = text(
 )
 
 _SESSIONS = text(
-    "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND granted)"
+    "SELECT (SELECT max(mode) FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND granted)"
     " FROM pg_stat_activity AS a WHERE application_name LIKE :name"
+)
+_LEADS, _REACHES = "ExclusiveLock", "ShareLock"
+"""Modes of the locks of the leader, and of a standby that reaches the broker."""
+_BROKER = "fedpatch broker "
+_TELL = {
+    True: text("SELECT pg_try_advisory_lock_shared(hashtextextended(:name, 0))"),
+    False: text("SELECT NOT pg_advisory_unlock_shared(hashtextextended(:name, 0))"),
+}
+_REACHED_BY_ANOTHER = text(
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ShareLock' AND objsubid = 1"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()"
+    " AND ((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)) = hashtextextended(:name, 0))"
 )
 
 _log = logging.getLogger("fedpatch.leader")
@@ -88,9 +111,11 @@ class Leadership:
         self.led_by = (0, "")
         self._engine = make_engine(url, _name(fleet), **_CONNECT_ARGS)
         self._session: Connection | None = None
-        self._proved_at = 0.0
-        self._why = ""
-        self._closing = threading.Event()
+        self._proved_at = self._doubted_at = 0.0
+        self._brokerless_since: float | None = None
+        self._told = False
+        self._lost: LeadershipLost | None = None
+        self._closing, self._wake = threading.Event(), threading.Event()
         self._on_loss: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._watch, name="leadership", daemon=True)
         try:
@@ -100,26 +125,51 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """True while the server has confirmed the lock within LEASE_S, as far as this process knows."""
-        return self.epoch > 0 and not self._why and time.monotonic() < self._proved_at + LEASE_S
+        """True while the server has confirmed the lock within LEASE_S and since the last `broker_lost`, as far as is known."""
+        lasts = seconds_with_suspension() < self._proved_at + LEASE_S
+        return self.epoch > 0 and self._lost is None and lasts and self._proved_at > self._doubted_at
 
     def must_lead(self) -> None:
-        """Raise LeadershipLost if another coordinator has taken over."""
-        if self._why:
-            raise LeadershipLost(self._why)
+        """Raise LeadershipLost if another coordinator has taken over, or LeadershipGivenUp."""
+        if self._lost is not None:
+            raise self._lost
 
-    def wait(self, say: Callable[[str], None], ending: threading.Event) -> bool:
+    def broker_lost(self) -> None:
+        """Note that the broker does not answer. Until the server has confirmed the lock again, `leads` is false."""
+        self._doubted_at = now = seconds_with_suspension()
+        if self._brokerless_since is None:
+            self._brokerless_since = now
+        self._wake.set()
+
+    def broker_found(self) -> None:
+        """Note that the broker answers."""
+        self._brokerless_since = None
+
+    def wait(
+        self,
+        say: Callable[[str], None],
+        ending: threading.Event,
+        reaches_broker: Callable[[], bool] = lambda: True,
+        *,
+        again: bool = False,
+    ) -> bool:
         """Wait for the lock; return whether another coordinator had it at first.
+
+        A standby that waits takes the lock only while it reaches the broker.
 
         Args:
             say: Takes a message for the operator.
             ending: Set when the process shall end.
+            reaches_broker: Returns whether this standby reaches the broker now; called in this thread from the second try on.
+            again: Whether this coordinator has led the fleet already, so that its first try is one of a waiting standby.
 
         Raises:
             KeyboardInterrupt: The process shall end.
         """
-        waited, since = False, time.monotonic()
-        while not self._take():
+        waited, since = again, time.monotonic()
+        if again:
+            say(f"standby of fleet {self._fleet!r}: waiting to take over")
+        while not self._take(reaches=waited and reaches_broker(), waits=waited):
             if not waited:
                 epoch, holder = self.led_by
                 by = f"{holder} leads it (epoch {epoch})" if holder else "another coordinator leads it"
@@ -131,24 +181,38 @@ class Leadership:
             say(f"taking over fleet {self._fleet!r} after {time.monotonic() - since:.0f} s as a standby")
         return waited
 
-    def begin(self) -> None:
-        """Begin an epoch, in a database that has its tables; from now on the lock is checked once in CHECK_S."""
-        assert self._session is not None
+    def begin(self) -> bool:
+        """Begin an epoch, in a database that has its tables; from now on the lock is checked once in CHECK_S.
+
+        Returns:
+            False if the server has ended the session, and the lock with it: then `wait` again.
+
+        Raises:
+            StateError: The database refuses.
+        """
         try:
+            if self._session is None:
+                return False
             self.epoch = next_epoch(self._session, self._fleet, self.holder)
         except SQLAlchemyError as error:
-            raise _unusable(self._url, error) from error
+            if not (isinstance(error, DBAPIError) and error.connection_invalidated):
+                raise _unusable(self._url, error) from error
+            _log.warning("%s: the lock is lost before the take-over (%s); trying again", self._url, _in_words(error))
+            self._end_session()
+            return False
         self._thread.start()
+        return True
 
     def on_loss(self, call: Callable[[], object]) -> None:
         """Have `call` called, in a thread of its own, once another coordinator has taken over."""
         self._on_loss = call
-        if self._why:
+        if self._lost is not None:
             call()
 
     def close(self) -> None:
         """Release the lock."""
         self._closing.set()
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(2 * LEASE_S)
         self._end_session()
@@ -159,14 +223,23 @@ class Leadership:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self) -> bool:
-        """Try to take the lock; connect again where the session has ended."""
+    def _take(self, *, reaches: bool = True, waits: bool = False) -> bool:
+        """Try to take the lock; connect again where the session has ended.
+
+        Args:
+            reaches: Whether this coordinator reaches the broker.
+            waits: Whether it is a standby that waits.
+        """
         try:
             if self._session is None:
                 self._session = self._connect()
-            began = time.monotonic()
+            began = seconds_with_suspension()
             self.led_by = known_leader(self._session, self._fleet)
+            self._tell(self._session, reaches=reaches)
+            if not reaches and (waits or self._another_reaches_broker(self._session)):
+                return False
             if lock(self._session, self._fleet):
+                self._tell(self._session, reaches=False)
                 self._proved_at = began
                 return True
         except SQLAlchemyError as error:
@@ -175,27 +248,49 @@ class Leadership:
             time.sleep(_AFTER_OUTAGE_S)
         return False
 
+    def _tell(self, session: Connection, *, reaches: bool) -> None:
+        """Tell the leader whether this standby reaches the broker."""
+        if reaches != self._told:
+            self._told = bool(session.execute(_TELL[reaches], {"name": _BROKER + self._fleet}).scalar())
+
+    def _another_reaches_broker(self, session: Connection) -> bool:
+        return bool(session.execute(_REACHED_BY_ANOTHER, {"name": _BROKER + self._fleet}).scalar())
+
     def _watch(self) -> None:
         """Use the session, so that the lock stays; after a lost session take the lock again, unless another leader has it."""
-        while not self._closing.wait(CHECK_S if self._session is not None else TRY_S):
+        while not self._closing.is_set():
+            self._wake.wait(CHECK_S if self._session is not None else TRY_S)
+            self._wake.clear()
             try:
-                began = time.monotonic()
-                if self._session is None:
-                    self._session = self._connect()
-                    self._take_again(self._session)
-                else:
-                    self._session.exec_driver_sql("SELECT 1")
-                self._proved_at = began
+                if not self._closing.is_set():
+                    self._prove()
             except SQLAlchemyError as error:
+                self._proved_at = 0.0
                 if self._session is not None:
                     cause = _in_words(error)
                     _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, cause)
                 self._end_session()
             except LeadershipLost as error:
-                self._why = str(error)
+                self._lost = error
                 self._end_session()
                 self._on_loss()
                 return
+
+    def _prove(self) -> None:
+        """Ask the server whether the lock is still this session's."""
+        began = seconds_with_suspension()
+        if self._session is None:
+            self._session = self._connect()
+            self._take_again(self._session)
+        else:
+            self._session.exec_driver_sql("SELECT 1")
+        since = self._brokerless_since
+        if since is not None and began >= since + BROKERLESS_S and self._another_reaches_broker(self._session):
+            raise LeadershipGivenUp(
+                f"fleet {self._fleet!r}: this coordinator has had no broker for {BROKERLESS_S:.0f} s and a standby reaches "
+                "it, so the standby takes over; nothing of this one is written any more"
+            )
+        self._proved_at = began
 
     def _take_again(self, session: Connection) -> None:
         session.execute(_END_EARLIER)
@@ -218,7 +313,7 @@ class Leadership:
         return session
 
     def _end_session(self) -> None:
-        session, self._session = self._session, None
+        session, self._session, self._told = self._session, None, False
         if session is not None:
             with suppress(SQLAlchemyError):
                 session.close()
@@ -237,13 +332,17 @@ def leader_in_words(url: str, fleet: str) -> str:
     try:
         with make_engine(url).connect() as db:
             epoch, holder = known_leader(db, fleet)
-            sessions = db.execute(_SESSIONS, {"name": f"{_name(fleet)} %"}).scalars().all()
+            modes = db.execute(_SESSIONS, {"name": f"{_name(fleet)} %"}).scalars().all()
     except SQLAlchemyError as error:
         raise _unusable(url, error) from error
-    if not epoch and not sessions:
+    if not epoch and not modes:
         return ""
-    leader = f"{holder or 'a coordinator without --standby'} leads" if any(sessions) else "nobody leads"
-    return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {len(sessions) - sum(sessions)}"
+    leads = _LEADS in modes
+    leader = f"{holder or 'a coordinator without --standby'} leads" if leads else "nobody leads"
+    standbys = len(modes) - leads
+    blind = standbys - modes.count(_REACHES)
+    no_broker = f", without the broker: {blind}" if blind else ""
+    return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {standbys}{no_broker}"
 
 
 def _in_words(error: SQLAlchemyError) -> str:

@@ -62,12 +62,13 @@ def choose_database(path: Path, url: str | None) -> None:
             write_atomic(path.with_name(URL_FILE), f"{url}\n".encode())
 
 
-def open_database(path: Path, *, readonly: bool = False) -> Database:
+def open_database(path: Path, *, readonly: bool = False, patient: bool = False) -> Database:
     """Open the database of a registry; see SqliteDatabase and PostgresDatabase.
 
     Args:
         path: Path that the registry has, or would have, as a SQLite file.
         readonly: Change nothing.
+        patient: Retry for a while if the PostgreSQL database cannot be reached.
 
     Raises:
         UsageError: There is no registry, with `readonly`.
@@ -75,7 +76,7 @@ def open_database(path: Path, *, readonly: bool = False) -> Database:
     """
     url = url_of(path)
     if url is not None:
-        return _postgres(path, url, readonly=readonly)
+        return _postgres(path, url, readonly=readonly, patient=patient)
     if readonly:
         must_exist(path)
     return SqliteDatabase(path, readonly=readonly)
@@ -93,7 +94,7 @@ def must_exist(path: Path) -> None:
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
 
-def _postgres(path: Path, url: str, *, readonly: bool) -> Database:
+def _postgres(path: Path, url: str, *, readonly: bool, patient: bool = False) -> Database:
     from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
 
-    return PostgresDatabase(path, url, readonly=readonly)
+    return PostgresDatabase(path, url, readonly=readonly, patient=patient)

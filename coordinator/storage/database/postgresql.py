@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, func, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
@@ -69,6 +69,7 @@ class PostgresDatabase(Database):
         path: Path that the registry would have as a SQLite file, in the state directory.
         url: URL of the database, without a password.
         readonly: Change nothing. A database without tables is then an error at the first query.
+        patient: Retry for PATIENCE_S if the database cannot be reached, as after a lost connection.
 
     Raises:
         UsageError: psycopg is not installed.
@@ -77,7 +78,7 @@ class PostgresDatabase(Database):
 
     _begin = "BEGIN"
 
-    def __init__(self, path: Path, url: str, *, readonly: bool = False) -> None:
+    def __init__(self, path: Path, url: str, *, readonly: bool = False, patient: bool = False) -> None:
         self._engine = make_engine(url)
         self._readonly = readonly
         self._patience_s = 0.0 if readonly else PATIENCE_S
@@ -88,11 +89,11 @@ class PostgresDatabase(Database):
         self._lost: DBAPIError | None = None
         self.name = url
         with self.errors():
-            super().__init__(path, self._connect())
+            super().__init__(path, self._connect_within(PATIENCE_S if patient else 0.0))
             self.name = url
             try:
                 if not readonly:
-                    self._migrate()
+                    self._lasting(self._migrate)
                 elif _version(self._connection, url) not in (0, SCHEMA_VERSION):
                     raise StateError(
                         f"{url}: is of an earlier version; `fedpatch run` or `fedpatch resume` brings it forward"
@@ -138,7 +139,7 @@ class PostgresDatabase(Database):
         if epoch is not None:
             self._fence = (fleet, epoch)
             with self.errors():
-                self._connection.exec_driver_sql(_FENCED)
+                self._lasting(lambda: self._connection.exec_driver_sql(_FENCED))
             return epoch
         with self.errors():
             for pause_s in (*_LOCK_PAUSES_S, None):
@@ -257,6 +258,19 @@ class PostgresDatabase(Database):
             if error.connection_invalidated:
                 raise
             return "unknown"  # a server that crashed no longer has the transaction
+
+    def _connect_within(self, patience_s: float) -> Connection:
+        """Connect; retry for `patience_s` seconds."""
+        since = time.monotonic()
+        while True:
+            try:
+                return self._connect()
+            except OperationalError as error:
+                if time.monotonic() - since >= patience_s:
+                    raise
+                cause = " ".join(str(error.orig).split())
+                _log.warning("%s: cannot be reached (%s); trying again for %.0f s", self.name, cause, patience_s)
+                time.sleep(_PAUSE_S)
 
     def _connect(self) -> Connection:
         connection = self._engine.connect()

@@ -16,13 +16,16 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from fedpatch.coordinator.storage.database.tables import runs
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 
 T = TypeVar("T")
 Insert = sqlite.Insert | postgresql.Insert
 
 _COUNT_CHANGE = (
-    update(runs).where(runs.c.id == bindparam("run")).values(changes=runs.c.changes + 1).returning(runs.c.changes)
+    update(runs)
+    .where(runs.c.id == bindparam("run"))
+    .values(changes=runs.c.changes + 1)
+    .returning(runs.c.changes, runs.c.epoch)
 )
 
 
@@ -69,6 +72,20 @@ class Database(ABC):
         self.before_write()
         with self.errors():
             return self._transaction(work)
+
+    def count_change(self, db: Connection, run: str) -> int:
+        """Count a change of a run in the transaction that makes it; return its number, for the run's journal.
+
+        Raises:
+            UsageError: The run is not in the registry.
+            LeadershipLost: Another coordinator has begun a later epoch of a run that this one leads.
+        """
+        found = db.execute(_COUNT_CHANGE, {"run": run}).first()
+        if found is None:
+            raise UsageError(f"unknown run {run!r}")
+        if found.epoch > self.led.get(run, found.epoch):
+            raise LeadershipLost(f"{self.name}: another fedpatch has gone on with run {run} meanwhile; end this one")
+        return int(found.changes)
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
         self._connection.exec_driver_sql(self._begin)
@@ -185,15 +202,3 @@ def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) 
 def _insert_new(dialect: str, table: Table) -> Insert:
     made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     return made.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-
-
-def count_change(db: Connection, run: str) -> int:
-    """Count a change of a run in the transaction that makes it; return its number, for the run's journal.
-
-    Raises:
-        UsageError: The run is not in the registry.
-    """
-    number = db.execute(_COUNT_CHANGE, {"run": run}).scalar()
-    if number is None:
-        raise UsageError(f"unknown run {run!r}")
-    return int(number)

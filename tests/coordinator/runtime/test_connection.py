@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.runtime import fleet_claim
-from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.connection import Connection, Deposed
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import LeadershipLost, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
@@ -169,6 +169,23 @@ def test_replaced_coordinator_reports_the_other(
     assert events_of(first)[-1] == Disconnected(
         "another coordinator of fleet 'home' replaced this connection; end one of the two"
     )
+
+
+@pytest.mark.medium
+def test_coordinator_that_was_replaced_during_a_pause_ends_and_leaves_the_other_connected(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+):
+    with at_work(mosquitto.url) as paused, contextlib.ExitStack() as stack:
+        with monkeypatch.context() as no_answer:  # the paused one does not answer the claim
+            no_answer.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda *_, **__: None)
+            successor = stack.enter_context(at_work(mosquitto.url))
+        assert eventually(paused.event_queue.ending.is_set)
+        assert isinstance(events_of(paused)[-1], Deposed)
+        with pytest.raises(LeadershipLost, match="another coordinator has taken over fleet 'home'"):
+            paused.must_lead()
+        with client(mosquitto.url, "witness", PRESENCE) as witness:
+            assert witness.received(PRESENCE).payload == successor._state(online=True)
+        assert (paused._connects, successor._connects, events_of(successor)) == (1, 1, [])
 
 
 @pytest.mark.medium

@@ -14,10 +14,12 @@ from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.runtime.model_publisher import FileNote
 from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.errors import StateDirectoryLost
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.registry_builders import new_run
@@ -99,10 +101,8 @@ def test_note_of_published_models_is_not_written_after_the_loss(place, guard, lo
     assert_nothing_is_written(place)
 
 
-@pytest.mark.broker
-@LOSSES
-def test_whole_run_ends_with_the_loss_and_writes_nothing_more(tmp_path, prepared, lose):
-    place = tmp_path / "run"
+def lose_in_a_run(place: Path, prepared: Prepared, lose: Callable[[Path], object]) -> StateDirectoryLost:
+    """Play a run in which `lose` is called, and return its end."""
 
     def show(_status: object) -> None:
         if (place / REGISTRY_FILE).exists():
@@ -111,7 +111,22 @@ def test_whole_run_ends_with_the_loss_and_writes_nothing_more(tmp_path, prepared
     view: Any = SimpleNamespace(say=lambda _line: None, show=show)
     ports = replace(REAL, prepare=lambda _settings: prepared)
     settings = RunSettings(state_dir=place, fleet="lab", devices=2, rounds=1)
-    with Mosquitto() as broker, pytest.raises(StateDirectoryLost, match=f"{place}: was ") as caught:
+    with Mosquitto() as broker, pytest.raises(StateDirectoryLost) as caught:
         start_run(replace(settings, broker=broker.url), view, ports)
-    assert caught.value.exit_code == 1
+    return caught.value
+
+
+@pytest.mark.broker
+@LOSSES
+def test_whole_run_ends_with_the_loss_and_writes_nothing_more(tmp_path, prepared, lose):
+    place = tmp_path / "run"
+    error = lose_in_a_run(place, prepared, lose)
+    assert (str(error).startswith(f"{place}: was "), error.exit_code) == (True, 1)
     assert_nothing_is_written(place)
+
+
+@pytest.mark.broker
+def test_run_ends_without_its_lock_file_because_a_second_coordinator_could_begin(tmp_path, prepared):
+    place = tmp_path / "run"
+    error = lose_in_a_run(place, prepared, lambda place: fleet_lock_file(place, "lab").unlink(missing_ok=True))
+    assert str(error).startswith(f"{fleet_lock_file(place, 'lab')}: was deleted")

@@ -23,7 +23,7 @@ from fedpatch.coordinator.storage.database.tables import offences
 from fedpatch.coordinator.storage.database.transactions import insert
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import Registry
-from fedpatch.shared.errors import LeadershipLost, UsageError
+from fedpatch.shared.errors import LeadershipGivenUp, LeadershipLost, UsageError
 from tests.coordinator.registry_builders import new_run
 from tests.support.examples import examples
 from tests.support.postgresql import PostgresServer
@@ -138,7 +138,10 @@ def test_second_coordinator_waits_until_the_first_releases_the_lock(url: str, mo
         assert not first.wait(said.append, NEVER)
         first.begin()
         assert (first.leads, second.leads, other.wait(said.append, NEVER)) == (True, False, False)
-        assert leader_in_words(url, FLEET) == f"{first.holder} leads fleet 'lab' (epoch 1); standbys: 1"
+        leader = f"{first.holder} leads fleet 'lab' (epoch 1)"
+        assert leader_in_words(url, FLEET) == f"{leader}; standbys: 1, without the broker: 1"
+        assert not second._take(reaches=True, waits=True)
+        assert leader_in_words(url, FLEET) == f"{leader}; standbys: 1"
         waiting = threading.Thread(target=second.wait, args=(said.append, NEVER))
         waiting.start()
         wait_until(lambda: said)
@@ -199,6 +202,95 @@ def test_leader_without_a_sign_of_the_server_for_a_lease_does_not_count_as_one(
         leader.wait(print, NEVER)
         leader.begin()
         wait_until(lambda: not leader.leads)
+
+
+def test_leader_that_lost_the_broker_leads_again_once_the_server_has_answered(url: str):
+    with Leadership(url, FLEET) as leader:
+        leader.wait(print, NEVER)
+        leader.begin()
+        leader.broker_lost()
+        wait_until(lambda: leader.leads, patience_s=0.9 * module.CHECK_S)
+        leader._prove = lambda: None  # type: ignore[method-assign]
+        leader.broker_lost()
+        assert not leader.leads
+
+
+def test_leader_whose_session_was_ended_does_not_count_as_one_before_it_has_the_lock_again(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+):
+    sleepless(monkeypatch)
+    with Leadership(url, FLEET) as leader:
+        leader.wait(print, NEVER)
+        leader.begin()
+        monkeypatch.setattr(module, "TRY_S", 60.0)
+        end_leader(postgres, leader)
+        wait_until(lambda: leader._session is None)
+        assert not leader.leads
+
+
+def test_leader_without_the_broker_gives_up_only_to_a_standby_that_reaches_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    sleepless(monkeypatch)
+    monkeypatch.setattr(module, "BROKERLESS_S", 0.05)
+    monkeypatch.setattr(module, "_AFTER_OUTAGE_S", 0.0)
+    lost: list[int] = []
+    with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as blind, Leadership(url, FLEET) as standby:
+        leader.wait(print, NEVER)
+        leader.begin()
+        leader.on_loss(lambda: lost.append(1))
+        assert not blind._take(reaches=False, waits=True)
+        leader.broker_lost()
+        proved_at = leader._proved_at
+        wait_until(lambda: leader._proved_at > proved_at + 0.2)
+        assert (lost, leader.leads) == ([], True)
+        assert not standby._take(reaches=True, waits=True)
+        wait_until(lambda: lost)
+        with pytest.raises(LeadershipGivenUp, match="no broker for 0 s and a standby reaches it"):
+            leader.must_lead()
+        assert not leader.leads
+        wait_until(lambda: standby._take(reaches=True, waits=True))
+        assert standby.begin()
+
+
+def test_leader_that_finds_the_broker_again_keeps_the_lead(url: str, monkeypatch: pytest.MonkeyPatch):
+    sleepless(monkeypatch)
+    monkeypatch.setattr(module, "BROKERLESS_S", 0.05)
+    with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as standby:
+        leader.wait(print, NEVER)
+        leader.begin()
+        leader.broker_lost()
+        leader.broker_found()
+        assert not standby._take(reaches=True, waits=True)
+        proved_at = leader._proved_at
+        wait_until(lambda: leader._proved_at > proved_at + 0.2)
+        assert leader.leads
+
+
+@pytest.mark.parametrize(
+    ("waits", "another", "takes"), [(False, False, True), (False, True, False), (True, False, False)]
+)
+def test_coordinator_without_the_broker_takes_a_free_lock_only_at_its_start_and_if_no_other_reaches_it(
+    url: str, waits: bool, another: bool, takes: bool
+):
+    with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as standby, Leadership(url, FLEET) as blind:
+        assert leader._take()
+        standby._take(reaches=another, waits=True)
+        leader.close()
+        assert blind._take(reaches=False, waits=waits) is takes
+
+
+def test_standby_whose_session_ends_during_the_takeover_waits_for_the_lock_again(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+):
+    sleepless(monkeypatch)
+    with Leadership(url, FLEET) as leader:
+        leader.wait(print, NEVER)
+        end_leader(postgres, leader)
+        assert not leader.begin()
+        leader.wait(print, NEVER, again=True)
+        assert leader.begin()
+        assert leader.leads
 
 
 def test_epoch_is_above_those_of_all_runs_where_the_database_was_rebuilt(url: str, tmp_path: Path):

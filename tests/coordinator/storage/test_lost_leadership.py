@@ -16,9 +16,10 @@ from fedpatch.shared.errors import LeadershipLost
 def leader(epoch: int = 3) -> tuple[Leadership, Any]:
     """A leader whose session has ended, and its next session."""
     made = Leadership.__new__(Leadership)
-    session = SimpleNamespace(execute=lambda _statement: None)
+    session = SimpleNamespace(execute=lambda *_: SimpleNamespace(scalar=lambda: True))
     known: dict[str, Any] = {"_url": "postgresql://here/fleet", "_fleet": "lab", "epoch": epoch, "_session": session}
-    for name, value in (known | {"_closing": threading.Event(), "_why": "", "led_by": (epoch, "")}).items():
+    known |= {"_closing": threading.Event(), "_lost": None, "_told": False, "led_by": (epoch, "")}
+    for name, value in known.items():
         setattr(made, name, value)
     return made, session
 

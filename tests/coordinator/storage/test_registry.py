@@ -19,7 +19,7 @@ from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, R
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 from tests.coordinator import registry_builders
 from tests.coordinator.registry_builders import driver_of, seen
 from tests.support.paths import ROOT
@@ -120,6 +120,17 @@ def test_unknown_run_cannot_be_changed(registry):
             change()
     with pytest.raises(StateError, match="not in this registry"):
         registry.rounds.finish("x", record_of(1))
+
+
+def test_run_that_another_coordinator_has_gone_on_with_is_changed_no_more(registry):
+    run = new_run(registry).id
+    with Registry(registry.path) as other:
+        other.next_epoch(run)
+        for change in (registry.reopen, lambda one: registry.rounds.finish(one, record_of(1))):
+            with pytest.raises(LeadershipLost, match=f"another fedpatch has gone on with run {run}"):
+                change(run)
+        other.reopen(run)
+        assert other.run(run).epoch == 2
 
 
 def test_records_are_in_order_and_replaced_when_played_again(registry):
