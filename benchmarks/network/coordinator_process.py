@@ -26,6 +26,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.config.load import load
 
 ENDLESS = 1_000_000
@@ -80,9 +81,14 @@ def main() -> None:
 
     @contextlib.contextmanager
     def gated(
-        settings: RunSettings, engine: Engine, directory: Path, view: View, certificates: Mapping[str, Ask] = NO_OTHERS
+        settings: RunSettings,
+        engine: Engine,
+        directory: Path,
+        view: View,
+        certificates: Mapping[str, Ask] = NO_OTHERS,
+        waits: StoreWaits | None = None,
     ) -> Iterator[Observer]:
-        with observed(settings, engine, directory, view, certificates) as observer:
+        with observed(settings, engine, directory, view, certificates, waits) as observer:
             yield Gated(gate, observer)
 
     run_execution.observed = gated  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedpatch.shared.app.files import (
     sync_directory,
     unseal,
 )
+from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.errors import StateError, UsageError
 
 EPOCH = "epoch-"
@@ -169,7 +169,7 @@ def open_blobs(
     url: str | None,
     directory: Path,
     leader_epoch: int | None = None,
-    ending: threading.Event | None = None,
+    ending: StoreWaits | None = None,
     *,
     modes: tuple[int, int] = (0o600, 0o700),
     retry_s: float = 90.0,
@@ -182,7 +182,7 @@ def open_blobs(
         directory: Directory of the run, which has the run's name.
         leader_epoch: Epoch of a leader with standbys: its blobs are in a folder of its own, where a former leader does not
             write. None without standbys.
-        ending: Set when the process shall end: requests to an object store are then abandoned after a moment.
+        ending: The requests that wait; set when the process shall end: they are then abandoned after a moment.
         modes: Permissions of files and of directories.
         retry_s: Seconds for which a request to an object store is repeated.
         setting: Name of the setting, for messages.

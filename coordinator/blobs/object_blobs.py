@@ -10,33 +10,28 @@ or not at all.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from obstore import sign
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
+from fedpatch.shared.app.store_waits import BLOBS, StoreWaits
 from fedpatch.shared.errors import StoreUnavailable, UsageError
 
-_log = logging.getLogger("fedpatch.checkpoint")
 T = TypeVar("T")
 RETRY_S = 90.0
-ENDING_S = 3.0
-"""Seconds for a request when the process shall end."""
-WARN_AFTER_S = 10.0
-"""Seconds without an answer after which the log says so; then after three times as many."""
 _LOOK_S = 0.2
 _FIRST_RETRY_S = 10.0  # of the check at the start, since an operator waits for it
 _MAX_PAUSE_S = 5.0
@@ -70,7 +65,7 @@ class ObjectBlobs:
         bucket: Name of the bucket.
         prefix: Prefix of all keys of the run, without a slash at its ends.
         retry_s: Seconds for which a request is repeated.
-        ending: Set when the process shall end.
+        ending: The requests that wait; set when the process shall end.
 
     Raises:
         UsageError: A variable of the AWS_* environment cannot be used.
@@ -78,10 +73,9 @@ class ObjectBlobs:
 
     concurrency = _CONCURRENCY
 
-    def __init__(
-        self, bucket: str, prefix: str, retry_s: float = RETRY_S, ending: threading.Event | None = None
-    ) -> None:
-        self._ending = ending or threading.Event()
+    def __init__(self, bucket: str, prefix: str, retry_s: float = RETRY_S, ending: StoreWaits | None = None) -> None:
+        self._waits = ending or StoreWaits()
+        self._retry_s = retry_s
         self._bucket, self._prefix = bucket, prefix
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
@@ -168,26 +162,23 @@ class ObjectBlobs:
 
         def run() -> None:
             try:
-                done.set_result(request())
+                found = request()
             except BaseException as error:
-                done.set_exception(error)
+                _fail(done, error)
+            else:
+                with suppress(InvalidStateError):  # it was abandoned
+                    done.set_result(found)
 
         threading.Thread(target=run, name="fedpatch-object", daemon=True).start()
-        ending_since: float | None = None
-        began_at, warn_s = time.monotonic(), WARN_AFTER_S
-        while True:
-            if (waited_s := time.monotonic() - began_at) >= warn_s:
-                warn_s *= 3
-                _log.warning("%s: no answer from %s for %.0f s; trying on", self.where(), self._endpoint, waited_s)
-            try:
-                return done.result(_LOOK_S)
-            except TimeoutError:
-                if done.done():  # it ended just after the wait, or raised a TimeoutError of its own
-                    return done.result()
-            if self._ending.is_set():
-                ending_since = ending_since or time.monotonic()
-                if time.monotonic() >= ending_since + ENDING_S:
-                    raise TimeoutError("abandoned")
+        place = f"s3://{self._bucket} at {self._endpoint}"
+        with self._waits.request(BLOBS, place, self._retry_s + _TIMEOUT_S, lambda: _fail(done)):
+            while True:
+                try:
+                    return done.result(_LOOK_S)
+                except TimeoutError:
+                    if done.done():  # it ended just after the wait, or raised a TimeoutError of its own
+                        return done.result()
+                self._waits.look(time.monotonic())
 
     @contextmanager
     def _refusals(self, key: str) -> Iterator[None]:
@@ -204,6 +195,12 @@ class ObjectBlobs:
                 problem = f"{self._endpoint} does not answer"
                 remedy = "start the object store, or correct AWS_ENDPOINT_URL"
             raise StoreUnavailable(f"{self.where(key)}: {problem}; {remedy}") from error
+
+
+def _fail(done: Future[Any], error: BaseException | None = None) -> None:
+    """End the wait for a request; without an error it is abandoned."""
+    with suppress(InvalidStateError):
+        done.set_exception(error or TimeoutError("abandoned"))
 
 
 def _code(error: Exception) -> str:

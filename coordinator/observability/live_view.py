@@ -64,6 +64,8 @@ def draw(message: StatusMessage, *, over: bool = False, lines: int = MIN_LINES) 
             parts.append(Text(f"missing: {status.missing}", style="yellow", overflow="fold"))
         if status.waits_s:
             parts.append(Text(f"the run waits for {duration(status.waits_s)} more", style="yellow"))
+    if not over and status.silent_stores:
+        parts.append(Text(f"the coordinator waits: {status.silent_stores}", style="yellow", overflow="fold"))
     if not over and status.devices:
         parts += [_quorum(status), _states(status), _devices(status, MAX_DEVICES + max(0, lines - MIN_LINES))]
     if message.records or (status.devices and not over):
@@ -236,7 +238,7 @@ class PlainView(PlainLines):
     def __init__(self, stderr: TextIO) -> None:
         super().__init__(stderr)
         self._last_round: int | None = None  # the last round that needs no line
-        self._waiting = False
+        self._waiting = self._silent = False
         self._causes = (False, "", "")
 
     def show(self, message: StatusMessage) -> None:
@@ -249,6 +251,11 @@ class PlainView(PlainLines):
             if record.round > self._last_round:
                 self.say(round_line(record, status.rounds_in_all))
         self._last_round = max(last, self._last_round)
+        if bool(status.silent_stores) != self._silent:
+            self.say(
+                f"the coordinator waits: {status.silent_stores}" if status.silent_stores else "the stores answer again"
+            )
+        self._silent = bool(status.silent_stores)
         waiting = is_short_of_devices(status)
         starting = _starting_text(status)
         unwilling = f"unwilling: {counted(reason_counts(status.unwilling))}" if status.unwilling else ""

@@ -219,6 +219,11 @@ class TrafficGauges:
         self.free = gauge("state_free_bytes", "Free space on the disk of the state directory")
         self.size = gauge("state_size_bytes", "Size of the disk of the state directory")
         self.connected = gauge("broker_connected", "1 while the broker is connected")
+        self.silent = gauge(
+            "store_wait_seconds",
+            "Time for which a request to a store has had no answer: registry, blobs; 0: none",
+            "store",
+        )
         self.leader = leader_gauge(registry)
         self.leader_epoch = gauge(
             "leader_epoch", "Epoch of the leader of a fleet with standbys; 0: no standbys", "fleet"

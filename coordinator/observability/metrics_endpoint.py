@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.issued_certificates import DEVICE
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.store_waits import KINDS, StoreWaits
 from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.mqtt.tls_errors import expiry_of
 
@@ -59,7 +61,12 @@ NO_OTHERS: Mapping[str, Ask] = MappingProxyType({})
 
 @contextmanager
 def observed(
-    settings: RunSettings, engine: Engine, directory: Path, view: View, certificates: Mapping[str, Ask] = NO_OTHERS
+    settings: RunSettings,
+    engine: Engine,
+    directory: Path,
+    view: View,
+    certificates: Mapping[str, Ask] = NO_OTHERS,
+    waits: StoreWaits | None = None,
 ) -> Iterator[Observer]:
     """Yield the observer of a run, and serve its metrics where the settings ask for it.
 
@@ -69,6 +76,7 @@ def observed(
         directory: Directory of the run's files.
         view: Prints the reason if the metrics cannot be served.
         certificates: Expiry times of further certificates by name, read at each scrape.
+        waits: The requests to stores that wait.
 
     Yields:
         The observer; a NullObserver where nothing is served.
@@ -88,6 +96,9 @@ def observed(
     meter = RunMetrics(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
     metrics.traffic.leader.labels(settings.fleet).set(1)
     metrics.traffic.leader_epoch.labels(settings.fleet).set(engine.spec.leader_epoch or 0)
+    known = waits or StoreWaits()
+    for kind in KINDS:
+        metrics.traffic.silent.labels(kind).set_function(partial(_of_waits, known, kind))
     metrics.traffic.free.set_function(partial(_of_disk, directory, "free"))
     metrics.traffic.size.set_function(partial(_of_disk, directory, "total"))
     for name, ask in {**of_files(settings), **certificates}.items():
@@ -141,6 +152,10 @@ def serve(registry: CollectorRegistry, address: Address) -> tuple[Callable[[], N
         thread.join()
 
     return stop, f"http://{Address(address.host, server.server_port)}/metrics"
+
+
+def _of_waits(waits: StoreWaits, kind: str) -> float:
+    return waits.silent_s(kind, time.monotonic())
 
 
 def _of_disk(directory: Path, what: str) -> float:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -187,6 +188,7 @@ def received_message(envelope: Envelope, status: RunStatus) -> StatusMessage:
         devices=tuple(device for device in status.devices if device.state in _RANKS),
         others=tuple(count for count in status.others if count.state in _RANKS),
         missing=printable(status.missing),
+        silent_stores=printable(status.silent_stores),
     )
     return StatusMessage(
         envelope.run, envelope.round, status, tuple(_record(round_, status) for round_ in status.rounds)
@@ -329,7 +331,7 @@ class StatusPublisher:
         self._topic = topics.run_status(fleet)
         self._about = Envelope(body=EMPTY_STATUS, task=spec.task, run=spec.run, epoch=spec.epoch)
         self._connected = True
-        self._last = EMPTY_STATUS
+        self._last, self._round = EMPTY_STATUS, 0
         self._compared_at = self._last_at = float("-inf")
         self._first_at: float | None = None
         self._strikes = 0
@@ -352,6 +354,18 @@ class StatusPublisher:
                     self._topic,
                 )
 
+    def publish_silence(self, words: str) -> None:
+        """Publish the last status again with the stores that are silent. Called in another thread: the run's one waits.
+
+        Args:
+            words: The stores in words; "" when they answer again.
+        """
+        if not self._connected or self._strikes >= _MAX_STRIKES:
+            return
+        status = replace(self._last, silent_stores=words[:_MAX_TEXT])
+        with suppress(BrokerError):
+            self._link.publish(self._topic, encode(replace(self._about, body=status, round=self._round)), qos=0)
+
     def publish(self, message: StatusMessage, now: float) -> None:
         """Publish `message` if a status is due; the status of a stopped run is always due."""
         if not self._connected or self._strikes >= _MAX_STRIKES:
@@ -372,4 +386,4 @@ class StatusPublisher:
             self._first_at = now
         elif now >= self._first_at + _PROOF_S:
             self._strikes = 0
-        self._last, self._last_at = status, now
+        self._last, self._last_at, self._round = status, now, message.round

@@ -27,6 +27,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.shared.app.signals import forward_signals
+from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import BrokerError, LeadershipLost, UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
@@ -64,7 +65,8 @@ class EventQueue:
         queue: Holds the events.
 
     Attributes:
-        ending: Set once an event that ends the run is put: from then on no thread waits long for a store or a database.
+        ending: The requests to stores that wait. It is set once an event that ends the run is put: from then on no thread waits
+            long for a store or a database.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class EventQueue:
         self.clock = clock
         self._queue: SimpleQueue[tuple[float, Event]] = SimpleQueue() if queue is None else queue
         self.now = clock()
-        self.ending = threading.Event()
+        self.ending = StoreWaits()
 
     def put(self, event: Event) -> None:
         """Add an event."""

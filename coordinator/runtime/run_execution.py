@@ -628,7 +628,9 @@ def _play_rounds(
         stack.callback(_close, publisher, connection)
         trackers = stack.enter_context(tracked(settings, engine, say))
         tracer = stack.enter_context(traced(settings, spec, say))
-        meter = stack.enter_context(observed(settings, engine, directory, view, certificates))
+        meter = stack.enter_context(
+            observed(settings, engine, directory, view, certificates, connection.event_queue.ending)
+        )
         updates = UpdateStore(
             blobs,
             registry,

@@ -35,6 +35,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.runtime.connection import Connection, Deposed, Event, Interrupt
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.store_watch import watching
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.shared.errors import DamagedChunk, WireError
@@ -119,7 +120,8 @@ class Service:
             # The view needs the earlier rounds, so that it notices a round that closes at the start.
             self._view.show(status_message(self._engine, self._event_queue.clock(), phase="starting"))
         _keep_freed_memory()
-        with _collecting_less():
+        waits = self._event_queue.ending
+        with _collecting_less(), watching(waits, self._watchers.publish_silence):
             self._run_effects(self._engine.handle(RunStarted(), self._event_queue.now_is_present()))
             self._deadline = self._engine.next_deadline()
             yield

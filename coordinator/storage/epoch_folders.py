@@ -10,7 +10,6 @@ refuse such a write: not every S3 server supports conditional requests. A run th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, epoch_folder, open_blobs, run_blobs
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs
+from fedpatch.shared.app.store_waits import StoreWaits
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class BlobPlaces:
         url: The setting `blobs`; None: the run's directory.
         directory: Directory of the run, which has the run's name.
         leader_epoch: Epoch of this process, if it leads a fleet with standbys.
-        ending: Set when the process shall end.
+        ending: The requests to stores that wait; set when the process shall end.
         guard: Watches the state directory: nothing is written once it is lost. None before the first round.
     """
 
     url: str | None
     directory: Path
     leader_epoch: int | None = None
-    ending: threading.Event | None = None
+    ending: StoreWaits | None = None
     guard: DirectoryGuard | None = None
 
     def own(self) -> BlobStore:

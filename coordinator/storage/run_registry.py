@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -39,6 +38,7 @@ from fedpatch.coordinator.storage.database.transactions import Tables, insert
 from fedpatch.coordinator.storage.quarantine_table import HoldsTable
 from fedpatch.coordinator.storage.rounds_table import RoundLedger, save_records
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
+from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.errors import StateError, UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"
@@ -120,13 +120,13 @@ class Registry(Tables):
         """Call `before_write` before each change of the registry and of its journals; its exception prevents the change."""
         self._db.before_write = self.journal.before_write = before_write
 
-    def lead(self, fleet: str, epoch: int | None = None, ending: threading.Event | None = None) -> None:
+    def lead(self, fleet: str, epoch: int | None = None, ending: StoreWaits | None = None) -> None:
         """Keep coordinators of other machines from a fleet whose registry is in a database, until the registry is closed.
 
         Args:
             fleet: Name of the fleet.
             epoch: Epoch of a leader with standbys: its changes raise LeadershipLost once a later one has begun.
-            ending: Set when the process shall end: from then on no thread waits long for a lost connection.
+            ending: The requests that wait; set when the process shall end: from then on no thread waits long for the database.
 
         Raises:
             UsageError: Another coordinator leads the fleet.

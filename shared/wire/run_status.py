@@ -101,6 +101,7 @@ class RunStatus:
         starting: Devices that have not loaded their task yet.
         missing: While waiting: some devices that count and cannot be invited, with reasons.
         waits_s: While waiting: the time for which the run waits for them at most. Left out otherwise.
+        silent_stores: Stores that the coordinator waits for, in words.
     """
 
     phase: Word
@@ -129,6 +130,7 @@ class RunStatus:
     starting: Count = 0
     missing: Text = ""
     waits_s: Seconds | UnsetType = UNSET
+    silent_stores: Text = ""
 
     @property
     def cohort(self) -> int:

@@ -225,6 +225,7 @@
     const run = state.runs.find(one => one.id === (now ? now.run : state.run));
     if (!now || now.stopped) return run ? `${run.words} after ${counted(run.rounds, "round")}` : "Start one with fedpatch run, or with fedpatch demo on this machine.";
     if (now.coordinator === "away") return "The coordinator is away; its devices keep their updates until it is back.";
+    if (now.silent_stores) return `The coordinator waits: ${now.silent_stores}.`;
     const parts = [`${now.present} of ${counted(now.wanted, "device")} ready`];
     if (now.starting) parts.push(`${now.starting} starting`);
     if (now.pause_s > 0) parts.push(`the next round begins in ${duration(now.pause_s)} or later`);

@@ -14,8 +14,10 @@ after it.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shlex
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
 from fedpatch.coordinator.storage.database.transactions import Database, T, in_use, insert
+from fedpatch.shared.app.store_waits import REGISTRY
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 
 PATIENCE_S = 60.0
@@ -191,15 +194,26 @@ class PostgresDatabase(Database):
             self._reconnect(self._lost)
         while True:
             try:
-                return task()
+                with self.ending.request(REGISTRY, self.name, PATIENCE_S, self._break_off):
+                    return task()
             except DBAPIError as error:
                 if error.connection_invalidated:
-                    if self._reconnect(error):
+                    with self.ending.request(REGISTRY, self.name, PATIENCE_S):
+                        committed = self._reconnect(error)
+                    if committed:
                         return cast(T, self._done)
                 elif getattr(error.orig, "sqlstate", None) in _UNDONE and left:
                     left -= 1
                 else:
                     raise
+
+    def _break_off(self) -> None:
+        """End the connection, so that the thread that waits for a silent server gets an error. Called in another thread."""
+        with suppress(Exception):  # the other thread may have closed the connection just now
+            driver: Any = self._connection.connection.driver_connection
+            descriptor = os.dup(driver.fileno())
+            with socket.socket(fileno=descriptor) as link:
+                link.shutdown(socket.SHUT_RDWR)
 
     def _reconnect(self, lost: DBAPIError) -> bool:
         """Connect again; return whether the transaction whose COMMIT had no answer was committed."""

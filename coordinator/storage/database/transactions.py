@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from fedpatch.coordinator.storage.database.tables import runs
+from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Database(ABC):
         name: Name of the database in messages.
         is_copy: Whether a copy has just replaced a damaged registry.
         is_snapshot: Whether it was copied when it was opened: later changes by other processes are not in it.
-        ending: Set when the process shall end: from then on no thread waits long for a lost connection.
+        ending: The requests that wait; set when the process shall end: from then on no thread waits long for a lost connection.
         failures: Errors of the database and of its disk.
         before_write: Called before each change; its exception prevents the change.
         led: Epochs of the runs that are led through this connection: a later epoch in the registry is another coordinator's.
@@ -53,7 +53,7 @@ class Database(ABC):
         self.path = path
         self.name = str(path)
         self.is_copy = self.is_snapshot = False
-        self.ending = threading.Event()
+        self.ending = StoreWaits()
         self.before_write: Callable[[], None] = lambda: None
         self.led: dict[str, int] = {}
         self._connection = connection

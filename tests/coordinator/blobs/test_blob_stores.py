@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.blobs import object_blobs
 from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, FileBlobs, open_blobs, run_blobs, url_problem
-from fedpatch.coordinator.blobs.object_blobs import ENDING_S, ObjectBlobs
+from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_store import ReadAhead
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint, store_update
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces, keys_of
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.shared.app import store_waits
+from fedpatch.shared.app.store_waits import ENDING_S, StoreWaits
 from fedpatch.shared.errors import StoreUnavailable, UsageError
 from tests.coordinator.effect_runners import Bench
 from tests.support.s3_server import SECRET, S3Server
@@ -244,8 +246,11 @@ def test_checkpoint_that_the_store_refuses_leaves_the_one_before(s3, prepared: P
 
 
 @pytest.mark.medium
-def test_request_that_the_store_never_answers_is_abandoned_soon_after_the_process_shall_end(s3, monkeypatch):
-    ending = threading.Event()
+def test_request_that_the_store_never_answers_is_logged_and_abandoned_soon_after_the_process_shall_end(
+    s3, monkeypatch, caplog
+):
+    monkeypatch.setattr(store_waits, "SILENT_AFTER_S", 0.1)
+    ending = StoreWaits()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         blobs = open_blobs(s3, Path("r-1"), ending=ending)
@@ -254,6 +259,7 @@ def test_request_that_the_store_never_answers_is_abandoned_soon_after_the_proces
         with pytest.raises(StoreUnavailable, match="does not answer"):
             blobs.put("a", b"x")
         assert time.monotonic() - since < 0.5 + ENDING_S + 1.0
+    assert "s3://fleet at 127.0.0.1" in caplog.messages[0]
 
 
 def test_request_that_ends_just_after_a_wait_has_its_result(s3, monkeypatch):

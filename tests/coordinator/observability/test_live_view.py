@@ -70,6 +70,10 @@ class TestDraw:
         assert any("unwilling: not_charging 2, too_hot 1" in line for line in lines)
         assert any("missing: b (offline)" in line for line in lines)
 
+    def test_frame_names_silent_stores(self):
+        lines = text_of(collecting(silent_stores="s3://fleet has not answered for 20 s"))
+        assert any("the coordinator waits: s3://fleet has not answered for 20 s" in line for line in lines)
+
     def test_frame_of_200_devices_fits_a_small_terminal(self):
         lines = text_of(collecting(*fleet(200), records=[record(number) for number in range(1, 40)]))
         assert max(map(len, lines)) <= 80

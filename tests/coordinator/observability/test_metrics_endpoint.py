@@ -18,6 +18,7 @@ from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.observability.metrics_endpoint import observed
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.store_waits import BLOBS, StoreWaits
 from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError, UsageError
@@ -52,6 +53,14 @@ def test_endpoint_serves_as_long_as_the_run(printed, tmp_path):
     assert "_created" not in text
     with pytest.raises(urllib.error.URLError):
         fetch(url)
+
+
+def test_time_of_a_request_to_a_silent_store_is_served(printed, tmp_path):
+    waits = StoreWaits(lambda: time.monotonic() - 40.0)
+    with observed(_settings(), engine(), tmp_path, printed.view, waits=waits), waits.request(BLOBS, "s3://fleet", 90.0):
+        text = fetch(printed.lines[0].removeprefix("metrics: "))
+    assert '\nfedpatch_store_wait_seconds{store="registry"} 0.0\n' in text
+    assert '\nfedpatch_store_wait_seconds{store="blobs"} 40.' in text
 
 
 def test_two_runs_in_one_process_have_separate_metrics(printed, tmp_path):

@@ -47,6 +47,15 @@ def test_message_names_run_task_epoch_and_round(publishing):
     assert last.body.present == 3
 
 
+def test_silent_store_is_published_with_the_last_status(publishing):
+    publishing.at(0.0, present=3, round=7)
+    for words in ("s3://fleet has not answered for 20 s", ""):
+        publishing.publisher.publish_silence(words)
+        last = publishing.last
+        assert isinstance(last.body, RunStatus)
+        assert (last.round, last.body.present, last.body.silent_stores) == (7, 3, words)
+
+
 def test_changed_status_is_published_at_most_once_a_second(publishing):
     times = [now / 10 for now in range(100)]
     published = [now for present, now in enumerate(times) if publishing.at(now, present)]

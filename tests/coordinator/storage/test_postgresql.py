@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
 from fedpatch.coordinator.storage.database.tables import METADATA
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.app.store_waits import REGISTRY, StoreWaits
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.checkups import quiet_checkup
@@ -292,6 +294,29 @@ def test_killed_server_loses_no_committed_update(tmp_path: Path, mortal: Postgre
         thread.join()
         assert {one.device for one in registry.rounds.updates(run, 1)} == {f"pi-{number}" for number in range(added)}
         assert registry.devices()[0].reported == added
+
+
+@pytest.mark.medium
+def test_silent_server_is_reported_and_its_connection_made_anew(
+    tmp_path: Path, mortal: PostgresServer, caplog: pytest.LogCaptureFixture
+):
+    """A paused server accepts bytes and never answers."""
+    waits = StoreWaits()
+    with Registry(mortal.state(tmp_path)) as registry:
+        run = new_run(registry).id
+        registry.lead("lab", ending=waits)
+        mortal.freeze()
+        change = threading.Thread(target=registry.reopen, args=(run,))
+        change.start()
+        while not waits.silent_s(REGISTRY, time.monotonic()):
+            pass
+        waits.look(time.monotonic() + postgresql.PATIENCE_S)
+        mortal.thaw()
+        change.join()
+        waits.look(time.monotonic())
+        assert registry.changes(run) == 2
+    assert "no answer for 1 min 0 s; waiting for 1 min 0 s at most" in caplog.text
+    assert "answers again" in caplog.text
 
 
 @pytest.mark.medium
