@@ -28,6 +28,8 @@ from fedpatch.coordinator.runtime.resume import resume_round
 from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
+from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
+from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainProgress
@@ -112,6 +114,7 @@ class RoundPlayer:
         registry: The registry of the site.
         publisher: Publishes models in the site.
         revocations: The revoked devices of the site.
+        guard: Watches the state directory: nothing is written once it is lost.
         events: Takes the progress of a round.
     """
 
@@ -122,6 +125,7 @@ class RoundPlayer:
         registry: Registry,
         publisher: ModelPublisher,
         revocations: Revocations,
+        guard: DirectoryGuard,
         events: Callable[[TrainerEvent], None],
     ) -> None:
         self._settings = settings
@@ -129,6 +133,7 @@ class RoundPlayer:
         self._registry = registry
         self._publisher = publisher
         self._revocations = revocations
+        self._guard = guard
         self._events = events
         self._ports = connection.ports
 
@@ -156,6 +161,7 @@ class RoundPlayer:
         """
         command = parent.command
         directory = run_directory(self._settings.site_dir, command.key.run)
+        self._guard.check()
         with refusals_of(directory):
             make_directory(directory)
         spec = parent.spec(self._settings, self._epoch_of(parent), left_s)
@@ -247,7 +253,7 @@ class RoundPlayer:
         counters = DeviceCounters(self._registry, settings.fleet, spec, quarantine, _say, ports.unix_time)
         with ports.executor(THREADS, "fedpatch-store") as executor:
             updates = UpdateStore(
-                FileBlobs(run_directory(settings.site_dir, spec.run)),
+                GuardedBlobs(FileBlobs(run_directory(settings.site_dir, spec.run)), self._guard),
                 self._registry,
                 engine,
                 requirements=aggregator.requirements,
@@ -273,6 +279,7 @@ class RoundPlayer:
                 view=_SiteProgress(parent.command.key, self._events),
                 revocations=self._revocations,
                 quarantine=quarantine,
+                guard=self._guard,
             )
             clock = connection.event_queue.now_is_present
             try:

@@ -28,7 +28,9 @@ from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.storage.database.value_checks import RUN_ID
+from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.device_agent.job.training_messages import (
     Evaluated,
     MakeModel,
@@ -233,32 +235,34 @@ class Site:
 
     def _run(self) -> None:
         try:
-            with Registry(self._settings.site_dir / REGISTRY_FILE) as registry:
-                registry.abandon_running(self._settings.fleet)
+            site_dir, fleet = self._settings.site_dir, self._settings.fleet
+            with Registry(site_dir / REGISTRY_FILE) as registry:
+                guard = DirectoryGuard(site_dir, site_dir / REGISTRY_FILE, fleet_lock_file(site_dir, fleet))
+                registry.guard(guard.check)
+                registry.abandon_running(fleet)
                 with ExitStack() as stack:
-                    publisher = make_publisher(
-                        self._settings.fleet, self._settings.site_dir, self._connection, served=self._served
-                    )
+                    publisher = make_publisher(fleet, site_dir, self._connection, served=self._served, guard=guard)
                     stack.callback(_close, publisher)
-                    self._loop(registry, publisher)
+                    self._loop(registry, publisher, guard)
         except BaseException as error:
             _log.critical(
                 "the site's coordinator cannot go on: %s", error, exc_info=not isinstance(error, FedpatchError)
             )
             self._on_fault()
 
-    def _loop(self, registry: Registry, publisher: ModelPublisher) -> None:
+    def _loop(self, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard) -> None:
         queue = self._connection.event_queue
         self._began_at = time.monotonic()
         while not self._closing.is_set():
             self._connection.must_lead()
+            guard.check()
             self._tell(registry)
             with suppress(Empty):
                 self._take(queue.get(timeout=_IDLE_S), publisher)
             publisher.drain()
             with suppress(Empty):
                 self._playing, command = self._commands.get_nowait()
-                self._play(command, registry, publisher)
+                self._play(command, registry, publisher, guard)
 
     def _take(self, event: object, publisher: ModelPublisher) -> None:
         """Handle an event between two rounds; presences are noted by `_note` already."""
@@ -355,10 +359,12 @@ class Site:
             return Suspended()
         return Interrupted() if self._is_cancelled else None
 
-    def _play(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> None:
+    def _play(
+        self, command: TrainCommand, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
+    ) -> None:
         key = command.key
         try:
-            self._events(self._played(command, registry, publisher))
+            self._events(self._played(command, registry, publisher, guard))
         except (SchemaMismatch, WireError) as error:
             self._events(TrainFailed(key, FailReason.DOWNLOAD, str(error)))
         except (StateError, OSError) as error:
@@ -366,7 +372,9 @@ class Site:
         except FedpatchError as error:
             self._events(TrainFailed(key, FailReason.TRAINING, str(error)))
 
-    def _played(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> TrainerEvent:
+    def _played(
+        self, command: TrainCommand, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
+    ) -> TrainerEvent:
         """Run the round of a request and return the agent's event."""
         key = command.key
         if self._is_cancelled:
@@ -385,7 +393,7 @@ class Site:
         parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
         self._tell(registry, at_once=True)
         player = RoundPlayer(
-            self._settings, self._connection, registry, publisher, self._revocations, events=self._events
+            self._settings, self._connection, registry, publisher, self._revocations, guard, events=self._events
         )
         played = player.play(
             parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption

@@ -1,7 +1,8 @@
 """Notices that the state directory of a running coordinator was deleted or replaced.
 
 The open files of a deleted directory can still be written, without an error and in vain. And in a new directory of the same
-name another run may have begun.
+name another run may have begun. An open descriptor of a moved directory shows nothing of this. So each check looks at the
+paths: 10 µs for four of them, beside the milliseconds of a durable write.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -152,6 +153,22 @@ def test_site_reports_its_devices_and_plays_each_request_as_a_round(bench, devic
             assert meta == trained.report.plain
             assert all(np.abs(values - number).max(initial=0) < 0.1 for values in tensors.values())
     assert [len(one.requests) for one in devices.updates.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_site_whose_state_directory_is_lost_ends_and_writes_nothing_to_the_new_one(bench, devices, caplog, replaced):
+    ended = threading.Event()
+    state_dir = bench.settings.state_dir
+    with Site(bench.settings, MODEL, bench.events.put, ended.set) as site:
+        site.start()
+        bench.await_devices()
+        state_dir.rename(state_dir.with_name("lost"))
+        if replaced:
+            bench.settings.site_dir.mkdir(parents=True)
+        site.train(bench.command())
+        assert ended.wait(PATIENCE_S)
+    assert f"{bench.settings.site_dir}: was " in caplog.text
+    assert [*state_dir.rglob("*")] == ([bench.settings.site_dir] if replaced else [])
 
 
 def test_site_with_a_drained_device_reports_the_others_and_plays_the_round_with_them(bench, devices):
