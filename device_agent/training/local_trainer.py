@@ -24,6 +24,7 @@ from fedpatch.device_agent.training.failure_cause import attributed
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.input_statistics import statistics_of
+from fedpatch.shared.tasks.losses import mean_loss
 from fedpatch.shared.tasks.model_metadata import InputStatistics
 from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.tasks.task import DeviceData, Task
@@ -289,7 +290,7 @@ class LocalTrainer:
             return None
         finally:
             self._let_learn("all", ())
-        return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s, kept)
+        return LocalResult(result, self.num_examples, total, mean_loss(losses), before, after, train_s, kept)
 
     def measure(self, tensors: Tensors, cancelled: Callable[[], bool]) -> float | None:
         """Return the user accuracy of a model without training; None if this device does not count.

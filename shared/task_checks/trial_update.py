@@ -16,6 +16,7 @@ from torch import nn
 
 from fedpatch.shared.errors import DataError, FedpatchError, UpdateRefused
 from fedpatch.shared.tasks.frozen_values import new_model
+from fedpatch.shared.tasks.losses import mean_loss
 from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, ControlVariates, Sgd
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import resolve_private, schema_of, to_tensors
@@ -80,7 +81,7 @@ def trial_update(task: Task, data: DeviceData, plan: TrainPlan, private: str) ->
         losses, moments = _train(task, module, data, plan, schema, base)
     tensors = to_tensors(module) | moments
     count = len(data.train_x)
-    loss = max(-MAX_MEASURE, min(math.fsum(losses) / len(losses), MAX_MEASURE))
+    loss = max(-MAX_MEASURE, min(mean_loss(losses), MAX_MEASURE))
     report = UpdateReport(_BASE, count, len(losses), loss, None, None, 0.0, 0.0)
     update = {name: tensors[name] for name in travelling.names}
     packed = pack(update, travelling, report.plain, ENCODING, base=base)
