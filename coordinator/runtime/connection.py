@@ -19,6 +19,7 @@ from typing import Any, Self
 from msgspec import UNSET
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
+from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
@@ -30,6 +31,7 @@ from fedpatch.shared.app.signals import forward_signals
 from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import BrokerError, LeadershipLost, UsageError
+from fedpatch.shared.mqtt.broker_profile import NO_PROFILE
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.mqtt.connection_errors import SAME_NAME
@@ -190,7 +192,9 @@ class Connection:
             max_queued=_MAX_QUEUED,
             gate=self._gate,
         )
-        self.link.subscribe(*topics.coordinator_filters(settings.fleet))
+        self.drops = BrokerDrops()
+        counts = (topics.BROKER_DROPS,) if settings.broker_profile == NO_PROFILE else ()
+        self.link.subscribe(*topics.coordinator_filters(settings.fleet), *counts)
         self._open = ExitStack()
         self._connects = 0
         self.broker_certificate_ends: float | None = None
@@ -308,6 +312,8 @@ class Connection:
 
     def _take(self, event: LinkEvent) -> None:
         """Answer other coordinators, and put all other events into the queue. Called in the link's thread."""
+        if isinstance(event, Received) and self.drops.note(event.topic, event.payload):
+            return
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)
             return

@@ -26,7 +26,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
-from fedpatch.shared.wire.topics import Kind
+from fedpatch.shared.wire.topics import BROKER_DROPS, DROPS_REMEDY, Kind
 
 ROUND_TRIPS = 9
 SLOW_ROUND_TRIP_MS = 35.0
@@ -169,6 +169,8 @@ class _Broker:
         foreign = check_rights(self._settings, side, probe, self._checkup)
         self._check_retained(any(one.retained for one in presence))
         self._check_session()
+        if side.party == "coordinator":
+            self._check_drops()
         self._check_chunk(chunk_bytes)  # last, because it may end the connection
         return Asked(self._reached, foreign, presence)
 
@@ -271,6 +273,18 @@ class _Broker:
         else:
             remedy = "let the broker queue messages for those who are away (mosquitto: max_queued_messages above 0)"
             self._checkup.warn("session", f"the broker keeps sessions, but no messages in them, so {costs}", remedy)
+
+    def _check_drops(self) -> None:
+        """Check mosquitto's count of dropped messages, which other brokers and older rules do not show."""
+        self._probe.subscribe(BROKER_DROPS)
+        found = self._probe.gets(BROKER_DROPS, timeout_s=_QUIET_S)
+        if found is None or not found.payload.isdigit():
+            return
+        text = f"since its start the broker has dropped {found.payload.decode()} messages for clients with a full queue"
+        if int(found.payload):
+            self._checkup.warn("drops", text, DROPS_REMEDY)
+        else:
+            self._checkup.good("drops", text)
 
     def _check_chunk(self, chunk_bytes: int) -> None:
         limit = self._probe.connected.max_packet_bytes

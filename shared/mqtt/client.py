@@ -330,7 +330,10 @@ class MqttLink:
     def _on_subscribe(self, filters: tuple[str, ...], reasons: list[ReasonCode]) -> None:
         for topic_filter, reason in zip(filters, reasons, strict=False):
             if reason.is_failure:
-                log.warning("%s refused the subscription to %s: %s", self.broker, topic_filter, str(reason).lower())
+                level = (
+                    logging.DEBUG if topic_filter.startswith("$SYS/") else logging.WARNING
+                )  # not each broker has these
+                log.log(level, "%s refused the subscription to %s: %s", self.broker, topic_filter, str(reason).lower())
 
     def _emit(self, event: LinkEvent) -> None:
         try:

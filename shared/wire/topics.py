@@ -278,6 +278,11 @@ def parse_topic(fleet: str, topic: str) -> ParsedTopic | None:
     return None
 
 
+BROKER_DROPS = "$SYS/broker/publish/messages/dropped"
+"""mosquitto's count of the messages that it has dropped since its start."""
+DROPS_REMEDY = "raise max_queued_messages and max_queued_bytes in mosquitto.conf"
+
+
 def mosquitto_acl(
     fleet: str,
     coordinator_user: str = "coordinator",
@@ -311,7 +316,7 @@ def mosquitto_acl(
         if watcher in (coordinator_user, *(devices or ())):
             raise UsageError(f"watcher {watcher!r} is also the coordinator's user or a device; use another user")
     lines = [f"# fedpatch fleet {fleet}: generated from the topic table, do not edit", f"user {coordinator_user}"]
-    lines += _rules("coordinator", fleet, "+", "topic")
+    lines += [*_rules("coordinator", fleet, "+", "topic"), f"topic read {BROKER_DROPS}"]
     if devices is None:
         lines += ["", "# every other user: only the device of its own name"]
         lines += _rules("device", fleet, "%u", "pattern")

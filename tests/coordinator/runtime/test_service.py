@@ -9,6 +9,7 @@ from fedpatch.coordinator.cohort.offences import NOT_OFFENCES
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.connection import EventQueue
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
@@ -22,7 +23,11 @@ from tests.coordinator.fake_link import RecordedLink
 def listening_service() -> Service:
     """A service that knows device a."""
     connection: Any = SimpleNamespace(
-        ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
+        ingress_filter=IngressFilter(10),
+        fleet="demo",
+        link=RecordedLink(),
+        event_queue=EventQueue(),
+        drops=BrokerDrops(),
     )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(revoked=frozenset())
@@ -50,7 +55,11 @@ def test_changes_by_other_processes_are_read_once_a_second():
     clock = SimpleNamespace(now=100.0)
     event_queue = EventQueue(lambda: clock.now)
     connection: Any = SimpleNamespace(
-        ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=event_queue
+        ingress_filter=IngressFilter(10),
+        fleet="demo",
+        link=RecordedLink(),
+        event_queue=event_queue,
+        drops=BrokerDrops(),
     )
     updates = SimpleNamespace(completed=lambda _most: [])
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=updates, run_effect=lambda _: ())
