@@ -84,7 +84,7 @@ class Client:
     def run_info(self, run: str = LAST) -> RunInfo:
         """Return a run with its settings. UsageError for an unknown run."""
         with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
-            return registry.run(run)
+            return as_it_is(registry.run(run), self.state_dir(run))
 
     def show(self, run: str = LAST) -> RunSummary:
         """Return a run with the records of its rounds; `stopped_because` is "running" while the run continues."""

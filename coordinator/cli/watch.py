@@ -60,10 +60,18 @@ def _fleet_here(state_dir: Path | None) -> str:
     return str(run.settings.get("fleet") or "")
 
 
+def _fleet_of(cert_file: Path | None) -> str:
+    """Return the fleet that a watcher's certificate names; "" for none."""
+    from fedpatch.shared.mqtt.tls_context import certificates_of
+
+    own = next(iter(certificates_of(cert_file)), None)
+    return own.holder.fleet if own is not None and own.holder is not None else ""
+
+
 def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
     """Return the given settings; if they name no broker, take the missing ones from the newest run on this machine.
 
-    If they name a broker and no fleet, the fleet is that of the newest run.
+    If they name a broker and no fleet, the fleet is that of the certificate, else that of the newest run.
     """
     from fedpatch.coordinator.operations.watch import newest_run
     from fedpatch.coordinator.storage.state_dirs import find, with_runs
@@ -84,7 +92,7 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
-    elif given["fleet"] is None and (fleet := _fleet_here(state_dir)):
+    elif given["fleet"] is None and (fleet := _fleet_of(given["cert_file"]) or _fleet_here(state_dir)):
         flags["fleet"] = fleet
     password = pop_password(os.environ)
     return load(BrokerSettings, file=None, environ={"FEDPATCH_PASSWORD": password} if password else {}, flags=flags)

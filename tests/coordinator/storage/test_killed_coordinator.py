@@ -13,6 +13,7 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.app.locks import FileLock
 from tests.coordinator.registry_builders import new_run
+from tests.support.identities import Certified
 
 
 @pytest.fixture
@@ -23,12 +24,16 @@ def place(tmp_path):
     return tmp_path, fleet_lock_file(tmp_path, fleet), fleet
 
 
+def said_by(client: Client) -> set[str]:
+    return {*(run.status for run in client.runs()), client.run_info().status, client.show().stopped_because}
+
+
 def test_run_is_running_while_its_coordinator_holds_the_lock_and_interrupted_after_a_kill(place):
     folder, lock, _ = place
     client = Client(folder)
     with FileLock(lock, "in use"):
-        assert ([run.status for run in client.runs()], client.show().stopped_because) == (["running"], "running")
-    assert ([run.status for run in client.runs()], client.show().stopped_because) == (["interrupted"], "interrupted")
+        assert said_by(client) == {"running"}
+    assert said_by(client) == {"interrupted"}
 
 
 def test_console_notices_the_kill_without_a_change_of_the_registry(place):
@@ -49,7 +54,8 @@ def test_run_in_a_shared_database_stays_as_the_registry_says(place):
 
     folder, lock, _ = place
     lock.touch()
-    run = Client(folder).run_info()
+    with Registry(folder / REGISTRY_FILE, readonly=True) as registry:
+        run = registry.run("last")
     assert as_it_is(run, folder).status == "interrupted"
     (folder / URL_FILE).write_text("postgresql://elsewhere/db\n")
     assert as_it_is(run, folder).status == "running"
@@ -60,4 +66,14 @@ def test_fleet_of_the_newest_run_here_is_watched_at_a_broker_that_is_named(place
     names = ("broker", "fleet", "username", "password_file", "ca_file", "cert_file", "key_file", "insecure")
     given = dict.fromkeys(names) | {"broker": "mqtt://127.0.0.1:1"}
     assert broker_settings(given, folder).fleet == fleet
+    assert broker_settings(given | {"fleet": "attic"}, folder).fleet == "attic"
+
+
+def test_fleet_of_a_watchers_certificate_is_watched_where_no_fleet_is_given(place, tmp_path_factory):
+    folder, _, _ = place
+    certificate = Certified(tmp_path_factory.mktemp("ca"), "kitchen").make(watchers=["anna"]).files("anna").cert_file
+    names = ("fleet", "username", "password_file", "ca_file", "key_file", "insecure")
+    given = dict.fromkeys(names) | {"broker": "mqtts://127.0.0.1:1", "cert_file": certificate}
+    for state_dir in (folder, None):
+        assert broker_settings(given, state_dir).fleet == "kitchen"
     assert broker_settings(given | {"fleet": "attic"}, folder).fleet == "attic"
