@@ -24,6 +24,7 @@ from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import as_it_is
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings, exposure, password_of
 from fedpatch.shared.mqtt.client import LinkEvent, MqttLink
@@ -130,7 +131,8 @@ def _newest_of(place: Path, fleet: str | None) -> RunInfo | None:
     if not exists(place / REGISTRY_FILE):
         return None
     with Registry(place / REGISTRY_FILE, readonly=True) as registry:
-        return next((run for run in registry.runs() if fleet in (None, run.settings.get("fleet"))), None)
+        runs = (as_it_is(run, place) for run in registry.runs())
+        return next((run for run in runs if fleet in (None, run.settings.get("fleet"))), None)
 
 
 def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.settings import CA_DIRECTORY, RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import find
+from fedpatch.coordinator.storage.state_dirs import as_it_is, find
 from fedpatch.shared import __version__
 from fedpatch.shared.app.files import remedy_for, write_atomic
 from fedpatch.shared.config.fields import settings_of
@@ -56,7 +56,7 @@ def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
     found: dict[str, Run] = {}
     for name in names:
         with Registry(find(state_dir, name) / REGISTRY_FILE, readonly=True) as registry:
-            info = registry.run(name)
+            info = as_it_is(registry.run(name), find(state_dir, name))
             records = registry.records_as_written(info.id)
             holds = registry.holds.all()
         settings = {key: value for key, value in info.settings.items() if key not in _SECRET}

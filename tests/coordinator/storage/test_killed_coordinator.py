@@ -8,6 +8,8 @@ from fedpatch.coordinator.api.client import Client
 from fedpatch.coordinator.cli.watch import broker_settings
 from fedpatch.coordinator.console.feed import RegistryReader
 from fedpatch.coordinator.console.snapshot import Snapshot
+from fedpatch.coordinator.operations.watch import newest_run
+from fedpatch.coordinator.report.load import read_runs
 from fedpatch.coordinator.storage.database.opening import URL_FILE
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
@@ -25,7 +27,10 @@ def place(tmp_path):
 
 
 def said_by(client: Client) -> set[str]:
-    return {*(run.status for run in client.runs()), client.run_info().status, client.show().stopped_because}
+    place = client.state_dir()
+    (reported,) = read_runs(place, ["last"])
+    found = {*(run.status for run in client.runs()), client.run_info().status, client.show().stopped_because}
+    return found | {reported.info.status, newest_run([place], None).status}
 
 
 def test_run_is_running_while_its_coordinator_holds_the_lock_and_interrupted_after_a_kill(place):
