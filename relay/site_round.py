@@ -319,6 +319,9 @@ class SiteAggregator(Aggregator):
         self._members = self._steps = self._weight = 0
         self._total: GroupSum | None = None
 
+    def leave_used_base(self) -> None:
+        """Keep the parent's model: its devices train on no other one, and the hub moves a base that was used."""
+
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
         """Publish the parent's model under its own digest; without `chunks` by URL only, where it has one.
 

@@ -21,6 +21,7 @@ from fedpatch.device_agent.job.job_effects import (
     ForgetMasking,
     JobState,
     MaskUpdate,
+    SaveBase,
     SaveMasking,
     SendAfterSave,
     SendMessage,
@@ -229,7 +230,7 @@ class LightDevice:
                 self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
             case StartTraining() | MaskUpdate():
                 return [self._compute(effect)]
-            case SpoolUpdate() | SaveMasking() | ForgetMasking():
+            case SpoolUpdate() | SaveMasking() | SaveBase() | ForgetMasking():
                 pass  # no disk, and the update is in memory
             case SendChunk() if self._update is not None:
                 manifest, blob = self._update

@@ -49,6 +49,7 @@ _REASON_WORDS: Mapping[str, str] = {
     "privacy_required": "its owner asks for differential privacy",
     "insecure_request": "its owner asks for masked updates",
     "secure_terms": "its owner asks for larger groups or a smaller clip",
+    "base_spent": "it has masked an update from this model already",
     # Failures and refusals.
     "download": "the model did not arrive whole",
     "training": "its training failed; see the device's log",

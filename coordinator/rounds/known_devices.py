@@ -59,6 +59,8 @@ _DECLINE_HINTS = {
     "the owners raise it",
     DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central or "
     "distributed",
+    DeclineReason.BASE_SPENT: "they have offered a masked update from the values of this model already, and the next round "
+    "moves these",
     DeclineReason.INSECURE_REQUEST: "their owners let no update leave unmasked; begin a run with --secure groups",
     DeclineReason.SECURE_TERMS: "their owners want larger groups, signed keys, or a smaller clip or weight_cap; change the "
     "run's settings, or have the owners change `min_group`, `min_threshold`, `clip` or `max_weight_cap` of their agents",
@@ -82,7 +84,7 @@ def hint_for(failed: Failed) -> str:
 
 def lasts(decline: Decline) -> bool:
     """Return whether the reason stays until the device itself changes, so that no new invitation can help."""
-    return decline.reason not in (DeclineReason.UNWILLING, DeclineReason.STORAGE)
+    return decline.reason not in (DeclineReason.UNWILLING, DeclineReason.STORAGE, DeclineReason.BASE_SPENT)
 
 
 QUARANTINED, DRAINED, REVOKED = "quarantined", "drained", "revoked"

@@ -34,10 +34,12 @@ class PublishModel:
     Attributes:
         round: Number of the round.
         chunks: Whether a device of the round cannot fetch by URL and so needs chunks in any case.
+        trains: Whether devices train on the model; False in an evaluate round.
     """
 
     round: int
     chunks: bool = True
+    trains: bool = True
 
 
 @dataclass(frozen=True)

@@ -792,7 +792,8 @@ class Engine:
         if spec.carry is not None:
             self.open.speeds, self._waiting = self._speeds, {}
             self._count_expected(now)
-        return [PublishModel(opening.ledger.round, not self.fleet.all_know(opening.ledger.invited, URL_FEATURE))]
+        chunks = not self.fleet.all_know(opening.ledger.invited, URL_FEATURE)
+        return [PublishModel(opening.ledger.round, chunks, trains=not opening.ledger.evaluates)]
 
     def _stop_reason(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregat
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.aggregation.moved_base import moved
 from fedpatch.coordinator.aggregation.server_optimizers import add_controls
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategies import ServerState, apply_strategy
@@ -27,6 +29,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
+from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
@@ -54,6 +57,8 @@ _IF_OFTEN = (
     ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
     "are held back: raise norm_bound"
 )
+SALT_BYTES = 16
+_SYSTEM: random.Random = random.SystemRandom()
 _log = logging.getLogger("fedpatch.coordinator")
 
 
@@ -71,6 +76,30 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
     travelling = prepared.travelling
     packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
     return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
+
+
+def open_base(state: ServerState, prepared: Prepared, spec: RunSpec, opening: RoundStart) -> ServerState | None:
+    """Return the state whose model an open round began with: that of the last completed round, or this one moved a little.
+
+    Args:
+        state: The state after the last completed round.
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+        opening: The open round.
+
+    Returns:
+        The state; None if the round began with another model.
+
+    Raises:
+        WireError: The saved terms of the round are damaged.
+    """
+    terms = opening.terms
+    found = (state,) if terms is None else (state, _moved(state, prepared, terms.seed))
+    return next((one for one in found if pack_model(one, prepared, spec)[1].digest == opening.ledger.base), None)
+
+
+def _moved(state: ServerState, prepared: Prepared, salt: bytes) -> ServerState:
+    return replace(state, tensors=moved(state.tensors, prepared.travelling, salt))
 
 
 def content_of(tensors: Tensors, blob: bytes, manifest: Manifest, schema: Schema) -> str:
@@ -167,9 +196,11 @@ class Aggregator:
         prepared: Task, strategy and schemas.
         spec: The terms of the run.
         say: Shows a line to the operator.
+        opening: The open round of an earlier process, which goes on; None without.
+        entropy: Randomness of moved bases.
 
     Attributes:
-        state: The state after the last round that is saved.
+        state: The state after the last round that is saved, with the base that is published.
         base: Digest of the global model that the open round trains on; empty before the first one is published.
     """
 
@@ -181,8 +212,16 @@ class Aggregator:
         prepared: Prepared,
         spec: RunSpec,
         say: Callable[[str], None],
+        *,
+        opening: RoundStart | None = None,
+        entropy: random.Random = _SYSTEM,
     ) -> None:
-        self.state = self._next = state
+        base = None if opening is None or spec.secure is None else open_base(state, prepared, spec, opening)
+        self.state = self._next = base or state
+        self._saved = state  # as in the newest checkpoint: a resumed round finds its base from this state and a salt
+        self._salt = b"" if opening is None or opening.terms is None else opening.terms.seed
+        self._base_is_used = base is None  # whether a masked round of any process may have begun with the state
+        self._entropy = entropy
         self.base = ""
         self._blobs = blobs
         self._directory = directory
@@ -196,6 +235,16 @@ class Aggregator:
         self._private = None
         if spec.privacy is not None:
             self._private = PrivateAggregation(blobs, directory, spec.privacy, prepared.travelling, state.round)
+
+    def leave_used_base(self) -> None:
+        """Move the model of a masked run a little if a round may have begun with its values.
+
+        A device masks one update from a base, and the base of a failed round, of a start and of an older state may be used.
+        """
+        if self._spec.secure is not None and self._base_is_used:
+            self._salt = self._entropy.randbytes(SALT_BYTES)
+            self.state = self._next = _moved(self._saved, self._prepared, self._salt)
+        self._base_is_used = True
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
         """Publish the global model and the deltas that lead to it; without `chunks`, blobs with a URL only by URL.
@@ -355,7 +404,7 @@ class Aggregator:
             bits=policy.bits,
             keep=policy.keep,
             colluders=policy.colluders or UNSET,
-            seed=subset_seed(self._spec.seed, self.state.round + 1),
+            seed=self._salt or subset_seed(self._spec.seed, self.state.round + 1),
             clip=policy.clip or scale.clip,
             weight_cap=policy.weight_cap or 1,
             grid=write_grid(scale.ranges),
@@ -370,7 +419,9 @@ class Aggregator:
         if self._private is not None:
             self._private.saved(self._next.round)
         self._deltas.commit()
-        self.state = self._next
+        before, self.state, self._saved, self._salt = self.state, self._next, self._next, b""
+        names = self._prepared.travelling.names
+        self._base_is_used = all(np.array_equal(before.tensors[name], self.state.tensors[name]) for name in names)
 
     def _make_scratch(self, shape: tuple[int, int]) -> Array:
         """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash.

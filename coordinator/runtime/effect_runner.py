@@ -105,6 +105,8 @@ class EffectRunner:
         """Run an effect that the engine waits for."""
         match effect:
             case PublishModel():
+                if effect.trains:
+                    self._aggregator.leave_used_base()
                 event = self._aggregator.publish(self._publisher, chunks=effect.chunks)
                 self._connection.event_queue.now_is_present()
                 return [event]

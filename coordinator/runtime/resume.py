@@ -21,7 +21,7 @@ from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of
-from fedpatch.coordinator.runtime.aggregator import KeptBases, pack_model, requirements_of
+from fedpatch.coordinator.runtime.aggregator import KeptBases, open_base, requirements_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
@@ -146,13 +146,13 @@ def resume_round(
     ledger = registry.rounds.unfinished(spec.run, now)
     opening = None
     if ledger is not None:
-        _, model = pack_model(state, prepared, spec)
         masking = registry.rounds.masking(spec.run, ledger.round)
         # The terms follow from presences, which a restarted coordinator does not have yet. Without them no device was asked.
         has_terms = spec.secure is None or _has_terms(RoundStart(ledger, masking=masking))
-        if model.digest == ledger.base and has_terms:
+        base = open_base(state, prepared, spec, RoundStart(ledger, masking=masking)) if has_terms else None
+        if base is not None:
             stored = registry.rounds.committed(spec.run, ledger.round, ledger.carried)
-            kept = _kept_updates(registry, blobs, spec, prepared, state, ledger, ledger.carried, say)
+            kept = _kept_updates(registry, blobs, spec, prepared, base, ledger, ledger.carried, say)
             # If an update is lost, its device is invited again, so the round collects again.
             # A lost masked update loses its group only.
             closing = ledger.closing and (len(kept) == len(stored) or bool(masking))

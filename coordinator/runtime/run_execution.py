@@ -623,7 +623,8 @@ def _play_rounds(
         view.say(printable(line))
 
     counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say, connection.ports.unix_time)
-    aggregator = Aggregator(state, blobs, directory, prepared, spec, say)
+    entropy = connection.ports.entropy
+    aggregator = Aggregator(state, blobs, directory, prepared, spec, say, opening=unfinished, entropy=entropy)
     with ExitStack() as stack:
         stack.callback(_close, publisher, connection)
         trackers = stack.enter_context(tracked(settings, engine, say))

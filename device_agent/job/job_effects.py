@@ -74,6 +74,7 @@ class StartTraining:
         download_s: Seconds from the request to the last chunk.
         plan: How the downloaded blobs lead to the model of the request.
         ends_at: Monotonic seconds at which the round stops waiting for the update.
+        attempt: Secret of the attempt at a masked round, for batch order and rounding; empty without masks.
     """
 
     key: JobKey
@@ -81,6 +82,7 @@ class StartTraining:
     download_s: float
     plan: DownloadPlan
     ends_at: float = field(default=0.0, compare=False)
+    attempt: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ class SaveMasking:
     """Write the state of the masked round to disk."""
 
     state: MaskingRound
+
+
+@dataclass(frozen=True)
+class SaveBase:
+    """Write to disk that an update from these values of a model is about to be offered; if the disk refuses, it is not."""
+
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,7 @@ Effect = (
     | StopTraining
     | MaskUpdate
     | SaveMasking
+    | SaveBase
     | SendAfterSave
     | ForgetMasking
     | SpoolUpdate

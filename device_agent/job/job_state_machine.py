@@ -48,6 +48,7 @@ from fedpatch.device_agent.job.job_effects import (
     MaskUpdate,
     PauseTraining,
     ReportFailure,
+    SaveBase,
     SaveMasking,
     SendAfterSave,
     SendMessage,
@@ -90,6 +91,7 @@ from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Up
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
+    MASKED_BASES_FEATURE,
     MASKED_REASONS_FEATURE,
     OWNER_LIMITS_FEATURE,
     PRIVACY_FEATURE,
@@ -117,8 +119,8 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCaus
 
 MASKED_PROGRESS_S = 15.0
 """Pause between two messages of progress in a masked round; a coordinator takes a device for silent after 60 s."""
-REVEALED = Decline(DeclineReason.UNWILLING, "this device has revealed its shares of this round already")
-"""The answer to a repeated masked round, such as after a damaged checkpoint. Later rounds invite the device again."""
+BASE_SPENT = Decline(DeclineReason.BASE_SPENT, "this device has offered a masked update from these values already")
+"""The answer to a second masked round from the same values. The coordinator moves the values of later rounds."""
 
 
 class EffectHandler(Protocol):
@@ -345,7 +347,7 @@ class Job:
         except WireError as error:
             return Decline(DeclineReason.UNSUPPORTED, str(error)[:500])
         if keys is None:
-            return REVEALED
+            return _for_coordinator(BASE_SPENT, request)
         return None
 
     def _acceptance(self) -> list[Effect]:
@@ -417,7 +419,9 @@ class Job:
         self._training_key, self._trained = self.key, (0, 1)
         self._progress_at = now + MASKED_PROGRESS_S
         download_s = now - self._accepted_at
-        start = StartTraining(self.key, self.request, download_s, self._plan, self._deadline)
+        masked = self._masking is not None and self.request.masks
+        attempt = self._masking.training_secret() if self._masking is not None and masked else b""
+        start = StartTraining(self.key, self.request, download_s, self._plan, self._deadline, attempt)
         return [start] if self.request.evaluates else [self._progress(), start]
 
     def _download_whole_model(self) -> list[Effect]:
@@ -482,8 +486,11 @@ class Job:
             except WireError as error:
                 return self._give_up(FailReason.MASKING, str(error))
             if state is None:
-                return self._give_up(FailReason.MASKING, "another update was masked under the keys of this round")
-            saved = [SaveMasking(state)]
+                return self._give_up(
+                    FailReason.MASKING, "another update was masked under the keys of this round, or from its base"
+                )
+            # The base last: after a crash between the two, the device repeats this very update under its keys.
+            saved = [SaveMasking(state), *([SaveBase(state.base)] if state.base else ())]
         self._begin_upload(event.manifest, now)
         return [*saved, SpoolUpdate(self.key, event.manifest, self.request), *self._offer_when_due(now)]
 
@@ -707,9 +714,15 @@ def reason_to_decline(
     return Decline(reason, decision.why[:500], decision.condition, decision.retry_after_s)
 
 
+def _for_coordinator(decline: Decline, request: WorkRequest) -> Decline:
+    return replace(decline, reason=_known_to_coordinator(DeclineReason(decline.reason), request))
+
+
 def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> DeclineReason:
     """Return a code that the coordinator understands: an older one would ignore a message with an unknown code."""
     if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
+        return DeclineReason.UNWILLING
+    if reason is DeclineReason.BASE_SPENT and MASKED_BASES_FEATURE not in request.features:
         return DeclineReason.UNWILLING
     masked = (DeclineReason.INSECURE_REQUEST, DeclineReason.SECURE_TERMS)
     if reason in masked and MASKED_REASONS_FEATURE not in request.features:

@@ -10,7 +10,7 @@ A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMa
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar, get_args
 
 import msgspec
@@ -116,6 +116,7 @@ class TrainCommand:
         ends_at: End of the round, by the clock of `independent_ends_at`; 0 if it is unknown: then a model is trained alone
             only to measure it.
         content: `WorkRequest.content`; "" where an earlier coordinator left it out.
+        attempt: Secret of the attempt at a masked round, for batch order and rounding; empty without masks.
     """
 
     key: JobKey
@@ -140,6 +141,7 @@ class TrainCommand:
     counted: int = 0
     ends_at: float = 0.0
     content: str = ""
+    attempt: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class MaskingRound:
         agreement: The device's codes over both sets.
         expected: Codes over the same sets that the others would have for this device; empty in a strict group.
         revealed: Whether the shares were revealed.
+        base: Digest of the model's values that the request names; "" in the state of an earlier version.
     """
 
     name: RoundName
@@ -94,6 +95,7 @@ class MaskingRound:
     agreement: Codes = ()
     expected: Codes = ()
     revealed: bool = False
+    base: str = ""
 
     @property
     def phase(self) -> MaskingPhase:

@@ -4,7 +4,8 @@
 
 | state | message | answer | next state |
 |---|---|---|---|
-| any | a request of another round, or another request | new keys | KEYED |
+| any | a request of another round, or another request, whose base is not used | new keys | KEYED |
+| any | the same, whose base is used: this device has offered an update from its values | none | unchanged |
 | KEYED, SHARED, READY | the same request | the same keys | unchanged |
 | KEYED | `roster` with these keys, within the terms | `shares` | SHARED |
 | SHARED, READY | the same `roster` | the same `shares` | unchanged |
@@ -21,6 +22,7 @@ for one sum, to which as many members as the threshold agree, all of them with o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -52,6 +54,7 @@ from fedpatch.shared.masking.keys import (
     noise_seed,
     open_box,
     seal_box,
+    training_secret,
 )
 from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
@@ -114,6 +117,12 @@ class MaskingRounds:
         restored: State from before a restart.
         certificates: Signs this device's keys and checks those of others; None: the device has no certificate of the fleet's
             CA.
+        offered: Digests of the bases from which this device has offered a masked update; None: the record of them is damaged,
+            so the device takes part in no further round.
+
+    Attributes:
+        state: The state of the last round; None before the first one.
+        offered: As given, with the bases of later offers.
 
     Example:
         >>> import os
@@ -128,8 +137,10 @@ class MaskingRounds:
         random: Random,
         restored: MaskingRound | None = None,
         certificates: KeyCertificates | None = None,
+        offered: Collection[str] | None = (),
     ) -> None:
         self.state = restored
+        self.offered = None if offered is None else set(offered)
         self._certificates = certificates
         self._device = device
         self._random = random
@@ -147,7 +158,8 @@ class MaskingRounds:
             request: Its request, with `secure`.
 
         Returns:
-            The keys; None if this device has already agreed to a sum of this round: it takes no part in it again.
+            The keys; None if this device has offered an update from the same base, in any run, round or group, or has already
+            agreed to a sum of this request. The offered update itself may be repeated under its keys.
 
         Raises:
             WireError: The keys must be signed, and this device cannot sign them, or it refuses the list of revoked
@@ -155,17 +167,17 @@ class MaskingRounds:
         """
         assert request.secure is not None
         digest, state = request_digest(name.task, name.run, name.round, request), self.state
-        if state is not None and state.name == name:
-            if state.phase in _PAST_SUM:
-                return None
-            if state.request == digest:
-                return state.keys
+        if state is not None and state.request == digest:
+            return None if state.phase in _PAST_SUM else state.keys
+        base = request.content or ""
+        if self.offered is None or base in self.offered:
+            return None
         secrets = SecretKeys.new(self._random)
         keys = secrets.public()
         if request.secure.strict:
             self._signing().take_revocations(request.revocations)
             keys = self._signing().sign(keys, digest)
-        self.state = MaskingRound(name, digest, request.secure, secrets, keys)
+        self.state = MaskingRound(name, digest, request.secure, secrets, keys, base=base)
         return keys
 
     def handle(self, name: RoundName, body: MaskingBody) -> MaskingAnswer:
@@ -199,6 +211,11 @@ class MaskingRounds:
             case Agreed():
                 return self._on_agreed(state, body)
 
+    def training_secret(self) -> bytes:
+        """Return the secret of this attempt, for batch order and rounding; empty without secrets."""
+        state = self.state
+        return training_secret(state.secrets.share, state.request) if state is not None and state.secrets.share else b""
+
     def masks(self) -> tuple[Mask, ...]:
         """Return the masks of the update; `is_ready` must hold. WireError where a key of the roster is unusable."""
         state, index, masking_set = self._membership()
@@ -223,10 +240,10 @@ class MaskingRounds:
         return SkellamNoise(noise_seed(state.secrets.share, state.group.context), variance)
 
     def note_update(self, digest: str) -> MaskingRound | None:
-        """Note the masked update; None if it must not be sent, because another one was made under the same keys.
+        """Note the masked update and its base; None if it must not be sent: another one was, under its keys or from its base.
 
-        Two different vectors under the same masks would reveal their difference. The result is also None after the device has
-        agreed to a sum: it is then made without this device.
+        Two different vectors under the same masks would reveal their difference, and two sums from the same base that of their
+        members. The result is also None after the device has agreed to a sum: it is then made without this device.
 
         Raises:
             WireError: The masking set must be signed, and this device cannot sign it.
@@ -234,6 +251,10 @@ class MaskingRounds:
         state = self.state
         if state is None or not self.is_ready or state.update not in (None, digest):
             return None
+        if self.offered is None or (state.update is None and state.base in self.offered):
+            return None
+        if state.base:
+            self.offered.add(state.base)
         codes = state.codes or self._codes(state, state.sets)
         self.state = replace(state, update=digest, codes=codes)
         return self.state

@@ -19,6 +19,7 @@ from fedpatch.device_agent.job.job_effects import (
     MaskUpdate,
     PauseTraining,
     ReportFailure,
+    SaveBase,
     SaveMasking,
     SendAfterSave,
     SendMessage,
@@ -56,6 +57,7 @@ from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cu
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.telemetry.vitals import RoundTimes
@@ -132,6 +134,7 @@ class EffectRunner:
         self._update: Manifest | None = None
         self._vector: Manifest | None = None  # of a masked round, before it is masked
         self._masking = MaskingFile(directory)
+        self._bases = OfferedBases(directory)
         # Whether the training process makes the personal model of the round before; an event reports the begin and the end.
         self._making = False
         self._closing: EndJob | None = None
@@ -300,11 +303,13 @@ class EffectRunner:
                 self._steer(effect)
         return []
 
-    def _mask(self, effect: MaskUpdate | SaveMasking | SendAfterSave | ForgetMasking) -> None:
+    def _mask(self, effect: MaskUpdate | SaveMasking | SaveBase | SendAfterSave | ForgetMasking) -> None:
         """Save and send the answers of a masked group; have the vector masked."""
         match effect:
             case SaveMasking():
                 self._masking.save(effect.state)
+            case SaveBase():
+                self._bases.add(effect.digest)
             case SendAfterSave():
                 self._masking.save(effect.state)
                 self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(effect.envelope))
@@ -326,7 +331,7 @@ class EffectRunner:
     def _steer(self, effect: Effect) -> None:
         """Stop, pause or continue the download or the training; answer a masked group."""
         match effect:
-            case MaskUpdate() | SaveMasking() | SendAfterSave() | ForgetMasking():
+            case MaskUpdate() | SaveMasking() | SaveBase() | SendAfterSave() | ForgetMasking():
                 self._mask(effect)
             case StopDownload():
                 self._end_download(keep=True)
@@ -489,6 +494,7 @@ class EffectRunner:
                 download_s=effect.download_s,
                 independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
                 ends_at=effect.ends_at,
+                attempt=effect.attempt,
             )
         )
         return []

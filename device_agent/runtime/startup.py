@@ -35,6 +35,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.status_file import (
     MAX_BOOTS,
     StatusFile,
@@ -185,7 +186,13 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         Job(
             max_blob_bytes=settings.max_model_mib * 2**20,
             ask_to_send=parse_admission_mode(settings.admission).follows_preferences,
-            masking=MaskingRounds(identity.device, os.urandom, MaskingFile(directory).load(), certificates)
+            masking=MaskingRounds(
+                identity.device,
+                os.urandom,
+                MaskingFile(directory).load(),
+                certificates,
+                OfferedBases(directory).load(),
+            )
             if secure.offers
             else None,
         ),

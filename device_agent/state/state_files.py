@@ -62,6 +62,11 @@ STATE_FILES: Sequence[StateFile] = (
         "an older list counts until the next one; if damaged: no masked round with signed keys until it is deleted",
     ),
     StateFile(
+        "masked-bases",
+        "digests of the models from which masked updates were offered",
+        "an update from such a model may leave again: **two sums may differ in this device alone**",
+    ),
+    StateFile(
         "privacy-ledger",
         "offered updates with differential privacy, and their noise",
         "counted from zero: **`max_epsilon` is void for earlier rounds**",

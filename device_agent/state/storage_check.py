@@ -17,6 +17,7 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.patch_store import (
     CONTROLS,
     INDEPENDENT,
@@ -206,6 +207,9 @@ def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str,
         yield True, problem, remedy
     if problem := MaskingFile(directory).problem():
         yield False, problem, "nothing: the agent deletes it when it starts, and the device is lost to its last group"
+    if problem := OfferedBases(directory).problem():
+        problem, _, remedy = problem.rpartition("; ")
+        yield True, problem, remedy
     for name in _names(directory / PATCHES):
         if name.endswith(RECORD_SUFFIX):
             path = directory / PATCHES / name

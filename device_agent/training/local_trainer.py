@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpatch.device_agent.training.batches import batch_indices
+from fedpatch.device_agent.training.batches import attempt_seed, batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
 from fedpatch.device_agent.training.failure_cause import attributed
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
@@ -111,6 +111,7 @@ class LocalTrainer:
         cancelled: Callable[[], bool],
         private: Collection[str] = (),
         control: Tensors | None = None,
+        attempt: bytes = b"",
     ) -> tuple[LocalResult, LocalResult] | None:
         """Train a model, and by a plan with `personal` or `finish` the device's own copy of it.
 
@@ -124,6 +125,7 @@ class LocalTrainer:
             cancelled: As for `run`.
             private: Names of the values that do not travel.
             control: As for `run`.
+            attempt: As for `run`.
 
         Returns:
             The result of the model, and that of the personal model, which the trainer holds then: the copy, or without one the
@@ -132,7 +134,14 @@ class LocalTrainer:
         Raises:
             FedpatchError: As `run` does.
         """
-        run = partial(self.run, first_batch=first_batch, stream_seed=stream_seed, cancelled=cancelled, private=private)
+        run = partial(
+            self.run,
+            first_batch=first_batch,
+            stream_seed=stream_seed,
+            cancelled=cancelled,
+            private=private,
+            attempt=attempt,
+        )
         if not plan.personal and not plan.finish:
             result = run(tensors, plan, on_step=on_step, control=control)
             return (result, result) if result else None
@@ -232,6 +241,7 @@ class LocalTrainer:
         private: Collection[str] = (),
         pull: Pull | None = None,
         control: Tensors | None = None,
+        attempt: bytes = b"",
     ) -> LocalResult | None:
         """Train a model by a plan. Equal arguments give equal results.
 
@@ -246,6 +256,7 @@ class LocalTrainer:
             private: Names of the values that do not travel.
             pull: A pull of the values; None: that of `plan.prox` to `tensors`.
             control: By a plan with control variates the device's own, by name of the moment; a missing one is zero.
+            attempt: Secret of the attempt at a masked round; empty without masks.
 
         Returns:
             The result; None after a cancel.
@@ -265,13 +276,14 @@ class LocalTrainer:
         controls = ControlVariates(self._trained, tensors, control or {}, private) if plan.has_controls else None
         optimizer = controls.optimizer(plan.learning_rate) if controls else self._optimizer(plan, tensors)
         pull = pull or self._pull(plan.prox or 0.0, tensors, private)
-        batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
+        batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed, attempt)
+        layer_seed = attempt_seed(stream_seed, attempt) + first_batch
         losses: list[float] = []
         try:
             before = self._user_accuracy(cancelled) if measure_before else None
             started = time.perf_counter()
             with torch.random.fork_rng(devices=[]):  # a repeated round repeats dropout and similar layers
-                torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
+                torch.default_generator.manual_seed(layer_seed % 2**63)
                 self.model.train()
                 for indices in self._in_phases(batches, plan, private):
                     if cancelled():

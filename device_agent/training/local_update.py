@@ -32,7 +32,7 @@ from fedpatch.device_agent.state.patch_store import (
     PatchStore,
 )
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
-from fedpatch.device_agent.training.batches import stream_seed, update_seed
+from fedpatch.device_agent.training.batches import attempt_seed, stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
@@ -116,7 +116,7 @@ class LocalUpdate:
         """Train, save the patch, and write the update to `command.update_path` (0600).
 
         The patch, and the residual of the encoding, are saved before the update: an update never exists without them. A
-        repeated round gives the same values.
+        repeated round gives the same values, under masks with the same keys only.
 
         Args:
             command: The training command.
@@ -158,6 +158,7 @@ class LocalUpdate:
             cancelled=cancelled,
             private=policy.private_names(schema),
             control=own_control.values,
+            attempt=command.attempt,
         )
         if trained is None:
             return None
@@ -178,7 +179,8 @@ class LocalUpdate:
         report = _report(command, shown)
         if alone and self._measures_alone(command):
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
-        step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
+        rounding = attempt_seed(update_seed(plan.seed, self._device_id, before.batches_done), command.attempt)
+        step = _Step(key, public, model, update, rounding)
         manifest = self._write_update(command, step, report)
         if alone:
             self._independent.keep(alone)

@@ -20,6 +20,7 @@ from fedpatch.shared.wire.masking_messages import SHARE_BYTES, GroupMember, Mask
 
 _PAIR, _SELF, _BOX = b"fedpatch pair mask 2", b"fedpatch self mask 1", b"fedpatch share box 1"
 _NOISE, _CODE = b"fedpatch skellam noise 1", b"fedpatch agreement code 1 "
+_TRAINING = b"fedpatch training 1"
 _FIXED_PRIVATE_KEY = bytes(range(32))
 # Each box has a key of its own, so the nonce may be constant.
 _NONCE = bytes(12)
@@ -171,6 +172,19 @@ def noise_seed(share: bytes, context: bytes) -> bytes:
         context: The group.
     """
     return _derive(share, context, _NOISE)
+
+
+def training_secret(share: bytes, request: bytes) -> bytes:
+    """Return the secret of an attempt at a round, from which batch order and rounding follow.
+
+    Like `noise_seed` it is derived from the private key for boxes, which no other party ever has. So a repeated round repeats
+    neither, but a restarted device makes the same vector again under the same keys.
+
+    Args:
+        share: The X25519 private share key of the device.
+        request: Digest of the request.
+    """
+    return _derive(share, request, _TRAINING)
 
 
 def commitment_to(self_mask: bytes, context: bytes) -> bytes:

@@ -67,6 +67,8 @@ INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVA
 MASKED_FEATURE = "masked_2"
 # A feature of coordinators that know the reasons of devices to decline a masked round.
 MASKED_REASONS_FEATURE = "masked"
+# A feature of coordinators that know the reason `base_spent`, and move the base of a repeated masked round:
+MASKED_BASES_FEATURE = "masked_bases"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
 SIGNED_FEATURE = "masked_signed"
 # A feature of such devices that also leave out members with a revoked certificate, by `revocations` of the request:
@@ -74,7 +76,13 @@ REVOCATIONS_FEATURE = "masked_revocations"
 # A feature of relays that play a masked round in their site and answer with its sum, in SUM_ENCODING:
 SUMS_FEATURE = "masked_sums_2"
 # Features of a device's answers that the coordinator of this version understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_REASONS_FEATURE)
+COORDINATOR_FEATURES: tuple[str, ...] = (
+    "storage",
+    "owner_limits",
+    PRIVACY_FEATURE,
+    MASKED_REASONS_FEATURE,
+    MASKED_BASES_FEATURE,
+)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 # A word in the features of a request to a device that registered several members: the report of its update, or its evaluation,
 # may have `members`.

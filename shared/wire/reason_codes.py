@@ -64,6 +64,7 @@ class DeclineReason(StrEnum):
     PRIVACY_REQUIRED = "privacy_required"
     INSECURE_REQUEST = "insecure_request"
     SECURE_TERMS = "secure_terms"
+    BASE_SPENT = "base_spent"
 
     @classmethod
     def _missing_(cls, value: object) -> DeclineReason | None:

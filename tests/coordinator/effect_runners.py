@@ -54,6 +54,7 @@ class Bench:
         run: str = "",
         writing: dict[str, Any] | None = None,
         blobs: BlobStore | None = None,
+        entropy: int = 1,
         **changes: Any,
     ) -> None:
         self.prepared, self.registry, self.directory = prepared, registry, directory
@@ -94,7 +95,9 @@ class Bench:
             self.lines.append(printable(line))
 
         counters = DeviceCounters(registry, "demo", spec, self.quarantine, say)
-        self.aggregator = Aggregator(state, blobs, directory, prepared, spec, say)
+        self.aggregator = Aggregator(
+            state, blobs, directory, prepared, spec, say, opening=unfinished, entropy=random.Random(entropy)
+        )
         self.updates = UpdateStore(
             blobs,
             registry,
@@ -112,7 +115,7 @@ class Bench:
             counters=counters,
             say=say,
         )
-        self._changes = changes
+        self._changes, self._entropy = changes, entropy
         self.perform(self.engine.handle(RunStarted(), time.monotonic()))
 
     def _send(self, device: str, envelope: Envelope) -> None:
@@ -140,7 +143,7 @@ class Bench:
             self.registry,
             self.engine.spec.run,
             blobs=self.blobs,
-            **{**self._changes, **changes},
+            **{"entropy": self._entropy + 1, **self._changes, **changes},
         )
 
     def perform(self, effects: list[Any]) -> None:

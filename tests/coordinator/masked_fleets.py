@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
 from fedpatch.coordinator.rounds.run_events import ChunkReceived, DeviceMessage, DevicePresence, TimePassed
-from fedpatch.device_agent.job.job_state_machine import REVEALED
+from fedpatch.device_agent.job.job_state_machine import BASE_SPENT
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.masking.device_vector import make_vector
@@ -72,8 +72,8 @@ class MaskedDevice:
         self.name, self.schema = name, schema
         self.rounds = MaskingRounds(name, random.Random(name).randbytes)
         self.elements: dict[int, Array] = {}
-        self.blobs: dict[int, tuple[bytes, Manifest]] = {}
-        self.committed: set[int] = set()
+        self.blobs: dict[tuple[int, bytes], tuple[bytes, Manifest]] = {}  # by round and group
+        self.committed: set[str] = set()  # digests of updates
         self.cancelled: set[int] = set()
         self.request: WorkRequest | None = None
         self.tamper: Callable[[Envelope], Envelope] = lambda envelope: envelope
@@ -90,18 +90,18 @@ class MaskedDevice:
                 self.request = envelope.body
                 keys = self.rounds.begin(name, envelope.body)
                 if keys is None:
-                    return [REVEALED]
-                return [Accept(1, keys), *([self._offer(number)] if number in self.blobs else [])]
+                    return [BASE_SPENT]
+                return [Accept(1, keys), *([self._offer(number)] if self._has_update(number) else [])]
             case Roster() | Inbox() | Unmask() | Agreed():
                 answer = self.rounds.handle(name, envelope.body)
-                if isinstance(envelope.body, Inbox) and self.rounds.is_ready and number not in self.committed:
-                    return [self._offer(number)]
+                if isinstance(envelope.body, Inbox) and self.rounds.is_ready:
+                    return [] if self._update(number)[1].digest in self.committed else [self._offer(number)]
                 return [answer.body] if answer.body is not None else []
             case Grant():
                 blob, manifest = self._update(number)
                 return [cut(blob, manifest, index) for index in range(manifest.chunk_count)]
             case Committed():
-                self.committed.add(number)
+                self.committed.add(envelope.body.digest)
             case Cancel():
                 self.cancelled.add(number)
         return []
@@ -113,10 +113,15 @@ class MaskedDevice:
         assert state is not None
         return Offer(manifest, state.codes)
 
+    def _has_update(self, number: int) -> bool:
+        state = self.rounds.state
+        return state is not None and state.roster is not None and (number, state.group.context) in self.blobs
+
     def _update(self, number: int) -> tuple[bytes, Manifest]:
-        if number not in self.blobs:
-            request, state = self.request, self.rounds.state
-            assert request is not None and request.secure is not None and state is not None
+        request, state = self.request, self.rounds.state
+        assert request is not None and request.secure is not None and state is not None
+        key = number, state.group.context
+        if key not in self.blobs:
             self.elements[number] = self._vector(request, number)
             masked = add_masks(self.spoil(self.elements[number]), self.rounds.masks())
             blob = write_masked_blob(MaskedUpdate(state.group.context, request.model.digest, masked))
@@ -124,8 +129,8 @@ class MaskedDevice:
             manifest = describe(
                 blob, chunk_bytes=2**16, encoding=request.encoding, raw_bytes=len(blob), schema=self.schema.digest
             )
-            self.blobs[number] = blob, manifest
-        return self.blobs[number]
+            self.blobs[key] = blob, manifest
+        return self.blobs[key]
 
     def _vector(self, request: WorkRequest, number: int) -> Array:
         """Return the vector before masking; with differential privacy it has the device's noise."""

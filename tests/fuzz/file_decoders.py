@@ -33,6 +33,7 @@ from fedpatch.device_agent.masking.masking_round import MaskingRound
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.download_files import PartialBlob
 from fedpatch.device_agent.state.masking_file import MaskingFile
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.patch_store import MAGIC, PatchKey, PatchRecord, PatchState, PatchStore, list_patches
 from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -94,6 +95,20 @@ def _masking(data: bytes, folder: Path) -> MaskingRound | None:
     file = MaskingFile(folder)
     file.path.write_bytes(data)
     return file.load()
+
+
+def _bases(data: bytes, folder: Path) -> frozenset[str] | None:
+    bases = OfferedBases(folder)
+    bases.path.write_bytes(data)
+    return bases.load()
+
+
+def _bases_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        bases = OfferedBases(Path(folder))
+        bases.add("ec" * 32)
+        bases.add("ed" * 32)
+        return bases.path.read_bytes()
 
 
 def _masking_file() -> bytes:
@@ -282,6 +297,7 @@ def _file_decoders() -> Iterator[Decoder]:
                   (kept[len(_CHECKPOINT) + 32 :],), "msgpack", frugal=False)  # fmt: skip
     yield Decoder("stored update", _stored_update, state, (update,))
     yield Decoder("masking", _masking, (), (_masking_file(),))
+    yield Decoder("bases", _bases, (), (_bases_file(),))
     yield Decoder("spool", _spool, (), (to_bytes(Spooled(_KEY, model())),), "msgpack")
     yield Decoder("partial download", _partial, (), (bytes(12), b"\0\0\0\2\0\0\0\1\0\0"))
     yield Decoder("publisher's note", _publisher_note, (), (f"{'ab' * 32} 7\n{'cd' * 32} 65536\n".encode(),), "text")

@@ -190,17 +190,29 @@ def test_devices_that_accepted_before_a_kill_send_their_keys_again(tmp_path, pre
     assert [device.accepted for device in registry.devices()] == [1] * 10
 
 
-def test_masked_round_repeated_after_a_damaged_checkpoint_fails_and_the_run_goes_on(
+def test_masked_round_repeated_after_a_damaged_checkpoint_has_a_moved_base_and_counts(
     tmp_path, prepared, registry, clock
 ):
-    """Each device reveals its shares of a round once, so it declines the repeated round, but no later one."""
+    """A device offers one masked update from a base, so the repeated round begins with another one."""
     terms = {**TERMS, "devices": 9, "rounds": 1, "group_size": 9}
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 9).come()
     newest = checkpoint_names(fleet.bench)[-1]
     fleet.bench.blobs.put(newest, b"damaged")
-    again = MaskedFleet(fleet.bench.again(rounds=3), clock, devices=fleet.devices).come().wait(900.0)
+    again = MaskedFleet(fleet.bench.again(rounds=2), clock, devices=fleet.devices).come().wait(900.0)
+    records = registry.rounds.records(again.bench.engine.spec.run)
+    assert [(one.round, one.outcome) for one in records] == [(1, "aggregated"), (2, "aggregated")], again.bench.lines
+
+
+def test_masked_round_repeated_from_the_same_base_fails_by_base_spent_and_the_next_one_counts(
+    tmp_path, prepared, registry, clock
+):
+    """A restored backup of the whole state may repeat a round as it was; the rule of the devices costs it that round alone."""
+    terms = {**TERMS, "devices": 9, "rounds": 1, "group_size": 9}
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 9).come()
+    fleet.bench.blobs.put(checkpoint_names(fleet.bench)[-1], b"damaged")
+    again = MaskedFleet(fleet.bench.again(entropy=1, rounds=2), clock, devices=fleet.devices).come().wait(900.0)
     first, second, *_ = registry.rounds.records(again.bench.engine.spec.run)
-    assert (first.round, first.outcome, first.failure) == (1, "failed", "too_few_accepted"), again.bench.lines
+    assert (first.outcome, first.decline_reasons) == ("failed", {"base_spent": 9}), again.bench.lines
     assert (second.round, second.outcome) == (2, "aggregated"), again.bench.lines
 
 

@@ -16,9 +16,11 @@ from fedpatch.device_agent.job.job_effects import (
     JobState,
     MaskUpdate,
     ReportFailure,
+    SaveBase,
     SaveMasking,
     SendAfterSave,
     SpoolUpdate,
+    StartTraining,
 )
 from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
@@ -36,8 +38,10 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, Roster, Unmask
 from fedpatch.shared.wire.messages import (
+    MASKED_BASES_FEATURE,
     MASKED_REASONS_FEATURE,
     Accept,
+    Cancel,
     Committed,
     Decline,
     Failed,
@@ -190,9 +194,10 @@ def test_masked_update_is_noted_and_spooled_before_it_is_offered():
     job, keys = training()
     in_group(job, keys)
     job.handle(VectorTrained(KEY), 15.0)
-    save, spool, offer = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    save, base, spool, offer = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
     assert isinstance(save, SaveMasking)
     assert save.state.update == UPDATE.digest
+    assert base == SaveBase(str(MASKED.content))
     assert isinstance(spool, SpoolUpdate)
     assert offer.envelope.body.manifest == UPDATE
 
@@ -311,15 +316,29 @@ def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
     assert accept == Accept(10)
 
 
-def test_round_in_which_the_device_agreed_to_a_sum_is_declined_for_this_round_only():
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [((MASKED_BASES_FEATURE,), DeclineReason.BASE_SPENT), ((MASKED_REASONS_FEATURE,), DeclineReason.UNWILLING)],
+)
+def test_second_round_from_the_base_of_an_offered_update_is_declined_and_later_rounds_are_not(features, reason):
     """For a lasting reason the coordinator would invite the device to no other round of the run either."""
     job, keys = training()
-    group = in_group(job, keys)
-    receive(job, unmask_of(group, b"\x06"))
-    [decline] = bodies(ask_masked(job, replace(MASKED, private="all"), epoch=2))
-    assert isinstance(decline, Decline) and not lasts(decline)
-    [accept] = bodies(ask_masked(job, MASKED, round_number=2, epoch=2))
+    in_group(job, keys)
+    job.handle(VectorTrained(KEY), 15.0)
+    job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    receive(job, Cancel("late"))
+    [decline] = bodies(ask_masked(job, replace(MASKED, features=features), round_number=2, epoch=2))
+    assert (decline.reason, lasts(decline)) == (reason, False)
+    [accept] = bodies(ask_masked(job, replace(MASKED, content="ed" * 32), round_number=3, epoch=2))
     assert isinstance(accept, Accept)
+
+
+def test_training_of_a_masked_round_gets_the_secret_of_its_attempt_and_other_training_none():
+    job, _ = accepted()
+    job.handle(DownloadStarted({model().digest: frozenset()}), 10.0)
+    effects = [effect for index in range(3) for effect in job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0)]
+    [start] = [effect for effect in effects if isinstance(effect, StartTraining)]
+    assert start.attempt == job._masking.training_secret() != b""
 
 
 def test_masking_message_to_a_device_without_masks_is_ignored():

@@ -99,16 +99,64 @@ def test_each_request_and_round_has_new_keys():
 
 
 @pytest.mark.parametrize("reveals", [False, True])
-@pytest.mark.parametrize("request_", [REQUEST, request_of(terms_of(SIZE), "ac" * 32)])
-def test_device_that_has_agreed_to_a_sum_takes_no_part_in_the_round_again(request_, reveals):
+def test_device_that_has_agreed_to_a_sum_takes_no_part_in_the_same_request_again(reveals):
     group = ready()
     if reveals:
         group.reveal(0, ALL)
     else:
         group.devices[0].take(group.unmask(ALL))
     group.devices[0].reboot()
-    assert group.devices[0].rounds.begin(NAME, request_) is None
-    assert group.devices[0].rounds.begin(replace(NAME, round=2), request_) is not None
+    assert group.devices[0].rounds.begin(NAME, REQUEST) is None
+
+
+ELSEWHERE = [
+    (NAME, replace(REQUEST, private="all")),
+    (replace(NAME, round=2), REQUEST),
+    (replace(NAME, run="run-2"), replace(REQUEST, deadline_s=1.0, plan=replace(REQUEST.plan, seed=7))),
+]
+
+
+@pytest.mark.parametrize(("name", "request_"), ELSEWHERE)
+def test_device_that_has_offered_an_update_makes_no_keys_for_another_round_from_the_same_base(name, request_):
+    """Two sums from one base whose groups differ in one device would show its update."""
+    device = ready().devices[0]
+    assert device.rounds.note_update("0a" * 32) is not None
+    for _ in range(2):
+        assert device.rounds.begin(name, request_) is None
+        device.reboot()
+    moved = replace(request_, content="ed" * 32)
+    assert device.rounds.begin(name, moved) is not None
+    assert device.rounds.begin(NAME, REQUEST) is None, "a later base does not push an earlier one out"
+
+
+def test_update_from_a_base_that_was_offered_meanwhile_is_not_sent():
+    """The second line of defence, for keys that were made before the offer."""
+    group = ready()
+    group.devices[0].rounds.offered.add(REQUEST.content)
+    assert group.devices[0].rounds.note_update("0a" * 32) is None
+
+
+def test_offered_update_may_be_repeated_under_its_keys_after_a_restart():
+    device = ready().devices[0]
+    device.save(device.rounds.note_update("0a" * 32))
+    device.reboot()
+    assert device.rounds.begin(NAME, REQUEST) == device.state.keys
+    assert device.rounds.note_update("0a" * 32) is not None
+    assert device.rounds.note_update("0b" * 32) is None
+
+
+def test_device_whose_record_of_bases_is_damaged_makes_no_keys():
+    assert MaskingRounds("pi-00", random.Random(0).randbytes, offered=None).begin(NAME, REQUEST) is None
+
+
+def test_secret_of_an_attempt_stays_with_its_keys_and_changes_with_them():
+    device = keyed().devices[0]
+    first = device.rounds.training_secret()
+    device.reboot()
+    assert device.rounds.training_secret() == first
+    device.accept(REQUEST, replace(NAME, round=2))
+    assert device.rounds.training_secret() not in (first, b"")
+    assert MaskingRounds("pi-00", random.Random(0).randbytes).training_secret() == b""
 
 
 def test_repeated_messages_have_the_same_answers_also_after_a_restart():

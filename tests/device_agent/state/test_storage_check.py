@@ -23,6 +23,7 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.patch_store import (
     CONTROLS,
     INDEPENDENT,
@@ -283,6 +284,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     masking = PlayedGroup.of(3).devices[0].rounds.state
     assert masking is not None
     MaskingFile(state).save(masking)
+    OfferedBases(state).add("ec" * 32)
     ModelCache(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
     spool = UpdateSpool(state / "spool")
     spool.update_path.write_bytes(b"update")
@@ -332,6 +334,7 @@ def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, a
         (f"patches/{TASK}.private", "", "fail", "set `private`"),
         (f"patches/{TASK}.private", "affine", "warn", "delete it"),
         ("masking.bin", "", "warn", "nothing: the agent deletes it"),
+        ("masked-bases", "", "fail", "move it away"),
     ],
 )
 def test_damaged_record_is_a_finding_that_fails_where_rounds_are_declined_for_it(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.training.batches import batch_indices, stream_seed, update_seed
+from fedpatch.device_agent.training.batches import attempt_seed, batch_indices, stream_seed, update_seed
 
 NUMBERS = st.integers(1, 40)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -29,6 +31,24 @@ def test_to_continue_is_not_to_have_stopped(n, batch_size, first, count, seed):
     rest = list(batch_indices(n, batch_size, first, count, seed))
     assert len(rest) == count
     assert all(np.array_equal(one, other) for one, other in zip(whole[first:], rest, strict=True))
+
+
+@given(n=NUMBERS, batch_size=NUMBERS, first=st.integers(0, 100), count=st.integers(1, 20), seed=SEEDS)
+def test_attempt_shuffles_the_examples_of_a_round_within_each_pass(n, batch_size, first, count, seed):
+    """So passes stay whole over the rounds, whatever attempts they have."""
+    size = min(batch_size, n)
+    plain = np.concatenate(list(batch_indices(n, batch_size, first, count, seed)))
+    mixed = np.concatenate(list(batch_indices(n, batch_size, first, count, seed, b"attempt")))
+    ends = [0, *range(n - first * size % n, count * size, n), count * size]
+    for begin, end in pairwise(ends):
+        assert sorted(plain[begin:end]) == sorted(mixed[begin:end])
+
+
+def test_attempts_have_batches_and_rounding_of_their_own():
+    one, other = (np.concatenate(list(batch_indices(50, 5, 0, 5, 9, attempt))) for attempt in (b"1", b"2"))
+    assert not np.array_equal(one, other)
+    assert len({attempt_seed(9, attempt) for attempt in (b"", b"1", b"2")}) == 3
+    assert attempt_seed(9, b"") == 9
 
 
 def test_passes_and_devices_have_orders_of_their_own():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -116,12 +117,28 @@ def test_vector_holds_the_step_and_the_report(tmp_path, device):
     )
 
 
-def test_repeated_round_has_the_same_vector(tmp_path, device):
+def test_repeated_attempt_has_the_same_vector(tmp_path, device):
     """Else two vectors would be sent under the same masks."""
     scene = scene_of(tmp_path)
-    first, *_ = train(device, scene, terms(scene))
-    second, *_ = train(device, scene, terms(scene))
+    first, *_ = train(device, scene, terms(scene), attempt=b"1")
+    second, *_ = train(device, scene, terms(scene), attempt=b"1")
     assert first == second
+
+
+def test_another_attempt_at_a_round_has_other_batches_and_another_rounding(tmp_path, device):
+    """Else two sums from one base would differ in the devices of one of them alone, to the bit."""
+    scene = scene_of(tmp_path)
+    patches = []
+    vectors = []
+    for attempt in (b"", b"1", b"2"):
+        _, _, vector, _ = train(device, scene, terms(scene), attempt=attempt)
+        vectors.append(vector.elements)
+        assert device._trained is not None
+        patches.append(device._trained[1].tensors)
+    for one, other in combinations(range(3), 2):
+        differs = np.count_nonzero(vectors[one] != vectors[other])
+        assert differs > len(vectors[one]) // 4
+        assert any(not np.array_equal(patches[one][name], patches[other][name]) for name in patches[one])
 
 
 def test_vector_with_noise_of_the_devices_is_the_clipped_step_without_report(tmp_path, device):

@@ -17,6 +17,7 @@ from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.app.files import remove_unfinished
 from fedpatch.shared.errors import DataError
@@ -92,7 +93,8 @@ class SimulatedDevice:
     def _set_up(self, identity: Identity, link: Any, trainer: Any) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.directory)
-        masking = MaskingRounds(self.name, self._world.rng.randbytes, MaskingFile(self.directory).load())
+        saved, bases = MaskingFile(self.directory).load(), OfferedBases(self.directory).load()
+        masking = MaskingRounds(self.name, self._world.rng.randbytes, saved, offered=bases)
         self.job = Job(max_blob_bytes=2**20, masking=masking)
         owner = owner_of()
         limits = OwnerLimits(self.directory / "patches", max_steps=1000, max_epochs=100)
