@@ -57,6 +57,8 @@ class WorkerSetup:
             to train alone only if a request measures it.
         require_filter: Whether the setup fails where the kernel cannot close the network
             (device_agent.training.network_filter).
+        hides_examples: Whether the device has the same weight in masked sums as the largest one, so that its weight shows
+            nothing of its data.
     """
 
     task_ref: str
@@ -76,6 +78,7 @@ class WorkerSetup:
     alone_every: int = 0
     keep_int8: bool = False
     require_filter: bool = False
+    hides_examples: bool = False
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
         keep_int8=settings.keep_int8,
         alone_every=settings.alone_every if settings.keep_models else 0,
         require_filter=settings.secure == REQUIRED,
+        hides_examples=settings.secure == REQUIRED,
     )
 
 

@@ -42,6 +42,7 @@ from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, StateUnreadable, UpdateRefused, UsageError
+from fedpatch.shared.masking.device_vector import weight_class
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
@@ -79,6 +80,8 @@ class LocalUpdate:
         alone_every: int = 0,
     ) -> None:
         self._trainer = trainer
+        self._hides_examples = False
+        self._joined_with = trainer.num_examples
         self._store = store
         self._schedule = AloneSchedule(alone_every)
         self._floor = PrivateFloor(store.directory, trainer.task.name, private)
@@ -91,8 +94,12 @@ class LocalUpdate:
         self._trained: tuple[TrainCommand, LocalResult] | None = None
         self._most = sys.maxsize, sys.maxsize
 
-    def bound(self, max_steps: int, max_epochs: int) -> None:
-        """Set the owner's limits (0: none). Plans beyond them are refused; the agent checked them for older data."""
+    def bound(self, max_steps: int, max_epochs: int, *, hides_examples: bool = False) -> None:
+        """Set the owner's limits (0: none). Plans beyond them are refused; the agent checked them for older data.
+
+        `hides_examples` is that of WorkerSetup.
+        """
+        self._hides_examples = hides_examples
         self._most = max_steps or sys.maxsize, max_epochs or sys.maxsize
 
     def take_new_data(self) -> int | None:
@@ -446,7 +453,13 @@ class LocalUpdate:
                 step.public,
                 model=step.model,
                 update=step.update,
-                report=report,
+                # The class stays while data grow: a change would show in the sum of the group.
+                report=replace(
+                    report,
+                    num_examples=weight_class(
+                        self._joined_with, hidden_as=terms.weight_cap if self._hides_examples else 0
+                    ),
+                ),
                 metric=self._trainer.task.metric_terms,
                 seed=step.seed,
             )

@@ -273,7 +273,7 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
         private=setup.private,
         alone_every=setup.alone_every,
     )
-    local_update.bound(setup.max_steps, setup.max_epochs)
+    local_update.bound(setup.max_steps, setup.max_epochs, hides_examples=setup.hides_examples)
     give_memory_back()
     return local_update, ready
 

@@ -1,8 +1,10 @@
 """A device's vector: its step, clipped and rounded to the grid, and its report as limbs.
 
 A value is w * step / range * top, cut off at +-top and rounded at random, so that its expectation is exact; w is
-min(examples, weight_cap) / weight_cap. The part of the step that the vector lacks, by the rounding and the cut, is not added to
-a later step (no error feedback): with it, a sum of one round would hold a part of an earlier step, which other devices hid.
+min(class, weight_cap) / weight_cap. The class is coarse, or the same for all (`weight_class`): sums over several rounds are a
+system of linear equations, by which exact numbers of examples could be computed. The part of the step that the vector lacks, by
+the rounding and the cut, is not added to a later step (no error feedback): with it, a sum of one round would hold a part of an
+earlier step, which other devices hid.
 """
 
 from __future__ import annotations
@@ -31,6 +33,20 @@ MAX_NORM_RATIO = 4.0
 """A norm counts as at most this multiple of the clip, which limits the effect of one device on the mean norm."""
 
 
+def weight_class(num_examples: int, *, hidden_as: int = 0) -> int:
+    """Return the number of examples that a device reports in its vector: the nearest power of 4.
+
+    Args:
+        num_examples: Its examples, at least 1.
+        hidden_as: If not 0, this number is returned: the owner hides the number of examples.
+
+    Example:
+        >>> [weight_class(count) for count in (1, 3, 10, 100, 600)], weight_class(600, hidden_as=50)
+        ([1, 4, 16, 64, 1024], 50)
+    """
+    return hidden_as or 4 ** round(math.log(max(num_examples, 1), 4))
+
+
 def make_vector(
     layout: VectorLayout,
     *,
@@ -44,7 +60,7 @@ def make_vector(
     Args:
         layout: Layout of the round.
         step: Tensors after training minus the global model's; others than `layout.specs` are ignored.
-        report: Report of the training.
+        report: Report of the training; its examples are a `weight_class`.
         metric: Metric of the task.
         seed: Seed of the rounding.
 

@@ -46,7 +46,7 @@ class SummedReport:
     Attributes:
         devices: Number of devices.
         weight: Sum of their weights, in examples.
-        num_examples: Sum of their examples.
+        num_examples: Sum of their weight classes (shared.masking.device_vector), not capped.
         means: Mean of each of MEASURES.
         measured: Number of devices that measured it.
         gaining: Devices that gain against learning alone.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
@@ -17,7 +18,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, polic
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
 from fedpatch.shared.errors import UpdateRefused, UsageError
-from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.device_vector import make_vector, weight_class
 from fedpatch.shared.masking.group_context import threshold_of, write_grid
 from fedpatch.shared.masking.masked_blob import HEADER_BYTES, MaskedUpdate
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
@@ -40,7 +41,7 @@ class MaskedUplink:
         study: The study; `secure` is "groups".
         travelling: Schema of the tensors that travel.
         model: The initial global model.
-        num_examples: Training examples of each client; the greatest number is the weight cap, so weights are the paper's.
+        num_examples: Training examples of each client; the greatest weight class is the weight cap.
         metric: Metric of the task.
     """
 
@@ -50,7 +51,7 @@ class MaskedUplink:
         self.update_bytes = 0
         self._study, self._travelling, self._metric = study, travelling, metric
         self._scale = MaskedScale.first(travelling, model)
-        self._weight_cap = max(num_examples)
+        self._weight_cap = max(map(weight_class, num_examples))
 
     def mean(
         self,
@@ -85,7 +86,7 @@ class MaskedUplink:
             elements = make_vector(
                 layout,
                 step={spec.name: update[spec.name] - base[spec.name] for spec in layout.specs},
-                report=reports[client],
+                report=replace(reports[client], num_examples=weight_class(reports[client].num_examples)),
                 metric=self._metric,
                 seed=seeds[client],
             )

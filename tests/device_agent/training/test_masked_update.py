@@ -49,7 +49,7 @@ def scene_of(folder, private="affine"):
 
 def terms(scene, **changes):
     grid = write_grid((0.5,) * len(travelling(scene.public)))
-    return replace(terms_of(3, bits=16, clip=1e6, weight_cap=23, grid=grid), **changes)
+    return replace(terms_of(3, bits=16, clip=1e6, weight_cap=16, grid=grid), **changes)
 
 
 def train(device, scene, secure, tensors=None, round=1, **changes):
@@ -107,7 +107,7 @@ def test_vector_holds_the_step_and_the_report(tmp_path, device):
     for name, step in mean_step(layout, total).items():
         np.testing.assert_allclose(step, update[name] - initial[name], atol=0.51 / layout.top, err_msg=name)
     summed = read_report(layout, total)
-    assert (summed.num_examples, summed.weight) == (23, 23)
+    assert (summed.num_examples, summed.weight) == (16, 16), "23 examples are in the class of 16"
     assert summed.means["train_loss"] == pytest.approx(report.train_loss, abs=1e-5)
     assert vector.base == command.base
     assert (manifest.encoding, manifest.size_bytes, manifest.schema) == (
@@ -115,6 +115,38 @@ def test_vector_holds_the_step_and_the_report(tmp_path, device):
         68 + layout.nbytes,
         scene.public.digest,
     )
+
+
+def figures_of(scene, secure, vector):
+    return read_report(
+        VectorLayout(scene.public, secure), read_sum(VectorLayout(scene.public, secure), vector.elements, 1)
+    )
+
+
+def test_number_of_examples_is_in_no_vector_and_its_class_stays_while_data_grow(tmp_path, device):
+    """Sums over many rounds are linear equations for whatever figure of a device stays."""
+    scene = scene_of(tmp_path)
+    secure = terms(scene, weight_cap=600)
+    found = []
+    for data in (23, 23, 400):
+        device._trainer.take(random_data("ann", data))
+        _, report, vector, _ = train(device, scene, secure)
+        summed = figures_of(scene, secure, vector)
+        found.append((report.num_examples, summed.num_examples, summed.weight))
+    assert found == [(23, 16, 16), (23, 16, 16), (400, 16, 16)]
+
+
+def test_device_whose_owner_hides_the_number_of_examples_weighs_what_all_weigh(tmp_path):
+    scene = scene_of(tmp_path)
+    secure = terms(scene, weight_cap=600)
+    for examples in (3, 23):
+        trainer = LocalTrainer(TOY, random_data("ann", examples))
+        store = PatchStore(tmp_path / f"patches-{examples}")
+        hiding = LocalUpdate(trainer, store, "ann", private="none")
+        hiding.bound(0, 0, hides_examples=True)
+        _, _, vector, _ = train(hiding, scene, secure)
+        summed = figures_of(scene, secure, vector)
+        assert (summed.num_examples, summed.weight) == (600, 600)
 
 
 def test_repeated_attempt_has_the_same_vector(tmp_path, device):

@@ -15,6 +15,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.training.masked_update import unmasked_blob
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.masking.device_vector import weight_class
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
@@ -83,7 +84,7 @@ def test_mean_has_the_bits_of_masked_groups_of_devices():
                 SCHEMA,
                 model=BASE,
                 update=updates[client],
-                report=reports()[client],
+                report=replace(reports()[client], num_examples=weight_class(EXAMPLES[client])),
                 metric=MetricTerms(),
                 seed=100 * number + client,
             )
