@@ -13,6 +13,7 @@ from pathlib import Path
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
@@ -83,6 +84,7 @@ def site_engine(
     unfinished: RoundStart | None,
     jitter: random.Random,
     holds: Mapping[str, str],
+    groups: RunGroups | None = None,
 ) -> Engine:
     """Return the engine of a round with the devices that the round asks; for an unfinished round, with all that are online.
 
@@ -97,8 +99,9 @@ def site_engine(
         unfinished: The start of this round if a killed relay left it open; else None.
         jitter: Randomness of pauses.
         holds: Devices that are held back, each with the kind of the hold.
+        groups: The masked groups of the run in the site.
     """
-    engine = Engine(spec, earlier=earlier, unfinished=unfinished, jitter=jitter, holds=holds)
+    engine = Engine(spec, earlier=earlier, unfinished=unfinished, jitter=jitter, holds=holds, groups=groups)
     for device in sorted(presences.asked(needs) if unfinished is None else presences.states):
         engine.fleet.update(device, engine.fleet.relevant(presences.states[device]))
     engine.note_restarted(presences.restarted)
@@ -178,6 +181,7 @@ class RoundPlayer:
             unfinished=unfinished,
             jitter=random.Random(self._ports.entropy.getrandbits(64)),
             holds=quarantine.held,
+            groups=RunGroups(self._registry.rounds.groups(command.key.run)),
         )
         presences.restarted.clear()
         aggregator = SiteAggregator(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from fedpatch.coordinator.masking.group import GroupState, MaskedGroup, OpenGroup
-from fedpatch.coordinator.masking.group_drawing import draw_groups
+from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Event, MaskingEntry, Phase, State
 from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGroupSteps
@@ -63,11 +63,12 @@ class MaskedRound:
         round: The round's state machine.
         terms: The terms in its work requests.
         policy: The conditions of the run.
-        seed: Seed of the run, by which groups are drawn.
+        seed: Seed of the run, by which devices without a group are drawn.
         request: Digest of its work request (shared.masking.group_context.request_digest).
         send: Makes the effect that sends a message to a device.
         sums: Relays of the round, whose updates are the sums of their sites: they have no keys and no group here.
         revoked: The list of revoked certificates in its work request.
+        groups: The groups of the run.
 
     Attributes:
         sums: As given.
@@ -85,6 +86,8 @@ class MaskedRound:
         send: Send,
         sums: Collection[str] = (),
         revoked: Revocations | None = None,
+        *,
+        groups: RunGroups,
     ) -> None:
         self.terms = terms
         self.sums = frozenset(sums)
@@ -92,6 +95,7 @@ class MaskedRound:
         self.groups: list[MaskedGroup] = []
         self._round, self._number = round, round.number
         self._policy = policy
+        self._run_groups = groups
         self._seed = seed
         self._request = request
         self._revoked = revoked
@@ -190,7 +194,7 @@ class MaskedRound:
         able = [device for device in at_work if device in self.keys]
         policy, most = self._policy, self.terms.group_max
         size = min(policy.size, most)
-        drawn = draw_groups(able, self._seed, self._number, size=size, least=policy.least, most=most)
+        drawn = self._run_groups.of_round(able, self._seed, self._number, size=size, least=policy.least, most=most)
         for number, names in enumerate(drawn):
             members = tuple(GroupMember(name, self.keys[name]) for name in names)
             self._add_group(Roster(number, threshold_of(self.terms.threshold, len(names)), members))

@@ -16,6 +16,7 @@ from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.offences import OFFENCES
+from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.invitations import Invitations
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
@@ -195,6 +196,7 @@ class ActiveRound:
         figures: Figures of a masked round, once it is aggregated.
         evaluates: Whether devices only measure.
         dismissed: Whether collecting has ended and working devices were cancelled.
+        groups: The masked groups of the run, which the engine sets.
         works: Carried work of participants whose request is of an earlier round.
         speeds: Training times of the devices of the run; None in a run without buffered rounds.
         missed: Once `dismissed` is true, the participants that missed the round (coordinator.rounds.missed_rounds).
@@ -219,6 +221,7 @@ class ActiveRound:
         self.masked: MaskedRound | None = None
         self.dismissed = False
         self.works: dict[str, CarriedWork] = {}
+        self.groups = RunGroups()
         self.speeds: SpeedClasses | None = None
         self.version = 0
         self.missed: list[str] = []
@@ -790,7 +793,9 @@ class ActiveRound:
         spec, entries = self._spec, self._opening.masking
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
-        self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send, sums, revoked)
+        self.masked = MaskedRound(
+            self.round, terms, spec.secure, spec.seed, request, self._send, sums, revoked, groups=self.groups
+        )
         try:
             self.masked.resume(entries, self._opening.updates, now, closing=known.closing)
         except (WireError, IllegalTransition, LookupError, ValueError):

@@ -28,6 +28,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed
+from fedpatch.coordinator.masking.run_groups import REGISTER, RunGroups
 from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
@@ -43,6 +44,7 @@ from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
     CommittedUpdate,
+    MaskingEntry,
     Phase,
     RoundJournal,
     RoundStart,
@@ -56,6 +58,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     EndRun,
     PublishModel,
     RetractModel,
+    SaveGroupSteps,
     SavePause,
     SaveRecord,
 )
@@ -155,8 +158,10 @@ class Engine:
         carried: Mapping[str, CarriedWork] | None = None,
         waiting: Mapping[str, CommittedUpdate] | None = None,
         rest_s: float = 0.0,
+        groups: RunGroups | None = None,
     ) -> None:
         self.spec = spec
+        self._groups = groups or RunGroups()
         self.carried = CarriedDevices(carried)
         self._waiting: dict[str, CommittedUpdate] = dict(waiting or {})
         self._speeds = SpeedClasses()
@@ -662,7 +667,18 @@ class Engine:
         self._waits_since = self._wait_until = None
         if self._pause_until is not None and not self.evaluates_next:
             return []
-        return self._open_round(self._select(self.last_round + 1), now)
+        joined = self._join_groups()
+        return [*joined, *self._open_round(self._select(self.last_round + 1), now)]
+
+    def _join_groups(self) -> list[Effect]:
+        """Draw masked groups of the devices that have none yet; return the effect that saves them before a roster is sent."""
+        secure = self.spec.secure
+        if secure is None or self.evaluates_next:
+            return []
+        devices = [device for device in self.fleet.eligible() if not self.fleet.sums(device)]
+        added = self._groups.join(devices, self.spec.seed, size=secure.size, least=secure.least)
+        entries = tuple(MaskingEntry(number, "roster", device, b"") for number, device in added)
+        return [SaveGroupSteps(REGISTER, entries)] if entries else []
 
     def _select(self, number: int) -> RoundStart:
         # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
@@ -674,7 +690,11 @@ class Engine:
 
         def draw_some(devices: Sequence[str]) -> Selection:
             # Training rounds draw as they would without evaluate rounds between them.
-            return draw(devices, room, spec.over_select, spec.seed, number - self._evaluations)
+            drawn = draw(devices, room, spec.over_select, spec.seed, number - self._evaluations)
+            if spec.secure is None or self.evaluates_next:
+                return drawn
+            order = draw(devices, len(devices), 1.0, spec.seed, number - self._evaluations).invited
+            return replace(drawn, invited=self._groups.whole(order, len(drawn.invited)))
 
         evaluates = self.evaluates_next
         free = [device for device in self.fleet.eligible() if device not in engaged]
@@ -789,6 +809,7 @@ class Engine:
         self._aggregates = False
         uploads = self._uploads if spec.carry is not None else None
         self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now, uploads)
+        self.open.groups = self._groups
         if spec.carry is not None:
             self.open.speeds, self._waiting = self._speeds, {}
             self._count_expected(now)

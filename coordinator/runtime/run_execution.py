@@ -20,6 +20,7 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest, forget_stop
 from fedpatch.coordinator.masking.group_drawing import group_sizes
+from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.observability.event_observer import joined
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others, waiting_as_standby
 from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
@@ -709,6 +710,7 @@ def _engine(
         carried={device: work for device, work in carried.items() if device not in waiting},
         waiting=waiting,
         rest_s=rest_s,
+        groups=RunGroups(registry.rounds.groups(spec.run)),
     )
 
 

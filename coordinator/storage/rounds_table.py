@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Select, Table, delete, exists, func, select, 
 from sqlalchemy import insert as insert_into
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.masking.run_groups import REGISTER
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal, State
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -142,6 +143,10 @@ class RoundLedger(Tables):
         its_own = select(masking).where(masking.c.run == run, masking.c.round == round)
         rows = self._rows(masking, its_own.order_by(masking.c.number))
         return [_masking_entry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
+
+    def groups(self, run: str) -> list[tuple[int, str]]:
+        """Return the number of the masked group of each device of a run, as far as devices have joined one."""
+        return [(one.group, one.device) for one in self.masking(run, REGISTER)]
 
     def add_updates(self, run: str, added: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
         """Add updates whose files are on disk, and the devices that accepted.
@@ -354,7 +359,8 @@ def _forget(
     kept = exists().where(*(carried_work.c[name] == updates.c[name] for name in ("run", "device", "round")))
     other = updates.c.round.is_distinct_from(keep_updates_of)
     db.execute(delete(updates).where(updates.c.run == run, other, ~kept))
-    db.execute(delete(masking).where(masking.c.run == run, masking.c.round.is_distinct_from(keep_updates_of)))
+    other_steps = masking.c.round.is_distinct_from(keep_updates_of) & (masking.c.round != REGISTER)
+    db.execute(delete(masking).where(masking.c.run == run, other_steps))
 
 
 def _accept(db: Connection, run: str, devices: Collection[str]) -> None:

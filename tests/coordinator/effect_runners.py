@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
+from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
@@ -81,6 +82,7 @@ class Bench:
             jitter=random.Random(1),
             holds=self.quarantine.held,
             rest_s=rest_s,
+            groups=RunGroups(registry.rounds.groups(run)),
         )
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from fedpatch.coordinator.masking.run_groups import REGISTER
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.database.tables import masking
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -226,7 +227,8 @@ def resumed_with_damage(
     fleet.come()
 
     def damage(db: Any) -> None:
-        number = db.scalar(select(masking.c.number).where(masking.c.step == step).order_by(masking.c.number))
+        of_round = (masking.c.step == step) & (masking.c.round != REGISTER)
+        number = db.scalar(select(masking.c.number).where(of_round).order_by(masking.c.number))
         assert number is not None
         db.execute(update(masking).where(masking.c.number == number).values(**changes))
 

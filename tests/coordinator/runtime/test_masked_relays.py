@@ -211,8 +211,8 @@ def test_hub_killed_before_the_terms_are_saved_begins_the_round_again_with_the_r
     whole = come(hub(tmp_path / "whole", prepared, registry, clock, 8, weight_cap=None))
     fleet = hub(tmp_path / "killed", prepared, registry, clock, 8, weight_cap=None)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(UpdateStore, "save_masking", Guillotine(1).before(UpdateStore.save_masking))
+        patch.setattr(UpdateStore, "save_masking", Guillotine(2).before(UpdateStore.save_masking))
         come(fleet)
-    again = come(MaskedFleet(fleet.bench.again(), clock, devices=fleet.devices))
+    again = come(MaskedFleet(fleet.bench.again(entropy=1), clock, devices=fleet.devices))
     assert (record_of(again).outcome, record_of(again).measured) == ("aggregated", 16), again.bench.lines
     assert model_of(again) == model_of(whole)

@@ -296,3 +296,21 @@ def test_five_damaged_answers_to_the_roster_lead_to_quarantine(tmp_path, prepare
     play(fleet, next(one for one in MASKED_ATTACKS if one.name == "a box too few"))
     assert offences(fleet, BAD) >= RunSettings().quarantine_after
     assert registry.holds.held("demo") == {BAD: "quarantined"}
+
+
+def rosters(fleet: MaskedFleet) -> set[tuple[str, ...]]:
+    """Return the members of each group that was formed."""
+    found = (body for _, body in fleet.transcript if isinstance(body, Roster))
+    return {tuple(member.device for member in roster.members) for roster in found}
+
+
+def test_groups_stay_for_the_run_also_after_a_restart_and_whole_groups_are_sampled(tmp_path, prepared, registry, clock):
+    """Else the sums of a run are a system of equations for what stays in the updates of a device."""
+    terms = {**TERMS, "devices": 16, "quorum": 0.5, "participation": 0.5, "rounds": 3}
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock).come().wait(900.0)
+    again = MaskedFleet(fleet.bench.again(rounds=7), clock, devices=fleet.devices).come().wait(900.0)
+    assert [one.outcome for one in records(again)] == ["aggregated"] * 7, again.bench.lines
+    assert [one.reported for one in records(again)] == [8] * 7
+    groups = rosters(fleet) | rosters(again)
+    assert len(groups) == 2
+    assert sorted(device for group in groups for device in group) == names(16)

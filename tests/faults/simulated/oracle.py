@@ -71,6 +71,7 @@ class Oracle:
         self._world = world
         self._ever: set[tuple[str, str]] = set()
         self._bases: dict[str, Model] = {}
+        self._published: dict[str, Model] = {}
         self._base_named: dict[tuple[str, int], str] = {}
         self._made: dict[tuple[str, str, int, str], Model] = {}
         self._saving: dict[str, tuple[TrainCommand, PatchState]] = {}
@@ -95,6 +96,14 @@ class Oracle:
         self._before(patch, RoundLedger, "roll_back", self._roll_back)
         self._after(patch, RoundLedger, "drop_update", self._drop)
         patch.setattr(fedpatch.coordinator.runtime.aggregator, "masked_mean", self._masked_mean)
+        pack_model = fedpatch.coordinator.runtime.aggregator.pack_model
+
+        def packed(state: Any, *given: Any) -> Any:
+            blob, manifest = pack_model(state, *given)
+            self._published[manifest.digest] = {name: state.tensors[name] for name in state.tensors}
+            return blob, manifest
+
+        patch.setattr(fedpatch.coordinator.runtime.aggregator, "pack_model", packed)
         real = Registry.create_run
 
         def create_run(registry: Registry, **given: Any) -> Any:
@@ -198,6 +207,12 @@ class Oracle:
         self._stands_still_since = None
         self._last_opened = self._world.now
         base = self._base_of(run, ledger.round)
+        if self._world.settings.masked and ledger.base in self._published:
+            moved = self._published[ledger.base]
+            assert all(np.allclose(moved[name], base[name], rtol=2e-6, atol=1e-37) for name in base), (
+                "the base is another one"
+            )
+            base = moved
         self._base_named[key] = ledger.base
         known = self._bases.setdefault(ledger.base, base)
         assert _same(known, base), f"round {ledger.round} opens with another model than its base"

@@ -1,0 +1,83 @@
+"""The groups of a run: they stay for all rounds, as far as the devices allow."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.masking.run_groups import RunGroups
+
+SIZES = {"size": 8, "least": 4}
+
+
+def names(count, prefix="pi"):
+    return [f"{prefix}-{number:02}" for number in range(count)]
+
+
+def groups_of(count=16):
+    groups = RunGroups()
+    groups.join(names(count), 3, **SIZES)
+    return groups
+
+
+def of_round(groups, able, number=1, most=8):
+    return groups.of_round(able, 3, number, most=most, **SIZES)
+
+
+@given(absent=st.lists(st.sets(st.sampled_from(names(16)), max_size=3), min_size=2, max_size=4))
+def test_devices_are_in_the_same_groups_in_all_rounds_whoever_is_missing(absent):
+    groups = groups_of()
+    whole = of_round(groups, names(16))
+    for number, missing in enumerate(absent, 1):
+        present = [[one for one in group if one not in missing] for group in whole]
+        assert of_round(groups, set(names(16)) - missing, number) == present
+
+
+def test_devices_that_join_later_are_a_new_group_once_they_are_enough():
+    groups, late = groups_of(), names(5, "late")
+    before = of_round(groups, names(16))
+    assert groups.join([*names(16), *late[:3]], 3, **SIZES) == []
+    added = groups.join([*names(16), *late], 3, **SIZES)
+    assert sorted(device for _, device in added) == late
+    assert of_round(groups, [*names(16), *late]) == [*before, late]
+
+
+def test_devices_too_few_for_a_group_are_guests_of_the_smallest_group_for_one_round():
+    groups = groups_of()
+    first, second = of_round(groups, names(16))
+    able = [*first[1:], *second, "late"]
+    assert of_round(groups, able) == [sorted([*first[1:], "late"]), second]
+    assert of_round(groups, names(16)) == [first, second]
+    assert of_round(groups, [*first, *second, "late"], most=8) == [first, second], "no room"
+
+
+def test_rest_of_a_group_below_its_least_size_is_a_group_with_others_for_one_round():
+    groups = groups_of()
+    first, second = of_round(groups, names(16))
+    assert of_round(groups, [*first[:3], *second, "late"]) == [second, sorted([*first[:3], "late"])]
+    assert of_round(groups, [*first[:3], *second], most=11) == [sorted([*first[:3], *second])]
+    assert of_round(groups, [*first[:2], *second[:3]]) == [sorted([*first[:2], *second[:3]])]
+    assert of_round(groups, [*first[:2], second[0]]) == []
+
+
+@given(count=st.integers(1, 16), seed=st.integers(0, 99))
+def test_whole_groups_are_sampled_in_the_order_of_the_draw(count, seed):
+    groups = groups_of()
+    order = [*names(16), "relay"]
+    random.Random(seed).shuffle(order)
+    drawn = groups.whole(order, count)
+    assert count <= len(drawn) < count + 8
+    for group in of_round(groups, names(16)):
+        assert set(group) <= set(drawn) or not set(group) & set(drawn)
+    assert groups.whole(order, 17) != ()
+    assert set(groups.whole(order, 17)) == set(order)
+
+
+def test_next_process_has_the_groups_that_were_saved():
+    groups = RunGroups()
+    saved = groups.join(names(16), 3, **SIZES)
+    again = RunGroups(saved)
+    assert again.join(names(16), 3, **SIZES) == []
+    assert of_round(again, names(16)) == of_round(groups, names(16))
