@@ -38,7 +38,7 @@ from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
 from fedpatch.device_agent.training.local_only_training import AloneSchedule, IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
-from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked_private_blob
+from fedpatch.device_agent.training.masked_update import bounded_patch, unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, StateUnreadable, UpdateRefused, UsageError
@@ -170,7 +170,10 @@ class LocalUpdate:
         if trained is None:
             return None
         result, shown = trained
-        update, patch = _taken_apart(result, policy, schema, public)
+        update, after_training = _taken_apart(result, policy, schema, public)
+        if command.secure is not None:
+            after_training = bounded_patch(patch, after_training, policy.patch(schema))
+        patch = after_training
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import stat
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Trained, TrainFailed
 from fedpatch.device_agent.state.patch_store import PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
-from fedpatch.device_agent.training.local_update import LocalUpdate
-from fedpatch.device_agent.training.masked_update import mask_update, unmasked_blob
+from fedpatch.device_agent.training.local_update import LocalUpdate, _patch_key
+from fedpatch.device_agent.training.masked_update import (
+    PATCH_MOVE,
+    PATCH_SHARE,
+    bounded_patch,
+    mask_update,
+    unmasked_blob,
+)
 from fedpatch.device_agent.training.training_process import masked
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.masking.group_context import write_grid
@@ -24,6 +33,9 @@ from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum
 from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
 from fedpatch.shared.privacy.skellam import SkellamNoise
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import SGD, Scene, traces
@@ -290,3 +302,45 @@ def test_training_process_masks_the_vector_that_it_wrote(installed, tmp_path):
     assert isinstance(answer, Masked), answer
     update = read_masked_blob((tmp_path / "masked").read_bytes(), VectorLayout(scene.public, secure))
     assert (update.context, answer.key) == (CONTEXT, scene.command().key)
+
+
+def moved_by(before, after):
+    return math.sqrt(sum(float(np.square(after[name].astype(np.float64) - before[name]).sum()) for name in before))
+
+
+@pytest.mark.parametrize(("secure", "moves"), [(True, (3.9, PATCH_MOVE)), (False, (5.0, math.inf))])
+def test_step_at_an_absurd_rate_moves_the_patch_of_a_masked_round_by_its_bound_only(tmp_path, device, secure, moves):
+    """A device whose patch is pushed far away has no gradients any more, and its next update shows as none in a sum."""
+    scene = scene_of(tmp_path)
+    plan = replace(SGD, learning_rate=100.0)
+    if secure:
+        train(device, scene, terms(scene), plan=plan)
+    else:
+        assert device.run(scene.command(plan=plan), lambda done, total: None, lambda: False) is not None
+    command = scene.command(plan=plan)
+    key = _patch_key(device._trainer, parse_policy(command.private), plan, device._store)
+    state = device._store.load(key, command.key.run, command.key.round + 1)
+    initial = {name: array for name, array in initial_tensors(TOY, plan.seed).items() if name in state.values}
+    trained = {name: array for name, array in initial.items() if name.startswith("bn.") and "running" not in name}
+    assert moves[0] <= moved_by(trained, state.values) <= moves[1] * (1 + 1e-6)
+
+
+@given(scale=st.floats(1e-3, 1e6), seed=st.integers(0, 99))
+def test_patch_moves_by_at_most_the_bound_in_the_direction_of_the_training(scale, seed):
+    schema = Schema(
+        (TensorSpec("bn.mean", (3,), "float32", "stats"), TensorSpec("bn.weight", (50,), "float32", "affine"))
+    )
+    drawn = np.random.default_rng(seed)
+    before = {"bn.mean": np.zeros(3, np.float32), "bn.weight": np.full(50, 5.0, np.float32)}
+    move = (scale * drawn.normal(size=50)).astype(np.float32)
+    after = {"bn.mean": np.full(3, 1e9, np.float32), "bn.weight": before["bn.weight"] + move}
+    found = bounded_patch(before, after, schema)
+    most = max(PATCH_MOVE, PATCH_SHARE * float(np.linalg.norm(before["bn.weight"])))
+    changed = found["bn.weight"].astype(np.float64) - before["bn.weight"]
+    asked = after["bn.weight"].astype(np.float64) - before["bn.weight"]
+    assert np.linalg.norm(changed) <= most * (1 + 1e-5)
+    assert found["bn.mean"] is after["bn.mean"]
+    if np.linalg.norm(asked) <= most:
+        assert found["bn.weight"] is after["bn.weight"]
+    else:
+        assert float(changed @ asked) == pytest.approx(np.linalg.norm(changed) * np.linalg.norm(asked), rel=1e-4)
