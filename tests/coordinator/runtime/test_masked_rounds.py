@@ -11,6 +11,7 @@ import pytest
 
 import fedpatch.coordinator.runtime.aggregator as aggregator
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
+from fedpatch.coordinator.rounds.run_effects import PublishModel
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import Registry
@@ -314,3 +315,40 @@ def test_groups_stay_for_the_run_also_after_a_restart_and_whole_groups_are_sampl
     groups = rosters(fleet) | rosters(again)
     assert len(groups) == 2
     assert sorted(device for group in groups for device in group) == names(16)
+
+
+def test_round_after_a_failed_one_has_a_moved_base_so_that_all_devices_take_part(tmp_path, prepared, registry, clock):
+    """They have offered an update from the base of the failed round, whose sum did not open."""
+    terms = {**TERMS, "devices": 9, "group_size": 9, "rounds": 2, "unmask_s": 20.0}
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, 9)
+    fleet.change = lambda device, answer: None if isinstance(answer, Reveal) and not records(fleet) else answer
+    fleet.come().wait(2000.0)
+    first, second, *_ = records(fleet)
+    assert (first.outcome, first.failure) == ("failed", "groups_lost"), fleet.bench.lines
+    assert (second.outcome, second.reported, second.decline_reasons) == ("aggregated", 9, {}), fleet.bench.lines
+
+
+@pytest.mark.parametrize(("entropy", "outcome"), [(2, "aggregated"), (1, "failed")])
+def test_second_run_from_the_same_initial_model_has_a_base_of_its_own(
+    tmp_path, prepared, registry, clock, entropy, outcome
+):
+    """With the same base all devices decline: else two runs that differ in one device would show its update."""
+    terms = {**TERMS, "devices": 9, "group_size": 9, "rounds": 1, "max_failed_rounds": 1, "wait_s": 60.0}
+    first = MaskedFleet(Bench(tmp_path / "1", prepared, registry, **terms), clock, 9).come()
+    second = Bench(tmp_path / "2", prepared, registry, entropy=entropy, **terms)
+    fleet = MaskedFleet(second, clock, devices=first.devices).come().wait(900.0)
+    assert records(first)[0].outcome == "aggregated"
+    assert records(fleet)[0].outcome == outcome, second.lines
+    assert records(fleet)[0].decline_reasons == ({} if outcome == "aggregated" else {"base_spent": 9})
+
+
+def test_evaluate_round_moves_no_base(tmp_path, prepared, registry, clock):
+    """Devices train on no other model because of it, so they need no whole download."""
+    fleet = MaskedFleet(
+        Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 9, "group_size": 9}), clock, 9
+    ).come()
+    contents = []
+    for trains in (False, True, False, True):
+        [published] = fleet.bench.performer.run_effect(PublishModel(2, trains=trains))
+        contents.append(published.content)
+    assert contents[0] == contents[1] == contents[2] != contents[3]
