@@ -95,9 +95,12 @@ class LocalUpdate:
         self._most = sys.maxsize, sys.maxsize
 
     def bound(self, max_steps: int, max_epochs: int, *, hides_examples: bool = False) -> None:
-        """Set the owner's limits (0: none). Plans beyond them are refused; the agent checked them for older data.
+        """Set the owner's limits. Plans beyond them are refused; the agent checked them for older data.
 
-        `hides_examples` is that of WorkerSetup.
+        Args:
+            max_steps: Most training steps of a round; 0 for no limit.
+            max_epochs: Most passes over the data in a round; 0 for no limit.
+            hides_examples: As in WorkerSetup.
         """
         self._hides_examples = hides_examples
         self._most = max_steps or sys.maxsize, max_epochs or sys.maxsize

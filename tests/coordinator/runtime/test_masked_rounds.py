@@ -12,6 +12,7 @@ import pytest
 import fedpatch.coordinator.runtime.aggregator as aggregator
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.rounds.run_effects import PublishModel
+from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import Registry
@@ -350,5 +351,6 @@ def test_evaluate_round_moves_no_base(tmp_path, prepared, registry, clock):
     contents = []
     for trains in (False, True, False, True):
         [published] = fleet.bench.performer.run_effect(PublishModel(2, trains=trains))
+        assert isinstance(published, ModelPublished)
         contents.append(published.content)
     assert contents[0] == contents[1] == contents[2] != contents[3]
