@@ -181,7 +181,7 @@ class RoundPlayer:
             unfinished=unfinished,
             jitter=random.Random(self._ports.entropy.getrandbits(64)),
             holds=quarantine.held,
-            groups=RunGroups(self._registry.rounds.groups(command.key.run)),
+            groups=RunGroups(spec.seed, self._registry.rounds.groups(command.key.run)),
         )
         presences.restarted.clear()
         aggregator = SiteAggregator(

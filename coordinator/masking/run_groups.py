@@ -20,30 +20,31 @@ class RunGroups:
     """The group of each device that has taken part in a run.
 
     Args:
+        seed: Seed of the run.
         known: Number of the group and device, as saved by an earlier process.
 
     Example:
-        >>> groups = RunGroups()
-        >>> groups.join(["a", "b", "c", "d"], seed=0, size=2, least=2)
+        >>> groups = RunGroups(seed=0)
+        >>> groups.join(["a", "b", "c", "d"], size=2, least=2)
         [(0, 'a'), (0, 'd'), (1, 'b'), (1, 'c')]
-        >>> groups.of_round(["a", "b", "c", "d", "new"], 0, 1, size=2, least=2, most=3)
+        >>> groups.of_round(["a", "b", "c", "d", "new"], 1, size=2, least=2, most=3)
         [['a', 'd', 'new'], ['b', 'c']]
     """
 
-    def __init__(self, known: Iterable[tuple[int, str]] = ()) -> None:
+    def __init__(self, seed: int, known: Iterable[tuple[int, str]] = ()) -> None:
+        self._seed = seed
         self._group_of = {device: number for number, device in known}
 
-    def join(self, devices: Iterable[str], seed: int, *, size: int, least: int) -> list[tuple[int, str]]:
+    def join(self, devices: Iterable[str], *, size: int, least: int) -> list[tuple[int, str]]:
         """Draw groups of the devices that have none, if they are enough for one; return them, to be saved.
 
         Args:
             devices: Devices that can be asked.
-            seed: Seed of the run.
             size: Greatest size of a group, except where groups were merged.
             least: Least size of a group.
         """
         first = max(self._group_of.values(), default=-1) + 1
-        drawn = draw_groups(set(devices) - self._group_of.keys(), seed, first + 1, size=size, least=least)
+        drawn = draw_groups(set(devices) - self._group_of.keys(), self._seed, first + 1, size=size, least=least)
         added = [(number, device) for number, group in enumerate(drawn, first) for device in group]
         self._group_of |= {device: number for number, device in added}
         return added
@@ -65,7 +66,7 @@ class RunGroups:
         return tuple(found)
 
     def of_round(
-        self, able: Collection[str], seed: int, round_number: int, *, size: int, least: int, most: int
+        self, able: Collection[str], round_number: int, *, size: int, least: int, most: int
     ) -> list[list[str]]:
         """Return the groups of a round: those of the run, without missing devices.
 
@@ -74,7 +75,6 @@ class RunGroups:
 
         Args:
             able: Devices that have accepted.
-            seed: Seed of the run.
             round_number: Number of the round.
             size: As for `join`.
             least: As for `join`.
@@ -90,7 +90,7 @@ class RunGroups:
         groups = [one for _, one in sorted(by_number.items()) if least <= len(one) <= most]
         rest += [device for one in by_number.values() if one not in groups for device in one]
         if len(rest) >= least:
-            return [*groups, *draw_groups(rest, seed, round_number, size=size, least=least, most=most)]
+            return [*groups, *draw_groups(rest, self._seed, round_number, size=size, least=least, most=most)]
         for guest in sorted(rest):
             smallest = min(groups, key=len, default=[])
             if 0 < len(smallest) < most:

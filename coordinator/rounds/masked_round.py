@@ -63,7 +63,6 @@ class MaskedRound:
         round: The round's state machine.
         terms: The terms in its work requests.
         policy: The conditions of the run.
-        seed: Seed of the run, by which devices without a group are drawn.
         request: Digest of its work request (shared.masking.group_context.request_digest).
         send: Makes the effect that sends a message to a device.
         sums: Relays of the round, whose updates are the sums of their sites: they have no keys and no group here.
@@ -81,7 +80,6 @@ class MaskedRound:
         round: Round,
         terms: SecureTerms,
         policy: SecurePolicy,
-        seed: int,
         request: bytes,
         send: Send,
         sums: Collection[str] = (),
@@ -96,7 +94,6 @@ class MaskedRound:
         self._round, self._number = round, round.number
         self._policy = policy
         self._run_groups = groups
-        self._seed = seed
         self._request = request
         self._revoked = revoked
         self._send = send
@@ -194,7 +191,7 @@ class MaskedRound:
         able = [device for device in at_work if device in self.keys]
         policy, most = self._policy, self.terms.group_max
         size = min(policy.size, most)
-        drawn = self._run_groups.of_round(able, self._seed, self._number, size=size, least=policy.least, most=most)
+        drawn = self._run_groups.of_round(able, self._number, size=size, least=policy.least, most=most)
         for number, names in enumerate(drawn):
             members = tuple(GroupMember(name, self.keys[name]) for name in names)
             self._add_group(Roster(number, threshold_of(self.terms.threshold, len(names)), members))

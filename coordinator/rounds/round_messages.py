@@ -221,7 +221,7 @@ class ActiveRound:
         self.masked: MaskedRound | None = None
         self.dismissed = False
         self.works: dict[str, CarriedWork] = {}
-        self.groups = RunGroups()
+        self.groups = RunGroups(spec.seed)
         self.speeds: SpeedClasses | None = None
         self.version = 0
         self.missed: list[str] = []
@@ -794,7 +794,7 @@ class ActiveRound:
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
         self.masked = MaskedRound(
-            self.round, terms, spec.secure, spec.seed, request, self._send, sums, revoked, groups=self.groups
+            self.round, terms, spec.secure, request, self._send, sums, revoked, groups=self.groups
         )
         try:
             self.masked.resume(entries, self._opening.updates, now, closing=known.closing)

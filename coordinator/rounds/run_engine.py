@@ -161,7 +161,7 @@ class Engine:
         groups: RunGroups | None = None,
     ) -> None:
         self.spec = spec
-        self._groups = groups or RunGroups()
+        self._groups = groups or RunGroups(spec.seed)
         self.carried = CarriedDevices(carried)
         self._waiting: dict[str, CommittedUpdate] = dict(waiting or {})
         self._speeds = SpeedClasses()
@@ -676,7 +676,7 @@ class Engine:
         if secure is None or self.evaluates_next:
             return []
         devices = [device for device in self.fleet.eligible() if not self.fleet.sums(device)]
-        added = self._groups.join(devices, self.spec.seed, size=secure.size, least=secure.least)
+        added = self._groups.join(devices, size=secure.size, least=secure.least)
         entries = tuple(MaskingEntry(number, "roster", device, b"") for number, device in added)
         return [SaveGroupSteps(REGISTER, entries)] if entries else []
 

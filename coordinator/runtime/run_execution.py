@@ -710,7 +710,7 @@ def _engine(
         carried={device: work for device, work in carried.items() if device not in waiting},
         waiting=waiting,
         rest_s=rest_s,
-        groups=RunGroups(registry.rounds.groups(spec.run)),
+        groups=RunGroups(spec.seed, registry.rounds.groups(spec.run)),
     )
 
 

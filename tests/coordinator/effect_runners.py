@@ -82,7 +82,7 @@ class Bench:
             jitter=random.Random(1),
             holds=self.quarantine.held,
             rest_s=rest_s,
-            groups=RunGroups(registry.rounds.groups(run)),
+            groups=RunGroups(spec.seed, registry.rounds.groups(run)),
         )
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []

@@ -17,13 +17,13 @@ def names(count, prefix="pi"):
 
 
 def groups_of(count=16):
-    groups = RunGroups()
-    groups.join(names(count), 3, **SIZES)
+    groups = RunGroups(3)
+    groups.join(names(count), **SIZES)
     return groups
 
 
 def of_round(groups, able, number=1, most=8):
-    return groups.of_round(able, 3, number, most=most, **SIZES)
+    return groups.of_round(able, number, most=most, **SIZES)
 
 
 @given(absent=st.lists(st.sets(st.sampled_from(names(16)), max_size=3), min_size=2, max_size=4))
@@ -38,8 +38,8 @@ def test_devices_are_in_the_same_groups_in_all_rounds_whoever_is_missing(absent)
 def test_devices_that_join_later_are_a_new_group_once_they_are_enough():
     groups, late = groups_of(), names(5, "late")
     before = of_round(groups, names(16))
-    assert groups.join([*names(16), *late[:3]], 3, **SIZES) == []
-    added = groups.join([*names(16), *late], 3, **SIZES)
+    assert groups.join([*names(16), *late[:3]], **SIZES) == []
+    added = groups.join([*names(16), *late], **SIZES)
     assert sorted(device for _, device in added) == late
     assert of_round(groups, [*names(16), *late]) == [*before, late]
 
@@ -76,8 +76,8 @@ def test_whole_groups_are_sampled_in_the_order_of_the_draw(count, seed):
 
 
 def test_next_process_has_the_groups_that_were_saved():
-    groups = RunGroups()
-    saved = groups.join(names(16), 3, **SIZES)
-    again = RunGroups(saved)
-    assert again.join(names(16), 3, **SIZES) == []
+    groups = RunGroups(3)
+    saved = groups.join(names(16), **SIZES)
+    again = RunGroups(3, saved)
+    assert again.join(names(16), **SIZES) == []
     assert of_round(again, names(16)) == of_round(groups, names(16))
