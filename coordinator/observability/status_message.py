@@ -188,7 +188,7 @@ def received_message(envelope: Envelope, status: RunStatus) -> StatusMessage:
         devices=tuple(device for device in status.devices if device.state in _RANKS),
         others=tuple(count for count in status.others if count.state in _RANKS),
         missing=printable(status.missing),
-        silent_stores=printable(status.silent_stores),
+        silent_stores=printable(status.silent_stores) if status.silent_stores else UNSET,
     )
     return StatusMessage(
         envelope.run, envelope.round, status, tuple(_record(round_, status) for round_ in status.rounds)
@@ -362,7 +362,7 @@ class StatusPublisher:
         """
         if not self._connected or self._strikes >= _MAX_STRIKES:
             return
-        status = replace(self._last, silent_stores=words[:_MAX_TEXT])
+        status = replace(self._last, silent_stores=words[:_MAX_TEXT] or UNSET)
         with suppress(BrokerError):
             self._link.publish(self._topic, encode(replace(self._about, body=status, round=self._round)), qos=0)
 

@@ -11,7 +11,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import FedpatchError, UsageError, WireError
-from fedpatch.shared.masking.revocation import Revocations, read_revocations
+from fedpatch.shared.masking.revocation import RevocationList, read_revocations
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 
@@ -75,10 +75,10 @@ class RevocationSource:
         self.paths = [one / CRL for one in (settings.ca_directory, *beside)]
         self._authorities = authorities
         self._unix_time = unix_time
-        self._last: Revocations | None = None
+        self._last: RevocationList | None = None
         self._asked = False
 
-    def latest(self) -> Revocations | None:
+    def latest(self) -> RevocationList | None:
         """Return the list with the highest number; None where there is none.
 
         A list that cannot be read later in the run does not replace the last one.
@@ -99,7 +99,7 @@ class RevocationSource:
         self._asked = True
         return self._last
 
-    def _read(self, path: Path) -> Revocations:
+    def _read(self, path: Path) -> RevocationList:
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -113,7 +113,7 @@ class RevocationSource:
         return found
 
 
-def revocation_source(settings: RunSettings) -> Callable[[], Revocations | None]:
+def revocation_source(settings: RunSettings) -> Callable[[], RevocationList | None]:
     """Return the function that reads the list at the begin of each round; one that returns None where keys are not signed."""
     authorities = masking_authorities(settings)
     return no_revocations if authorities is None else RevocationSource(settings, authorities).latest

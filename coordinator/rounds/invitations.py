@@ -19,7 +19,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.revocation import Revocations
+from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING, SecureTerms
 from fedpatch.shared.wire.messages import (
@@ -117,7 +117,7 @@ class Invitations:
         now: float = 0.0,
         secure: SecureTerms | None = None,
         sums: Collection[str] = (),
-        revoked: Revocations | None = None,
+        revoked: RevocationList | None = None,
     ) -> None:
         model, deltas = published.manifest, published.deltas
         self.model = model

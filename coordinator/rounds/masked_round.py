@@ -24,7 +24,7 @@ from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.masking.keys import key_in_any_form
-from fedpatch.shared.masking.revocation import Revocations
+from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.masking.signed_keys import check_signed_keys
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
@@ -83,7 +83,7 @@ class MaskedRound:
         request: bytes,
         send: Send,
         sums: Collection[str] = (),
-        revoked: Revocations | None = None,
+        revoked: RevocationList | None = None,
         *,
         groups: RunGroups,
     ) -> None:

@@ -63,7 +63,7 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
-from fedpatch.shared.masking.revocation import Revocations
+from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
@@ -787,7 +787,7 @@ class ActiveRound:
         terms: SecureTerms,
         sums: Collection[str],
         now: float,
-        revoked: Revocations | None,
+        revoked: RevocationList | None,
     ) -> RoundJournal:
         """Begin or continue masking; return the journal with its phase. If a saved step is damaged, `begin` fails the round."""
         spec, entries = self._spec, self._opening.masking

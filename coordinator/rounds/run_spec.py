@@ -22,7 +22,7 @@ from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.shared.masking.revocation import Revocations
+from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
@@ -162,7 +162,7 @@ class SecurePolicy:
     authorities: Authorities | None = None
     colluders: int = 0
     given: SecureTerms | None = None
-    revocations: Callable[[], Revocations | None] = lambda: None
+    revocations: Callable[[], RevocationList | None] = lambda: None
 
     @property
     def strict(self) -> bool:

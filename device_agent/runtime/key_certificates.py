@@ -12,7 +12,7 @@ from msgspec import UnsetType
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import StateError, WireError
-from fedpatch.shared.masking.revocation import Revocations, read_revocations
+from fedpatch.shared.masking.revocation import RevocationList, read_revocations
 from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys, sign_statement
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys
@@ -112,7 +112,7 @@ class CertificateFiles:
             _log.error("%s", error)
             raise WireError("this device cannot keep the revocation list; its log names the file") from None
 
-    def _known_revocations(self) -> Revocations | None:
+    def _known_revocations(self) -> RevocationList | None:
         """Return the kept list; None without one, and where it is of a CA that this device trusts no longer."""
         try:
             der = self._revocations.load()

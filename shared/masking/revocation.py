@@ -20,7 +20,7 @@ _REMEDY = "make a new one with `fedpatch ca crl` where the CA's key is, and copy
 
 
 @dataclass(frozen=True)
-class Revocations:
+class RevocationList:
     """A list whose signature was checked.
 
     Attributes:
@@ -52,7 +52,7 @@ class Revocations:
             raise WireError(f"revocation list {self.number} has ended; {_REMEDY}")
 
 
-def read_revocations(der: bytes, authorities: Authorities) -> Revocations:
+def read_revocations(der: bytes, authorities: Authorities) -> RevocationList:
     """Read a list of a CA of the fleet.
 
     Args:
@@ -81,7 +81,7 @@ def read_revocations(der: bytes, authorities: Authorities) -> Revocations:
         raise WireError(f"the revocation list cannot be read: {error}") from None
     if not authority:
         raise WireError("the revocation list is not of the CA of this fleet")
-    return Revocations(der, number, ends, serials, authority)
+    return RevocationList(der, number, ends, serials, authority)
 
 
 def _number(found: x509.CertificateRevocationList) -> int:

@@ -17,7 +17,7 @@ from fedpatch.shared.mqtt.certificate import Certificate, read_der
 from fedpatch.shared.wire.masking_messages import MAX_CERTIFICATE_BYTES, MaskingKeys
 
 if TYPE_CHECKING:
-    from fedpatch.shared.masking.revocation import Revocations
+    from fedpatch.shared.masking.revocation import RevocationList
 
 _PURPOSE = "fedpatch signed masking keys 1"
 _DEVICE = "device"
@@ -92,7 +92,7 @@ def check_signed_keys(
     request: bytes,
     authorities: Authorities,
     now: float | None = None,
-    revoked: Revocations | None = None,
+    revoked: RevocationList | None = None,
 ) -> None:
     """Check that a device of the fleet has signed its keys for this round.
 
@@ -136,7 +136,7 @@ def check_signed_keys(
         raise WireError(f"the signature of {device} is not one of these keys in this round") from None
 
 
-def _require_not_revoked(device: str, certificate: object, revoked: Revocations) -> None:
+def _require_not_revoked(device: str, certificate: object, revoked: RevocationList) -> None:
     from cryptography import x509
 
     assert isinstance(certificate, x509.Certificate)

@@ -73,9 +73,10 @@ def fetch(file: DataFile, root: Path, *, retries: int = RETRIES) -> Path:
 
 
 def fetch_absent(files: Iterable[DataFile], root: Path) -> None:
-    """Download the files that are not in the data folder `root`. DataError as of `fetch`."""
-    for file in files:
-        if not file.path(root).exists():
+    """Download the files that are not in the data folder `root`, and check the others first. DataError as of `fetch`."""
+    wanted = sorted(files, key=lambda file: not file.path(root).exists())
+    if wanted and not wanted[-1].path(root).exists():
+        for file in wanted:
             fetch(file, root)
 
 

@@ -101,7 +101,7 @@ class RunStatus:
         starting: Devices that have not loaded their task yet.
         missing: While waiting: some devices that count and cannot be invited, with reasons.
         waits_s: While waiting: the time for which the run waits for them at most. Left out otherwise.
-        silent_stores: Stores that the coordinator waits for, in words.
+        silent_stores: Stores that the coordinator waits for, in words. Left out while all answer.
     """
 
     phase: Word
@@ -130,7 +130,7 @@ class RunStatus:
     starting: Count = 0
     missing: Text = ""
     waits_s: Seconds | UnsetType = UNSET
-    silent_stores: Text = ""
+    silent_stores: Text | UnsetType = UNSET
 
     @property
     def cohort(self) -> int:

@@ -29,6 +29,7 @@ def text(tmp_path_factory) -> str:
     metrics.traffic.expiry.labels("ca").set(1.0)
     metrics.traffic.leader.labels("demo").set(1)
     metrics.traffic.leader_epoch.labels("demo").set(0)
+    metrics.traffic.silent.labels("registry").set(0)
     metrics.rounds.evaluation.labels("mean").set(0.5)  # of a run with evaluate rounds
     report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0, 0.4)
     with pytest.MonkeyPatch.context() as patch:

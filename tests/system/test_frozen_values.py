@@ -72,7 +72,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitto,
         Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}).start()
         try:
             for device, (task, data) in DEVICES.items():
-                options = ["--private", "none", "--data-root", str(directory / f"data-{device}")]
+                data_root = str(directory / f"data-{device}")
+                # The training process has no network: this command downloads the file.
+                checked = command("fedpatch", "check-task", REFERENCE + task, "--data", data, "--data-root", data_root)
+                assert checked.code == 0, checked.err
+                options = ["--private", "none", "--data-root", data_root]
                 fleet.start(device, REFERENCE + task, data, options=options)
             fleet.wait_ready()
             yield broker, fleet

@@ -58,8 +58,6 @@ TRAIN_LABELS = _file("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c4
 TEST_IMAGES = _file("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6")
 TEST_LABELS = _file("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
 
-_OFFICIAL = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
-
 
 def build_model() -> nn.Module:
     """The paper's 2NN: 784 -> FC 200 -> ReLU -> BN -> FC 200 -> ReLU -> FC 10; 199,610 parameters."""
@@ -85,7 +83,7 @@ def load_data(spec: str, root: Path) -> DeviceData:
 def needed_files(spec: str, _root: Path) -> tuple[DataFile, ...]:
     """The files of known content that `load_data` reads; none for the user's own files."""
     folder, _ = _parse(spec)
-    return _OFFICIAL if folder is None else ()
+    return () if folder is not None else (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
@@ -111,7 +109,7 @@ def _parse(spec: str) -> tuple[str | None, DataSpec]:
 
 
 def _official(root: Path) -> tuple[Images, Images]:
-    files = [_fetched(file, root) for file in _OFFICIAL]
+    files = [_fetched(file, root) for file in (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)]
     return _images(files[0], files[1]), _images(files[2], files[3])
 
 

@@ -180,7 +180,7 @@ def test_coordinator_that_was_replaced_during_a_pause_ends_and_leaves_the_other_
             no_answer.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda *_, **__: None)
             successor = stack.enter_context(at_work(mosquitto.url))
         assert eventually(paused.event_queue.ending.is_set)
-        assert isinstance(events_of(paused)[-1], Deposed)
+        assert any(isinstance(one, Deposed) for one in events_of(paused))
         with pytest.raises(LeadershipLost, match="another coordinator has taken over fleet 'home'"):
             paused.must_lead()
         with client(mosquitto.url, "witness", PRESENCE) as witness:

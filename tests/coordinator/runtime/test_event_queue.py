@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
+from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.connection import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
@@ -82,7 +83,11 @@ def test_now_never_goes_back(steps):
 
 def _at_work(bench: Bench) -> Service:
     connection: Any = SimpleNamespace(
-        event_queue=bench.event_queue, ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink()
+        event_queue=bench.event_queue,
+        ingress_filter=IngressFilter(10),
+        fleet="demo",
+        link=RecordedLink(),
+        drops=BrokerDrops(),
     )
     none: frozenset[str] = frozenset()
     nobody: Any = SimpleNamespace(revoked=none, poll=lambda _: none, show=lambda _: None, say=lambda _: None)
