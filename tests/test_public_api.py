@@ -18,14 +18,14 @@ NAMES = [name for name in fedpatch.__all__ if name != "__version__"]
 
 
 def _documented(name: str) -> list[tuple[str, Any]]:
-    """The object itself, or the public functions of a module."""
+    """The object itself, or the public functions and classes of a module."""
     found = getattr(fedpatch, name)
     if not isinstance(found, ModuleType):
         return [(name, found)]
     return [
         (f"{name}.{one}", value)
         for one, value in vars(found).items()
-        if inspect.isfunction(value) and value.__module__ == found.__name__ and not one.startswith("_")
+        if one in found.__all__ and (inspect.isfunction(value) or inspect.isclass(value))
     ]
 
 

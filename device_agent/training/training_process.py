@@ -50,6 +50,7 @@ from fedpatch.device_agent.training.failure_cause import cause_of
 from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.network_filter import close_descriptors, close_network
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, UsageError, WireError
 from fedpatch.shared.tasks.bundled.downloads import fetch_absent_files
 from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
@@ -380,9 +381,9 @@ def fail_reason(error: Exception) -> FailReason:
 
 
 def error_text(error: Exception) -> str:
-    """Return one line about an error."""
+    """Return one line about an error, which a message can hold: "?" stands for a byte of a file's name that is no text."""
     text = str(error) if isinstance(error, FedpatchError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:MAX_DETAIL]
+    return printable(" ".join(text.split()))[:MAX_DETAIL]
 
 
 def _log_unexpected(error: Exception) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import typer
 
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import FedpatchError
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
@@ -95,7 +96,7 @@ def error_text(error: FedpatchError | OSError) -> str:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
-    return " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))
 
 
 def conduct(check: Callable[[Checkup], None], *, as_json: bool) -> int:

@@ -1,33 +1,62 @@
-"""Examples of a device from CSV files, pandas frames or data sets: checked, cut into windows, and made into DeviceData.
+"""Examples of a device from CSV files, pandas frames, arrays or data sets: checked, cut into windows, and made into DeviceData.
+
+    READINGS = examples.ReadingsFormat(
+        inputs=["x", "y", "z"], target="state", classes=["rest", "walk"], time="t", window=50, stride=25
+    )
 
     def load_data(spec, root):
-        table = examples.read_csv(root / spec, inputs=["x", "y", "z"], target="state", classes=["rest", "walk"])
-        windows = examples.windows(table, length=50, stride=25)
-        _, test = splits.block_split(len(windows), block=20)
-        return windows.device_data(test)
+        windows = examples.read(root / spec, READINGS)
+        return windows.device_data(*splits.block_split(windows, block=500))
 
-Each example knows its file and row, so that a message about a bad value names both.
+    TASK = Task(..., readings=READINGS)   # so that `fedpatch-agent predict` takes the same files
+
+Each example knows its file and row, so that a message about a bad value names both; and the readings that it consists of, so
+that no test example shares a reading with a training example.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.part_masks import parts_of
+from fedpatch.shared.tasks.reading.array_values import numbers_of
+from fedpatch.shared.tasks.reading.cell_values import GREATEST, RefusedValue, shown
+from fedpatch.shared.tasks.reading.csv_reader import read_table
+from fedpatch.shared.tasks.reading.folder_listing import files_version
+from fedpatch.shared.tasks.reading.frame_reader import read_frame
+from fedpatch.shared.tasks.reading.readings_format import FilePolicy, ReadingsFormat, require_once
+from fedpatch.shared.tasks.separation import Readings, copies, overlapping, sharing
 from fedpatch.shared.tasks.task import DeviceData
+from fedpatch.shared.tasks.windows import windows
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     import pandas as pd
 
-_GREATEST = float(np.finfo(np.float32).max)
+    from fedpatch.shared.tasks.reading.readings_table import ReadingsTable
+
+__all__ = [
+    "LEAST_EXAMPLES",
+    "Examples",
+    "ReadingsFormat",
+    "files_version",
+    "from_arrays",
+    "from_dataset",
+    "from_frame",
+    "read",
+    "read_csv",
+    "windows",
+]
+
 LEAST_EXAMPLES = 5
 """Fewer examples of a device measure nothing."""
 
@@ -44,62 +73,157 @@ class MapStyle(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and targets, with the place of each.
+    """Inputs and targets, with the place, the time and the readings of each.
 
     Args:
-        x: Inputs of shape (n, ...), float32.
+        x: Inputs of shape (n, ...), float32; NaN for a missing value.
         y: Targets of shape (n,), int64 for classes and float32 for numbers.
         sources: Names of the files, frames or data sets.
         source: Index in `sources` of each example.
         row: Row of each example: the line of a CSV file, counted from 1, or the position in a frame or a data set.
         row_word: The word for a row in messages: "line", "row" or "item".
+        first: Number in its file of the first reading of each example. None: examples are single readings in order.
+        last: Number in its file of the last reading.
+        times: Time of each example, which is that of its last reading; None: unknown.
+        begins: Time of the first reading of each example, where it is another one.
+        dates: Whether times are seconds since 1970 in UTC.
+        group: Index in `groups` of each example; None: unknown.
+        groups: Names of the groups (persons, sessions, machines).
+        inputs: Names of the inputs, along axis 1 of `x`.
+        notes: A sentence for each kind of row that was left out or filled.
+
+    Example:
+        >>> from fedpatch import examples
+        >>> len(examples.from_arrays([[0.5], [0.7]], [0, 1]))
+        2
     """
 
     x: NDArray[np.float32]
     y: NDArray[Any]
     sources: tuple[str, ...]
-    source: NDArray[np.int64]
-    row: NDArray[np.int64]
+    source: NDArray[Any]
+    row: NDArray[Any]
     row_word: str = "line"
+    first: NDArray[Any] = None  # type: ignore[assignment]  # __post_init__ fills it
+    last: NDArray[Any] = None  # type: ignore[assignment]
+    times: NDArray[np.float64] | None = None
+    begins: NDArray[np.float64] | None = None
+    dates: bool = False
+    group: NDArray[Any] | None = None
+    groups: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.first is None:
+            object.__setattr__(self, "first", _ranks(np.asarray(self.source)))
+        if self.last is None:
+            object.__setattr__(self, "last", self.first)
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def readings(self) -> Readings:
+        """File, first and last reading of each example, shape (n, 3)."""
+        return np.stack([self.source, self.first, self.last], axis=1).astype(np.int64).reshape(-1, 3)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether two examples share a reading."""
+        return len(self) > 1 and overlapping(self.readings)
+
+    @property
+    def left_out(self) -> str:
+        """The notes for the end of an error message."""
+        return f" ({'; '.join(self.notes[:3])})" if self.notes else ""
 
     def place(self, index: int) -> str:
         """Return where an example came from: "monday.csv, line 13"."""
         return f"{self.sources[self.source[index]]}, {self.row_word} {self.row[index]}"
 
+    def time_text(self, index: int) -> str:
+        """Return the time of an example as text, a date in ISO 8601; "" if it is unknown."""
+        if self.times is None:
+            return ""
+        time = float(self.times[index])
+        return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z") if self.dates else f"{time:.15g}"
+
     def take(self, chosen: ArrayLike) -> Examples:
         """Return the examples of a boolean mask or of positions, such as a shard of `fedpatch.splits`."""
         kept = np.asarray(chosen)
-        return Examples(self.x[kept], self.y[kept], self.sources, self.source[kept], self.row[kept], self.row_word)
+        if kept.dtype == bool and kept.shape != (len(self),):
+            raise UsageError(f"a mask of shape {kept.shape} does not fit {len(self)} examples")
+        first = self.first[kept]
+        return replace(
+            self,
+            x=self.x[kept],
+            y=self.y[kept],
+            source=self.source[kept],
+            row=self.row[kept],
+            first=first,
+            last=first if self.last is self.first else self.last[kept],
+            times=None if self.times is None else self.times[kept],
+            begins=None if self.begins is None else self.begins[kept],
+            group=None if self.group is None else self.group[kept],
+        )
+
+    def of_group(self, name: str) -> Examples:
+        """Return the examples of one group, such as the readings of a person. DataError if there are none."""
+        if self.group is None:
+            raise UsageError("the examples have no groups; name the column with group=...")
+        if name not in self.groups:
+            listed = ", ".join(self.groups[:10]) + (
+                f" and {len(self.groups) - 10} more" if len(self.groups) > 10 else ""
+            )
+            raise DataError(f"{', '.join(self.sources[:3])}: no group {name!r}; there is {listed}")
+        return self.take(self.group == self.groups.index(name))
 
     def device_data(
         self,
-        test: ArrayLike,
+        *masks: ArrayLike,
         train: ArrayLike | None = None,
-        *,
+        test: ArrayLike | None = None,
         balance_seed: int | None = None,
         allow_constant: bool = False,
+        keep_copies: bool = False,
     ) -> DeviceData:
         """Return the data of a device.
 
+        Training examples that share a reading with a test example are left out, and so are test examples with the same values
+        as a training example. fedpatch holds the same between validation and training examples.
+
         Args:
-            test: Mask of the test examples, as of `fedpatch.splits`.
-            train: Mask of the training examples; None: all others.
+            masks: The masks of a split of `fedpatch.splits`, which know their part; or one mask of the test examples.
+            train: Mask of the training examples by name. None: all others.
+            test: Mask of the test examples by name.
             balance_seed: Repeat training examples of rare classes, drawn with this seed, until all classes have as many as
                 the most frequent one. None: leave them as they are.
             allow_constant: Whether an input may have the same value in all training examples. Else that is an error: the sensor
                 is stuck or not connected.
+            keep_copies: Whether equal values may stand in both parts, because they are readings of their own, such as those of
+                a coarse sensor.
 
         Raises:
             DataError: There are fewer than LEAST_EXAMPLES, one part is empty, or an input is constant.
+            UsageError: A mask is absent, is no mask of these examples, or has no name beside another.
         """
         if len(self) < LEAST_EXAMPLES:
             where = ", ".join(self.sources) or "the data"
-            raise DataError(f"{where}: {len(self)} examples; a device needs at least {LEAST_EXAMPLES}, so collect more")
-        mask = np.asarray(test, bool)
-        training, testing = self.take(~mask if train is None else np.asarray(train, bool)), self.take(mask)
+            raise DataError(
+                f"{where}: {len(self)} examples; a device needs at least {LEAST_EXAMPLES}, so collect more{self.left_out}"
+            )
+        chosen, tested = parts_of(masks, train, test, len(self))
+        training, testing = self.take(~tested if chosen is None else chosen), self.take(tested)
+        notes = list(self.notes)
+        if len(training) and len(testing):
+            training, testing = _apart(training, testing, notes, keep_copies=keep_copies)
+        for part, name in ((training, "training"), (testing, "test")):
+            if not len(part):
+                said = f"; {'; '.join(notes[-2:])}" if notes else ""
+                raise DataError(
+                    f"{', '.join(self.sources)}: no {name} example; collect more, or take shorter blocks{said}"
+                )
         if balance_seed is not None:
             training = training.take(_balanced(training.y, balance_seed))
         if not allow_constant:
@@ -109,7 +233,47 @@ class Examples:
         def origin(field: str, index: int) -> str:
             return parts[field.partition("_")[0]].place(index)
 
-        return DeviceData(training.x, training.y, testing.x, testing.y, origin=origin)
+        return DeviceData(
+            training.x,
+            training.y,
+            testing.x,
+            testing.y,
+            origin=origin,
+            readings=training.readings,
+            input_names=self.inputs,
+            notes=tuple(notes),
+            keep_copies=keep_copies,
+        )
+
+
+def read(place: Path | str, form: ReadingsFormat, *, for_prediction: bool = False) -> Examples:
+    r"""Read a file or folder of readings, and cut it into windows if the format has a window.
+
+    Args:
+        place: The file, or the folder, of which all `*.csv` files are read in natural order of their names.
+        form: The columns, the windows, and the policy for damaged lines.
+        for_prediction: Whether the files may lack the target, the group and the header.
+
+    Returns:
+        Examples with x of shape (n, inputs), or (n, inputs, window).
+
+    Raises:
+        DataError: No row is left. The message names file, line and column.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from fedpatch import examples
+        >>> file = Path(tempfile.mkdtemp()) / "monday.csv"
+        >>> _ = file.write_text("time,x,state\n0,0.5,rest\n1,0.7,rest\n2,0.6,walk\n")
+        >>> form = examples.ReadingsFormat(["x"], "state", ["rest", "walk"], window=2, stride=1)
+        >>> examples.read(file, form).y.tolist()
+        [0, 1]
+    """
+    found = _of_table(read_table(Path(place), form, for_prediction=for_prediction), form.inputs, "line")
+    if not form.window:
+        return found
+    return windows(found, form.window, form.step, max_gap=form.max_gap, mixed="last" if for_prediction else form.mixed)
 
 
 def read_csv(
@@ -117,24 +281,27 @@ def read_csv(
     inputs: Sequence[str],
     target: str,
     classes: Sequence[str] | None = None,
-    *,
-    delimiter: str = ",",
+    **policy: Unpack[FilePolicy],
 ) -> Examples:
-    r"""Read a CSV file with a header line, or all `*.csv` of a folder in the order of their names.
+    r"""Read the readings of a CSV file, or of all `*.csv` files of a folder in natural order of their names.
+
+    An input without a value is NaN, which the task's `prepare` fills. A damaged line is left out. So is a last line without
+    its end, which a logger may still write. Notes and log have the number and the first place.
 
     Args:
         path: The file or the folder.
         inputs: Columns of the inputs, which hold numbers.
         target: Column of the target.
         classes: Values of the target; the class of an example is the position of its value. None: targets are numbers.
-        delimiter: Character between two values.
+        policy: `time`, `group`, `names`, `delimiter`, `decimal`, `comment` and `damaged_share` as for `ReadingsFormat`.
 
     Returns:
         Examples with x of shape (n, len(inputs)).
 
     Raises:
-        DataError: No file is there, a column is absent, a line has more or fewer columns, a value is no finite number or no
-            known class. The message names file, line and column.
+        DataError: No file is there, a column is absent or stands twice, or too many lines are damaged. In a folder such a file
+            is left out, and the error is raised if no file is left. The message names file, line and column.
+        UsageError: An argument is not allowed.
 
     Example:
         >>> import tempfile
@@ -146,31 +313,17 @@ def read_csv(
         >>> table.y.tolist(), table.place(1)
         ([0, 1], 'monday.csv, line 3')
     """
-    place = Path(path)
-    files = sorted(place.glob("*.csv")) if place.is_dir() else [place]
-    if not files:
-        raise DataError(f"{place}: the folder has no *.csv file; give the folder with the readings of this device")
-    builder = _Builder(inputs, target, classes, "line")
-    for file in files:
-        builder.begin(file.name)
-        try:
-            with file.open(encoding="utf-8-sig", newline="") as lines:
-                reader = csv.DictReader(lines, delimiter=delimiter)
-                builder.require(reader.fieldnames or ())
-                for record in reader:
-                    _require_all_columns(record, f"{file.name}, line {reader.line_num}")
-                    builder.add(record, reader.line_num)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file}: cannot be read: {error}") from error
-    return builder.examples()
+    return read(path, ReadingsFormat(inputs, target, classes or (), **policy))
 
 
 def from_frame(
     frame: pd.DataFrame,
-    inputs: Sequence[str],
-    target: str,
+    inputs: Sequence[Hashable],
+    target: Hashable,
     classes: Sequence[Any] | None = None,
     *,
+    time: Hashable | None = None,
+    group: Hashable | None = None,
     name: str = "frame",
 ) -> Examples:
     """Return the examples of a pandas frame.
@@ -179,7 +332,9 @@ def from_frame(
         frame: The frame, one row for each example.
         inputs: Columns of the inputs, which hold numbers.
         target: Column of the target.
-        classes: Values of the target, as for `read_csv`.
+        classes: Values of the target as they are in the frame. None: targets are numbers.
+        time: Column of the time: numbers, dates, or texts of ISO 8601.
+        group: Column of the group (a person, a session, a machine).
         name: Name of the frame in messages.
 
     Returns:
@@ -187,6 +342,7 @@ def from_frame(
 
     Raises:
         DataError: As `read_csv`; rows are counted from 0.
+        UsageError: A column or a class is named twice.
 
     Example:
         >>> import pandas as pd
@@ -195,12 +351,67 @@ def from_frame(
         >>> examples.from_frame(frame, ["x"], "state", ["rest", "walk"]).place(1)
         'frame, row 1'
     """
-    builder = _Builder(inputs, target, classes, "row")
-    builder.begin(name)
-    builder.require([str(column) for column in frame.columns])
-    for row, record in enumerate(frame.to_dict("records")):
-        builder.add(record, row)
-    return builder.examples()
+    if isinstance(inputs, str | bytes) or isinstance(classes, str | bytes):
+        raise UsageError("inputs and classes are lists; write ['x'] for one column")
+    if not len(inputs):
+        raise UsageError("no columns are given as inputs")
+    found = () if classes is None else tuple(classes)
+    require_once("inputs", inputs)
+    require_once("classes", found)
+    table = read_frame(frame, inputs, target, found, time, group, name)
+    return _of_table(table, tuple(map(str, inputs)), "row")
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    times: ArrayLike | None = None,
+    groups: Sequence[str] | None = None,
+    inputs: Sequence[str] = (),
+    name: str = "arrays",
+) -> Examples:
+    """Return the examples of arrays.
+
+    Args:
+        x: Inputs, examples along the first axis; NaN for a missing value.
+        y: Targets, one for each input: integers for classes, else numbers.
+        times: Time of each example, as numbers.
+        groups: Group of each example (a person, a session, a machine).
+        inputs: Names of the inputs.
+        name: Name of the arrays in messages.
+
+    Returns:
+        Examples with x of the same shape, float32.
+
+    Raises:
+        DataError: A value is no number or not finite, a list is ragged, or the numbers of examples differ.
+
+    Example:
+        >>> from fedpatch import examples
+        >>> examples.from_arrays([[0.5], [0.7]], [0, 1]).place(1)
+        'arrays, row 1'
+    """
+    found, targets = _array(x, f"{name}: x"), _targets(y, f"{name}: y")
+    when = None if times is None else _array(times, f"{name}: times", np.float64)
+    names = None if groups is None else np.asarray(groups, str)
+    for word, other in (("targets", targets), ("times", when), ("groups", names)):
+        if other is not None and other.shape[:1] != found.shape[:1]:
+            raise DataError(f"{name}: {len(found)} inputs and {len(other)} {word}; give one for each input")
+    listed, codes = (np.array([]), None) if names is None else np.unique(names, return_inverse=True)
+    rows = np.arange(len(found))
+    return Examples(
+        found,
+        targets,
+        (name,),
+        np.zeros(len(found), np.int32),
+        rows,
+        "row",
+        times=when,
+        group=codes,
+        groups=tuple(str(one) for one in listed),
+        inputs=tuple(inputs),
+    )
 
 
 def from_dataset(
@@ -217,14 +428,15 @@ def from_dataset(
         dataset: Items are pairs of input and class, as in torchvision, or mappings, as in Hugging Face's datasets.
         positions: Positions of this device's items, such as a shard of `fedpatch.splits`; None: all.
         keys: With mappings: the keys of input and class, such as ("image", "label").
-        transform: Makes an array of an item's input; None: `numpy.asarray`.
+        transform: Makes an array of an item's input; None: `numpy.asarray`. A picture must have 8 bits for each value, no
+            transparency, and stand upright.
         name: Name of the data set in messages.
 
     Returns:
         Examples with x of shape (n, ...), where the rest is the shape of an input.
 
     Raises:
-        DataError: Items have no such keys, inputs have different shapes or a value that is not finite.
+        DataError: Items have no such keys, inputs have different shapes, or a value is no finite number.
 
     Example:
         >>> from fedpatch import examples
@@ -237,7 +449,7 @@ def from_dataset(
     for row in rows.tolist():
         where = f"{name}, item {row}"
         found, label = _pair(dataset[row], keys, where)
-        values = np.asarray(found if transform is None else transform(found), np.float32)
+        values = _array(found if transform is None else transform(found), where)
         if inputs and values.shape != inputs[0].shape:
             raise DataError(
                 f"{where}: shape {values.shape}, others have {inputs[0].shape}; give `transform` to make them equal"
@@ -250,107 +462,71 @@ def from_dataset(
         targets.append(label)
     if not inputs:
         raise DataError(f"{name}: no items are chosen; give positions within 0 and {len(dataset) - 1}")
-    return Examples(np.stack(inputs), _targets(targets), (name,), np.zeros(len(rows), np.int64), rows, "item")
+    return Examples(
+        np.stack(inputs),
+        _targets(targets, f"{name}: the classes"),
+        (name,),
+        np.zeros(len(rows), np.int32),
+        rows,
+        "item",
+        first=rows,
+    )
 
 
-def windows(series: Examples, length: int, stride: int = 1) -> Examples:
-    """Cut readings in order of time into windows; no window crosses the end of a file.
-
-    Args:
-        series: Readings with x of shape (n, channels).
-        length: Readings in a window.
-        stride: Readings between the beginnings of two windows; below `length`, windows overlap, so split them with
-            `splits.block_split` or `splits.time_split`.
-
-    Returns:
-        Examples with x of shape (k, channels, length). Target and place of a window are those of its last reading.
-
-    Raises:
-        UsageError: `length` or `stride` is below 1.
-        DataError: No file has `length` readings.
-
-    Example:
-        >>> import numpy as np
-        >>> from fedpatch import examples
-        >>> none = np.zeros(6, np.int64)
-        >>> series = examples.Examples(np.zeros((6, 3), np.float32), none, ("a.csv",), none, np.arange(6))
-        >>> examples.windows(series, length=4, stride=2).x.shape
-        (2, 3, 4)
-    """
-    if length < 1 or stride < 1:
-        raise UsageError(f"windows of length {length} and stride {stride}; both must be at least 1")
-    bounds = [0, *(np.flatnonzero(np.diff(series.source)) + 1).tolist(), len(series)]
-    ends = [end for begin, after in pairwise(bounds) for end in range(begin + length - 1, after, stride)]
-    if not ends:
-        longest = max(np.diff(bounds), default=0)
-        raise DataError(f"{', '.join(series.sources)}: at most {longest} readings in a file; a window needs {length}")
-    cut = np.stack([series.x[end - length + 1 : end + 1].T for end in ends])
-    last = series.take(np.array(ends))
-    return Examples(cut, last.y, last.sources, last.source, last.row, last.row_word)
+def _of_table(table: ReadingsTable, inputs: Sequence[str], row_word: str) -> Examples:
+    return Examples(
+        table.x,
+        table.y,
+        table.sources,
+        table.source,
+        table.row,
+        row_word,
+        first=table.index,
+        times=table.times,
+        dates=table.dates,
+        group=table.group,
+        groups=table.groups,
+        inputs=tuple(inputs),
+        notes=table.notes,
+    )
 
 
-class _Builder:
-    """Collects records, and checks each value."""
-
-    def __init__(self, inputs: Sequence[str], target: str, classes: Sequence[Any] | None, row_word: str) -> None:
-        if not inputs:
-            raise UsageError("no columns are given as inputs")
-        self._inputs, self._target, self._row_word = tuple(inputs), target, row_word
-        self._classes = None if classes is None else {value: number for number, value in enumerate(classes)}
-        self._sources: list[str] = []
-        self._x: list[list[float]] = []
-        self._y: list[float] = []
-        self._place: list[tuple[int, int]] = []
-
-    def begin(self, source: str) -> None:
-        self._sources.append(source)
-
-    def require(self, columns: Sequence[str]) -> None:
-        absent = [name for name in (*self._inputs, self._target) if name not in columns]
-        if absent:
-            there = ", ".join(columns) or "no header line"
-            raise DataError(f"{self._sources[-1]}: no column {', '.join(absent)}; there is {there}")
-
-    def add(self, record: Mapping[Any, Any], row: int) -> None:
-        where = f"{self._sources[-1]}, {self._row_word} {row}"
-        self._x.append([_number(record[name], f"{where}, column {name}") for name in self._inputs])
-        self._y.append(self._label(record[self._target], f"{where}, column {self._target}"))
-        self._place.append((len(self._sources) - 1, row))
-
-    def _label(self, value: Any, where: str) -> float:
-        if self._classes is None:
-            return _number(value, where)
-        if value not in self._classes:
-            raise DataError(f"{where}: {value!r} is none of the classes {', '.join(map(str, self._classes))}")
-        return self._classes[value]
-
-    def examples(self) -> Examples:
-        if not self._x:
-            raise DataError(f"{', '.join(self._sources)}: no examples")
-        place = np.array(self._place, np.int64)
-        y = np.array(self._y, np.float32 if self._classes is None else np.int64)
-        x = np.array(self._x, np.float32)
-        return Examples(x, y, tuple(self._sources), place[:, 0], place[:, 1], self._row_word)
+def _ranks(source: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the number of each example among those of its file."""
+    ranks = np.zeros(len(source), np.int64)
+    for file in np.unique(source):
+        mine = source == file
+        ranks[mine] = np.arange(mine.sum())
+    return ranks
 
 
-def _require_all_columns(record: Mapping[Any, Any], where: str) -> None:
-    """Raise DataError for a line with fewer or more columns than the header; csv keeps the values of others under None."""
-    if None in record.values():
-        raise DataError(f"{where}: too few columns; correct it, or leave it out")
-    if any(value.strip() for value in record.get(None, ())):
-        raise DataError(
-            f"{where}: too many columns; correct it, or leave it out (two lines in one, or a comma in a number?)"
-        )
-
-
-def _number(value: Any, where: str) -> float:
+def _array(values: Any, what: str, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
+    """Return values as floating numbers. DataError where one is no number, or beyond the dtype."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise DataError(f"{where}: {value!r} is no number; correct the row, or leave it out") from None
-    if not abs(number) <= _GREATEST:  # the comparison is false for NaN
-        raise DataError(f"{where}: {value!r} is not a finite number; correct the row, or leave it out")
-    return number
+        found = numbers_of(values)
+    except RefusedValue as why:
+        raise DataError(f"{what} {why}") from None
+    with np.errstate(over="ignore"):
+        cast = found.astype(dtype)
+    beyond = np.isinf(cast)
+    if beyond.any():
+        value = shown(found[beyond].flat[0].item())
+        raise DataError(f"{what}: a value is not a finite number of {cast.dtype}, {value}; correct it")
+    return cast
+
+
+def _targets(labels: Any, what: str) -> NDArray[Any]:
+    try:
+        found = numbers_of(labels)
+    except RefusedValue as why:
+        raise DataError(f"{what}: the list {why}") from None
+    if found.dtype.kind in "iu":
+        return found.astype(np.int64)
+    if found.dtype.kind == "b":
+        raise DataError(f"{what}: targets are True and False; give class numbers, 0 and 1")
+    if not np.isfinite(found).all() or (np.abs(found) > GREATEST).any():
+        raise DataError(f"{what}: a target is not a finite number; leave the example out")
+    return found.astype(np.float32)
 
 
 def _pair(item: Any, keys: tuple[str, str] | None, where: str) -> tuple[Any, Any]:
@@ -360,18 +536,38 @@ def _pair(item: Any, keys: tuple[str, str] | None, where: str) -> tuple[Any, Any
         if isinstance(item, Mapping):
             raise TypeError("a mapping needs keys")
         found, label = item
-    except (KeyError, TypeError, ValueError) as error:
-        hint = 'give `keys`, such as ("image", "label")' if keys is None else f"it has {', '.join(map(str, item))}"
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        hint = 'give `keys`, such as ("image", "label")'
+        if keys is not None:
+            hint = (
+                f"it has {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"it is a {type(item).__name__}"
+            )
         raise DataError(f"{where}: input and class are not there; {hint}") from error
     return found, label
 
 
-def _targets(labels: Sequence[Any]) -> NDArray[Any]:
-    found = np.asarray(labels)
-    return found.astype(np.int64) if np.issubdtype(found.dtype, np.integer) else found.astype(np.float32)
+def _apart(training: Examples, testing: Examples, notes: list[str], *, keep_copies: bool) -> tuple[Examples, Examples]:
+    """Return both parts without training examples that share a reading, and without test examples that are copies."""
+    near = sharing(training.readings, testing.readings)
+    if near.any():
+        notes.append(
+            f"training examples that share readings with test examples: {int(near.sum())} of {len(training)}, left out"
+        )
+        training = training.take(~near)
+    if not keep_copies and len(training):
+        same = copies(testing.x, training.x)
+        if same.any():
+            notes.append(
+                f"test examples with the values of a training example: {int(same.sum())} of {len(testing)}, left out "
+                "(keep_copies=True keeps them)"
+            )
+            testing = testing.take(~same)
+    return training, testing
 
 
 def _balanced(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
+    if labels.dtype.kind not in "iu":
+        raise UsageError("balance_seed balances classes, and these targets are numbers; leave it out")
     rng = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
     more = [
@@ -388,8 +584,10 @@ def _require_change(training: Examples) -> None:
     axes = tuple(axis for axis in range(training.x.ndim) if axis != 1)
     stuck = np.flatnonzero(training.x.max(axes) == training.x.min(axes))
     if stuck.size:
-        value, names = training.x[0, stuck[0]].flat[0], ", ".join(training.sources)
+        number = int(stuck[0])
+        name = training.inputs[number] if number < len(training.inputs) else f"input {number}"
+        value, names = training.x[0, number].flat[0], ", ".join(training.sources)
         raise DataError(
-            f"{names}: input {stuck[0]} has the value {value:g} in all training examples; is its sensor connected? "
+            f"{names}: {name} has the value {value:g} in all training examples; is its sensor connected? "
             "Leave the column out on all devices, or set allow_constant=True"
         )

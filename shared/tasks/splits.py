@@ -1,7 +1,7 @@
 """Splits of a device's examples into training and test data, and shards of a data set for many devices.
 
-Each split returns a boolean mask over the examples: True where an example is for testing. `train_x = x[~test]`,
-`test_x = x[test]`. A split that leaves one part empty is a DataError.
+Each split returns boolean masks over the examples, which know their part: `windows.device_data(*splits.block_split(windows,
+block=500))`. A split of `Examples` is a split of their readings: a window that lies in several parts is in none of them.
 
     examples                                        split
     independent of each other                       random_split, stratified_split (rare classes)
@@ -25,24 +25,38 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.examples import Examples
+from fedpatch.shared.tasks.part_masks import TEST, TRAIN, Mask, of_part
+from fedpatch.shared.tasks.separation import in_every_reading
 
-Mask = NDArray[np.bool_]
+__all__ = [
+    "block_split",
+    "dirichlet_shards",
+    "equal_shards",
+    "group_shards",
+    "group_split",
+    "label_shards",
+    "random_split",
+    "stratified_split",
+    "time_split",
+]
+
 Positions = NDArray[np.int64]
 
 
-def random_split(count: int, test_share: float = 0.2, seed: int = 0) -> Mask:
+def random_split(examples: int | Examples, test_share: float = 0.2, seed: int = 0) -> Mask:
     """Draw test examples at random, for examples that are independent of each other.
 
     Args:
-        count: Number of examples.
+        examples: The examples, or their number.
         test_share: Share of them that is for testing, above 0 and below 1.
         seed: The same seed gives the same split.
 
     Returns:
-        A mask of shape (count,): True for test examples.
+        A mask of shape (n,): True for test examples.
 
     Raises:
-        DataError: One part would be empty.
+        DataError: One part would be empty, or the examples are windows that overlap.
         UsageError: `test_share` is not above 0 and below 1.
 
     Example:
@@ -50,24 +64,25 @@ def random_split(count: int, test_share: float = 0.2, seed: int = 0) -> Mask:
         >>> int(splits.random_split(10, test_share=0.2).sum())
         2
     """
+    count = _independent(examples)
     test = np.zeros(count, bool)
     test[np.random.default_rng(seed).permutation(count)[: _test_count(count, test_share)]] = True
-    return _both_parts(test)
+    return of_part(_both_parts(test), TEST)
 
 
-def stratified_split(labels: ArrayLike, test_share: float = 0.2, seed: int = 0) -> Mask:
+def stratified_split(labels: ArrayLike | Examples, test_share: float = 0.2, seed: int = 0) -> Mask:
     """Draw the same share of each class, so that a rare one is in both parts; a class of one example is for training.
 
     Args:
-        labels: Class of each example.
+        labels: The examples, or the class of each.
         test_share: Share of each class that is for testing, above 0 and below 1.
         seed: The same seed gives the same split.
 
     Returns:
-        A mask of shape (count,): True for test examples.
+        A mask of shape (n,): True for test examples.
 
     Raises:
-        DataError: One part would be empty.
+        DataError: One part would be empty, or the examples are windows that overlap.
         UsageError: `test_share` is not above 0 and below 1.
 
     Example:
@@ -76,30 +91,32 @@ def stratified_split(labels: ArrayLike, test_share: float = 0.2, seed: int = 0) 
         >>> splits.stratified_split(labels)[8:].sum().item()
         1
     """
-    found = np.asarray(labels)
+    if isinstance(labels, Examples):
+        _independent(labels)
+    found = np.asarray(labels.y if isinstance(labels, Examples) else labels)
     test = np.zeros(len(found), bool)
     rng = np.random.default_rng(seed)
     for label in np.unique(found):
         members = rng.permutation(np.flatnonzero(found == label))
         if len(members) > 1:
             test[members[: _test_count(len(members), test_share)]] = True
-    return _both_parts(test)
+    return of_part(_both_parts(test), TEST)
 
 
-def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> tuple[Mask, Mask]:
+def time_split(times: ArrayLike | Examples, test_share: float = 0.2, gap: float = 0.0) -> tuple[Mask, Mask]:
     """Train on the past and test on what came after it.
 
     Args:
-        times: Time of each example, in any order and unit; equal times stay in one part.
+        times: The examples, or the time of each, in any order and unit; equal times stay in one part.
         test_share: Share of the examples, the latest ones, that is for testing.
         gap: Training examples are farther than this from the first test example, in the unit of `times`; 0: no gap.
 
     Returns:
-        Masks of the training and of the test examples; an example in the gap is in neither.
+        Masks of the training and of the test examples; an example in the gap, and a window over the limit, is in neither.
 
     Raises:
         DataError: One part would be empty.
-        UsageError: `test_share` is not above 0 and below 1.
+        UsageError: `test_share` is not above 0 and below 1, or examples have no times.
 
     Example:
         >>> from fedpatch import splits
@@ -107,36 +124,43 @@ def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> t
         >>> test.tolist()
         [False, False, False, False, True]
     """
-    when = np.asarray(times)
+    begins, when = _times(times)
     cut = np.sort(when)[-_test_count(len(when), test_share) :][:1]  # nothing where there is no example
-    test = _both_parts(when >= cut)
+    test = begins >= cut
+    if not test.any() and len(when):  # each of the last windows began before the first of them ended
+        cut = begins.max(keepdims=True)
+        test = begins >= cut
+    _both_parts(test)
     train = when < cut
     if gap and when.dtype.kind in "iu":
         # The difference of unsigned or short numbers would wrap; after the cut it may, because `train` is False there.
         wide = when if when.dtype == np.uint64 else when.astype(np.int64)
-        train &= wide[test].min() - wide > gap
+        train &= begins[test].min().astype(wide.dtype) - wide > gap
     elif gap:
         train = when < cut - gap
     if not train.any():
         raise DataError(f"a gap of {gap:g} leaves no training example; take a smaller one, or collect more examples")
-    return train, test
+    return of_part(train, TRAIN), of_part(test, TEST)
 
 
-def block_split(count: int, block: int, every: int = 5, gap: int = 0, name: str = "") -> tuple[Mask, Mask]:
-    """Test on whole blocks of consecutive examples; the split of an example never changes while more are added after it.
+def block_split(
+    examples: int | Examples, block: int, every: int = 5, gap: int = 0, name: str = ""
+) -> tuple[Mask, Mask]:
+    """Test on whole blocks of consecutive readings; the split of an example never changes while more are added after it.
 
     Args:
-        count: Number of examples, in order of time.
-        block: Examples in a block: more than the consecutive examples that are alike.
-        every: One block of so many, at a place that `name` draws, is for testing; at least 2.
-        gap: So many training examples on each side of a test block are left out.
-        name: Name of the file or session; other names have their test blocks elsewhere.
+        examples: The examples, of which each file is split by itself; or the number of examples, which are then readings.
+        block: Readings in a block: more than the consecutive readings that are alike, and several windows.
+        every: One block of so many, at a place that the name draws, is for testing; at least 2.
+        gap: So many readings on each side of a test block are left out of training.
+        name: Name of the file or session; other names have their test blocks elsewhere. The file's own name is added.
 
     Returns:
-        Masks of the training and of the test examples. One of them may be empty if there are few examples.
+        Masks of the training and of the test examples; a window over the end of a block is in neither. One of them may be
+        empty if there are few examples.
 
     Raises:
-        UsageError: `block`, `every` or `gap` is out of its range.
+        UsageError: `block`, `every` or `gap` is out of its range, or no window fits into a block.
 
     Example:
         >>> from fedpatch import splits
@@ -148,40 +172,47 @@ def block_split(count: int, block: int, every: int = 5, gap: int = 0, name: str 
         raise UsageError(
             f"block {block}, every {every}, gap {gap}: use a block of 1 or more, every 2 or more, gap 0 or more"
         )
-    places = np.arange(count)
-    offset = zlib.crc32(name.encode()) % every
+    if not isinstance(examples, Examples):
+        train, test = _blocks(np.arange(examples), block, every, gap, name)
+        return of_part(train, TRAIN), of_part(test, TEST)
+    readings = examples.readings
+    longest = int((readings[:, 2] - readings[:, 1]).max(initial=0)) + 1
+    if longest > block:
+        raise UsageError(f"a block of {block} readings holds no window of {longest}; take blocks of several windows")
 
-    def is_test(place: Positions) -> Mask:
-        found: Mask = (place >= 0) & ((place // block + offset) % every == 0)
-        return found
+    def part(number: int) -> Mask:
+        return in_every_reading(
+            readings,
+            lambda file, places: _blocks(places, block, every, gap, name + examples.sources[file])[number],
+        )
 
-    test = is_test(places)
-    near = test.copy()
-    for distance in range(1, gap + 1):
-        near |= is_test(places - distance) | is_test(places + distance)  # also of a future block
-    return ~near, test
+    return of_part(part(0), TRAIN), of_part(part(1), TEST)
 
 
-def group_split(groups: Sequence[Any] | ArrayLike, test_share: float = 0.2, seed: int = 0) -> Mask:
+def group_split(groups: Sequence[Any] | ArrayLike | Examples, test_share: float = 0.2, seed: int = 0) -> Mask:
     """Keep all examples of a group (a person, a session, a machine) in one part.
 
     Args:
-        groups: Group of each example.
+        groups: The examples, or the group of each.
         test_share: Share of the *groups* that is for testing; at least one group.
         seed: The same seed gives the same split.
 
     Returns:
-        A mask of shape (count,): True for test examples.
+        A mask of shape (n,): True for test examples.
 
     Raises:
         DataError: There are fewer than two groups.
-        UsageError: `test_share` is not above 0 and below 1.
+        UsageError: `test_share` is not above 0 and below 1, or examples have no groups.
 
     Example:
         >>> from fedpatch import splits
         >>> splits.group_split(["ann", "ann", "bob"]).tolist() in ([True, True, False], [False, False, True])
         True
     """
+    if isinstance(groups, Examples):
+        if groups.group is None:
+            raise UsageError("the examples have no groups; name the column with group=...")
+        groups = groups.group
     found = np.asarray(groups)
     names = np.unique(found)
     if len(names) < 2:
@@ -189,7 +220,7 @@ def group_split(groups: Sequence[Any] | ArrayLike, test_share: float = 0.2, seed
             f"there are {len(names)} groups, and a split by group needs two; split by time or by block instead"
         )
     chosen = np.random.default_rng(seed).permutation(names)[: _test_count(len(names), test_share)]
-    return _both_parts(np.isin(found, chosen))
+    return of_part(_both_parts(np.isin(found, chosen)), TEST)
 
 
 def equal_shards(count: int, devices: int, seed: int = 0) -> list[Positions]:
@@ -327,3 +358,42 @@ def _both_parts(test: Mask) -> Mask:
             f"{len(test)} examples cannot be split into training and test data; collect more, or other groups"
         )
     return test
+
+
+def _independent(examples: int | Examples) -> int:
+    """Return the number of examples. DataError for windows that share readings."""
+    if not isinstance(examples, Examples):
+        return examples
+    if examples.overlap:
+        raise DataError(
+            "the windows overlap, so that a random split would test on readings that were trained on; use block_split or "
+            "time_split, or windows with a stride of their length"
+        )
+    return len(examples)
+
+
+def _times(times: ArrayLike | Examples) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return when each example begins and ends."""
+    if not isinstance(times, Examples):
+        when = np.asarray(times)
+        return when, when
+    if times.times is not None:
+        return times.times if times.begins is None else times.begins, times.times
+    if len(np.unique(times.source)) > 1:
+        raise UsageError("the examples have no times, and come from several files; name the column with time=...")
+    return times.first, times.last
+
+
+def _blocks(places: Positions, block: int, every: int, gap: int, name: str) -> tuple[Mask, Mask]:
+    """Return masks of training and test readings."""
+    offset = zlib.crc32(name.encode("utf-8", "surrogateescape")) % every
+
+    def is_test(place: Positions) -> Mask:
+        found: Mask = (place >= 0) & ((place // block + offset) % every == 0)
+        return found
+
+    test = is_test(places)
+    near = test.copy()
+    for distance in range(1, gap + 1):
+        near |= is_test(places - distance) | is_test(places + distance)  # also of a future block
+    return ~near, test

@@ -19,6 +19,7 @@ from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.downloads import DataFile
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms, metric_terms
+from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,12 @@ class DeviceData:
         val_y: Validation targets, one for each input; None where `val_x` is None.
         origin: Function of a field and a row that returns, for messages, where the row came from, such as
             `origin("train_x", 12)`: "readings.csv, line 13".
+        readings: File, first and last reading of each training example, integers of shape (n, 3), as
+            `Examples.device_data` gives them: then no validation example that is split off shares a reading with a training
+            example, and none is a copy of one. None: examples are independent of each other.
+        input_names: Names of the inputs along their first axis, for messages.
+        notes: A sentence for each kind of row that was left out or filled, for `check-task`.
+        keep_copies: Whether equal values may stand in the training and the validation part.
 
     Raises:
         DataError: Inputs and targets differ in number, or the training or test part is empty.
@@ -63,6 +70,10 @@ class DeviceData:
     val_x: np.ndarray | None = None
     val_y: np.ndarray | None = None
     origin: Callable[[str, int], str] | None = None
+    readings: np.ndarray | None = None
+    input_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    keep_copies: bool = False
 
     def __post_init__(self) -> None:
         for part, inputs, targets in (
@@ -129,6 +140,8 @@ class Task:
             axis, each example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it
             in training, in measuring and in prediction.
         raw_shape: Shape of one raw input where it differs from `input_shape`.
+        readings: Columns and windows of the files that `load_data` reads, an `examples.ReadingsFormat`. With it
+            `fedpatch-agent predict` and `PersonalModel` take such files, with or without the target.
         features: `features(payload)` makes one raw example, an array, of the JSON that comes on a bus (`fedpatch-agent bus`),
             such as a window of readings; with NumPy alone. None: the payload is the example.
         head: Patterns for the names of the head's tensors, which stay on each device with `--private head`, such as
@@ -187,6 +200,7 @@ class Task:
     head: tuple[str, ...] = ()
     frozen: bool | tuple[str, ...] = False
     frozen_file: DataFile | None = None
+    readings: ReadingsFormat | None = None
 
     @property
     def metric_terms(self) -> MetricTerms:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedpatch.shared.tasks.separation import copies, overlapping, sharing
 from fedpatch.shared.tasks.task import DeviceData, Task
 
 MIN_VALIDATION_EXAMPLES = 5
@@ -19,6 +20,7 @@ either, because they join a validation part when data grow."""
 
 _SEED = b"fedpatch-val"
 _HASH_BYTES = 8
+_RUN = 4  # times the windows that share readings with one
 
 
 def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) -> np.ndarray:
@@ -45,6 +47,9 @@ def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) 
 def with_validation(data: DeviceData, share: float, *, ordered: bool = False) -> DeviceData:
     """Return `data` with a validation part, which may be empty.
 
+    If the data know the readings of their examples (`DeviceData.readings`), each file is split by itself, and a training
+    example that shares a reading with a validation example is in no part. Windows that overlap are held out in whole runs.
+
     Args:
         data: Data of one device. Where they have a validation part, they are returned as they are.
         share: As for `validation_mask`; held-out examples are no longer training data.
@@ -52,26 +57,74 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
 
     Returns:
         The same test data; training and validation data in the order of the training data before. If fewer than
-        MIN_VALIDATION_EXAMPLES are held out, the validation part is empty, and the held-out examples are in no part.
+        MIN_VALIDATION_EXAMPLES are held out, the validation part is empty, and the held-out examples are in no part. So is an
+        example that would be a copy of a training example.
     """
     if data.val_x is not None:
         return data
     x, y = np.asarray(data.train_x), np.asarray(data.train_y)
-    held_out = validation_mask(x, share, ordered=ordered)
-    train, validation = (_first_and_last if ordered else _chosen)(held_out)
-    if held_out.sum() < MIN_VALIDATION_EXAMPLES:
+    if data.readings is None:
+        held_out = validation_mask(x, share, ordered=ordered)
+        trained = ~held_out
+    else:
+        held_out = _of_readings(x, np.asarray(data.readings), share, ordered=ordered)
+        trained = ~held_out
+        if held_out.any():
+            trained &= ~sharing(np.asarray(data.readings), np.asarray(data.readings)[held_out])
+    if not trained.any():
+        held_out, trained = np.zeros(len(x), bool), np.ones(len(x), bool)  # training needs data
+    enough = held_out.sum() >= MIN_VALIDATION_EXAMPLES
+    if held_out.any() and not data.keep_copies:
+        held_out[held_out] = ~copies(x[held_out], x[trained])
+    train, validation = (_first_and_last if ordered and data.readings is None else _chosen)(held_out, trained)
+    if not enough or held_out.sum() < MIN_VALIDATION_EXAMPLES:
         validation = slice(0)
-    return replace(data, train_x=x[train], train_y=y[train], val_x=x[validation], val_y=y[validation])
+    readings = None if data.readings is None else data.readings[train]
+    return replace(
+        data, train_x=x[train], train_y=y[train], val_x=x[validation], val_y=y[validation], readings=readings
+    )
 
 
-def _first_and_last(held_out: np.ndarray) -> tuple[slice, slice]:
-    """Slices, so that nothing is copied."""
-    cut = int((~held_out).sum())
-    return slice(cut), slice(cut, None)
+def _of_readings(inputs: np.ndarray, readings: np.ndarray, share: float, *, ordered: bool) -> np.ndarray:
+    """Choose the held-out examples of each file: the last ones, those of the hash, or whole runs of windows that overlap.
+
+    Copies of an example, which balance classes, count once and stay on its side.
+    """
+    distinct, copy_of = np.unique(readings, axis=0, return_inverse=True)  # in order of file and first reading
+    copy_of = copy_of.ravel()
+    if not ordered and not overlapping(readings):
+        return validation_mask(inputs, share)
+    held_out = np.zeros(len(distinct), bool)
+    for file in np.unique(distinct[:, 0]):
+        mine = np.flatnonzero(distinct[:, 0] == file)
+        held_out[mine] = _last(len(mine), share) if ordered else _in_runs(distinct[mine], share)
+    return held_out[copy_of]
 
 
-def _chosen(held_out: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slice]:
-    return (~held_out, held_out) if held_out.any() else _first_and_last(held_out)
+def _last(count: int, share: float) -> np.ndarray:
+    return np.arange(count) >= count - int(count * share)
+
+
+def _in_runs(readings: np.ndarray, share: float) -> np.ndarray:
+    """Choose one of so many runs of windows as `share` says: long ones, since the windows at both ends belong to no part."""
+    if not share:
+        return np.zeros(len(readings), bool)
+    overlap = int(np.searchsorted(readings[:, 1], readings[0, 2], side="right"))  # windows that share readings with one
+    run, every = max(MIN_VALIDATION_EXAMPLES, _RUN * overlap), max(2, round(1 / share))
+    held_out: np.ndarray = (np.arange(len(readings)) // run) % every == every // 2
+    return held_out
+
+
+def _first_and_last(held_out: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slice]:
+    """Slices where possible, so that nothing is copied."""
+    cut = int(trained.sum())
+    if trained[:cut].all() and held_out[cut:].all():
+        return slice(cut), slice(cut, None)
+    return trained, held_out
+
+
+def _chosen(held_out: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slice]:
+    return (trained, held_out) if not trained.all() else (slice(len(trained)), slice(0))
 
 
 def split_for(task: Task, data: DeviceData) -> DeviceData:

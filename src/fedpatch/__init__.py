@@ -29,6 +29,7 @@ from fedpatch.shared.errors import (
 )
 
 if TYPE_CHECKING:
+    from fedpatch import examples, metrics, splits
     from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
     from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.api.events import RoundEnded, RoundOpened, RunMessage
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.run_records import RunSummary
     from fedpatch.device_agent.models.personal import PersonalModel
     from fedpatch.shared.scripting.jobs import BackgroundJob
-    from fedpatch.shared.tasks import examples, metrics, splits
     from fedpatch.shared.tasks.downloads import DataFile
     from fedpatch.shared.tasks.task import DeviceData, Task, data_root
     from fedpatch.shared.tasks.torch_model import private_names
@@ -98,27 +98,24 @@ _LOADED_AT_FIRST_USE = {
     "RunSummary": "fedpatch.coordinator.rounds.run_records",
     "Task": "fedpatch.shared.tasks.task",
     "data_root": "fedpatch.shared.tasks.task",
-    "examples": "fedpatch.shared.tasks",
-    "metrics": "fedpatch.shared.tasks",
     "private_names": "fedpatch.shared.tasks.torch_model",
     "run": "fedpatch.coordinator.api.running",
     "simulate": "fedpatch.simulator.experiment.user_study",
-    "splits": "fedpatch.shared.tasks",
     "start_run": "fedpatch.coordinator.api.running",
     "start_simulation": "fedpatch.simulator.experiment.user_study",
 }
 
 
+_MODULES = ("examples", "metrics", "splits")
+
+
 def __getattr__(name: str) -> object:
     """Load a public name at its first use (PEP 562)."""
+    if name in _MODULES:
+        return import_module(f"fedpatch.{name}")
     if name not in _LOADED_AT_FIRST_USE:
         raise AttributeError(f"module 'fedpatch' has no attribute {name!r}")
-    place = _LOADED_AT_FIRST_USE[name]
-    found = (
-        import_module(f"{place}.{name}")
-        if name in ("examples", "metrics", "splits")
-        else getattr(import_module(place), name)
-    )
+    found = getattr(import_module(_LOADED_AT_FIRST_USE[name]), name)
     globals()[name] = found
     return found
 

@@ -91,6 +91,13 @@ def test_every_error_has_a_reason_that_the_coordinator_counts(error, reason):
     assert fail_reason(error) is reason
 
 
+def test_error_that_names_a_file_of_any_bytes_can_be_sent():
+    name = os.fsdecode(b"caf\xe9.csv")
+    for error in (DataError(f"{name}, line 2: no number"), OSError(2, "no such file", name)):
+        assert "caf?.csv" in error_text(error).replace("\\udce9", "?")
+        error_text(error).encode()
+
+
 def test_an_error_becomes_one_line_of_bounded_length():
     text = error_text(ValueError("first line\n  second " + "x" * 1000))
     assert text.startswith("ValueError: first line second xxx")

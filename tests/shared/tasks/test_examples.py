@@ -43,15 +43,19 @@ def test_folder_is_read_in_the_order_of_names_with_file_and_line_of_each_example
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x,state\n1,rest\nnan,walk\n", r"a\.csv, line 3, column x: 'nan' is not a finite number"),
+        ("x,state\n1,rest\n-inf,walk\n", r"a\.csv, line 3, column x: '-inf' is not a finite number"),
         ("x,state\n1,rest\n1e99,walk\n", r"a\.csv, line 3, column x: '1e99' is not a finite number"),
-        ("x,state\n1,rest\n,walk\n", r"a\.csv, line 3, column x: '' is no number"),
+        ("x,state\n1,rest\nwarm,walk\n", r"a\.csv, line 3, column x: 'warm' is no number"),
         ("x,state\n1\n", r"a\.csv, line 2: too few columns"),
-        ("x,state\n1,rest\n1,walk,5,rest\n", r"a\.csv, line 3: too many columns; .* a comma in a number"),
+        (
+            "x,state\n1,rest\n1,walk,5,rest\n",
+            r"a\.csv, line 3: too many columns, 4 instead of 2; .* a comma in a number",
+        ),
         ("x,state\n1,run\n", r"a\.csv, line 2, column state: 'run' is none of the classes rest, walk"),
         ("z,state\n1,run\n", r"a\.csv: no column x; there is z, state"),
-        ("", r"a\.csv: no column x, state; there is no header line"),
-        ("x,state\n", r"a\.csv: no examples"),
+        ("", r"a\.csv: holds no complete line yet"),
+        ("x,state", r"a\.csv: holds no complete line yet; end its line with a line break"),
+        ("x,state\n", "no examples"),
     ],
 )
 def test_bad_csv_is_a_data_error_that_names_file_line_and_column(tmp_path, text, message):
@@ -72,8 +76,8 @@ def test_frame_gives_the_same_examples_as_the_file(tmp_path):
     assert np.array_equal(one.x, two.x)
     assert np.array_equal(one.y, two.y)
     assert two.place(1) == "frame, row 1"
-    with pytest.raises(DataError, match="frame, row 0, column x"):
-        from_frame(pd.DataFrame({"x": [None], "state": ["rest"]}), ["x"], "state", CLASSES)
+    with pytest.raises(DataError, match=r"frame, row 0, column x: b'1' \(bytes\) is no number"):
+        from_frame(pd.DataFrame({"x": [b"1"], "state": ["rest"]}), ["x"], "state", CLASSES)
 
 
 def test_empty_cells_after_the_last_column_are_left_out(tmp_path):

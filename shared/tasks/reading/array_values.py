@@ -1,0 +1,98 @@
+"""Arrays of numbers from what a data set, a task or an application gives. Nothing else is turned into numbers.
+
+`numpy.asarray(values, float)` drops the mask of a masked array, parses texts such as "1_000", and takes the index of a colour
+for a brightness. Here each of these is an error that names the value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue, shown
+
+NUMBERS = "fiub"
+_GREY, _COLOUR = ("L", "1"), ("RGB",)
+_ORIENTATION = 274  # the tag of Exif
+
+_PICTURES = {
+    "P": "colours are numbers of a palette; convert it to RGB",
+    "PA": "colours are numbers of a palette; convert it to RGB",
+    "I": "pixels are deeper than 8 bits; scale them to 0 to 255",
+    "I;16": "pixels are deeper than 8 bits; scale them to 0 to 255",
+    "I;16B": "pixels are deeper than 8 bits; scale them to 0 to 255",
+    "I;16L": "pixels are deeper than 8 bits; scale them to 0 to 255",
+    "F": "pixels are deeper than 8 bits; scale them to 0 to 255",
+    "RGBA": "it has transparency (alpha); put it on a background",
+    "LA": "it has transparency (alpha); put it on a background",
+    "La": "it has transparency (alpha); put it on a background",
+    "RGBa": "it has transparency (alpha); put it on a background",
+}
+
+
+def numbers_of(values: Any) -> NDArray[Any]:
+    """Return values as an array of numbers.
+
+    Args:
+        values: An array, a list, a number, or a picture of Pillow of mode L, 1 or RGB.
+
+    Returns:
+        The array, of a floating, integer or boolean dtype.
+
+    Raises:
+        RefusedValue: A value is no number, a list is ragged, an array has masked values, or a picture has another mode.
+    """
+    if is_picture(values):
+        require_plain_picture(values)
+    if isinstance(values, np.ma.MaskedArray):
+        if np.ma.getmaskarray(values).any():
+            raise RefusedValue("is a masked array with masked values; fill them with NaN: values.filled(numpy.nan)")
+        values = values.data
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        why = "its rows differ in length" if "inhomogeneous" in str(error) else str(error)
+        raise RefusedValue(f"is no array: {why}; give rows of one length") from error
+    if found.dtype.kind == "O":
+        found = _of_objects(found)
+    if found.dtype.kind not in NUMBERS:
+        raise RefusedValue(f"holds {_first(found)} ({_kind(found)}), no numbers; convert it in the task")
+    return found
+
+
+def require_plain_picture(picture: Any) -> None:
+    """Raise RefusedValue for a picture of Pillow whose pixels are no brightnesses of 8 bits, or that is to be turned."""
+    if picture.mode in _PICTURES:
+        raise RefusedValue(f"is a picture of mode {picture.mode}: {_PICTURES[picture.mode]}")
+    if picture.mode not in (*_GREY, *_COLOUR):
+        raise RefusedValue(f"is a picture of mode {picture.mode}; convert it to L or RGB")
+    if "transparency" in picture.info:
+        raise RefusedValue("is a picture with transparency; put it on a background")
+    turned = picture.getexif().get(_ORIENTATION, 1)
+    if turned not in (0, 1):
+        raise RefusedValue(f"is a picture that is to be turned (Exif orientation {turned}); save it upright")
+
+
+def is_picture(value: Any) -> bool:
+    """Return whether a value is a picture of Pillow."""
+    return hasattr(value, "getexif") and hasattr(value, "mode")
+
+
+def _of_objects(found: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of Python numbers as numbers; None is NaN."""
+    flat = found.ravel().tolist()
+    for one in flat:
+        if one is not None and not isinstance(one, int | float | np.number | np.bool_):
+            raise RefusedValue(f"holds {shown(one)} ({type(one).__name__}), which is no number; convert it in the task")
+    return np.array([np.nan if one is None else float(one) for one in flat], np.float64).reshape(found.shape)
+
+
+def _first(found: NDArray[Any]) -> str:
+    return shown(found.flat[0].item()) if found.size else "nothing"
+
+
+def _kind(found: NDArray[Any]) -> str:
+    words = {"U": "text", "S": "bytes", "M": "a date", "m": "a duration", "c": "a complex number"}
+    return words.get(found.dtype.kind, str(found.dtype))

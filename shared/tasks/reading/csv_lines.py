@@ -1,0 +1,91 @@
+"""The lines of a file of readings, one after the other, with bounded memory.
+
+A cell ends with its line at the latest: so an unclosed quote damages one line and not the rest of the file. A last line
+without its end is left for the next time, because a logger may still write it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedpatch.shared.tasks.reading.cell_values import BLANKS
+from fedpatch.shared.tasks.reading.readings_table import DamagedRow
+
+LONGEST_LINE = 2**20
+"""Bytes of the longest line; a longer one is damaged."""
+
+_MARK = b"\xef\xbb\xbf"
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+
+
+class UnreadableFile(Exception):
+    """A file that is no text in UTF-8. The text is the reason."""
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
+    """Yield number and text of each complete line that is not empty; None for a line that is too long or holds NUL.
+
+    Bytes that are not UTF-8 become U+FFFD: they damage a line only in a cell that is read.
+
+    Raises:
+        OSError: The file cannot be read.
+        UnreadableFile: The file is UTF-16.
+    """
+    with path.open("rb") as stream:
+        number, whole = 0, True
+        while piece := stream.readline(LONGEST_LINE):
+            begins, whole = whole, piece.endswith(b"\n")
+            number += begins
+            if number == 1 and begins:
+                if piece.startswith(_WIDE):
+                    raise UnreadableFile("is text in UTF-16; save it as UTF-8")
+                piece = piece.removeprefix(_MARK)
+            if not whole:
+                if begins and len(piece) < LONGEST_LINE - 3:
+                    yield from _old_lines(piece, number)  # line ends of old systems, or the unfinished end of the file
+                elif begins:
+                    yield number, None
+                continue
+            if begins and piece.strip():
+                yield number, _text(piece)
+
+
+def _old_lines(piece: bytes, number: int) -> Iterator[tuple[int, str | None]]:
+    """Yield the lines of a file whose lines end with a carriage return alone; without one, the line has no end yet."""
+    for offset, line in enumerate(piece.split(b"\r")[:-1]):
+        if line.strip():
+            yield number + offset, _text(line)
+
+
+def has_unfinished_line(path: Path) -> bool:
+    """Return whether the last line of a file has no end."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, 2)
+            if not stream.tell():
+                return False
+            stream.seek(-1, 2)
+            return stream.read(1) not in (b"\n", b"\r")
+    except OSError:
+        return False
+
+
+def cells_of(line: str, delimiter: str) -> list[str]:
+    """Return the cells of a line. DamagedRow where a quote is not closed."""
+    if '"' in line:
+        try:
+            rows = list(csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=True))
+        except csv.Error:
+            raise DamagedRow("a quote is not closed, or stands inside a cell") from None
+        cells = rows[0] if rows else []
+    else:
+        cells = line.split() if delimiter == " " else line.split(delimiter)
+    if cells and delimiter != ";":
+        cells[-1] = cells[-1].rstrip(BLANKS).removesuffix(";")  # some loggers end a line with a semicolon
+    return cells
+
+
+def _text(piece: bytes) -> str | None:
+    return None if b"\0" in piece else piece.rstrip(b"\r\n").decode("utf-8", "replace")

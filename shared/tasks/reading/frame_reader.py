@@ -1,0 +1,125 @@
+"""The reader of pandas frames. Rows have the policy of files: damaged rows are counted and left out, missing inputs are NaN."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.reading.cell_values import (
+    GREATEST,
+    RefusedValue,
+    is_missing,
+    number_in,
+    shown,
+    time_in,
+)
+from fedpatch.shared.tasks.reading.readings_format import DAMAGED_SHARE
+from fedpatch.shared.tasks.reading.readings_table import (
+    CellReaders,
+    Places,
+    ReadingsTable,
+    TableBuilder,
+    label_reader,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_frame(
+    frame: pd.DataFrame,
+    inputs: Sequence[Hashable],
+    target: Hashable | None,
+    classes: Sequence[Any],
+    time: Hashable | None,
+    group: Hashable | None,
+    name: str,
+) -> ReadingsTable:
+    """Return the rows of a frame. DataError where a column is absent or stands twice, or no row is left."""
+    columns = list(frame.columns)
+    asked = [*inputs, *(one for one in (target, time, group) if one is not None)]
+    for one in asked:
+        _require_column(one, columns, name)
+    builder = TableBuilder(
+        [str(one) for one in inputs],
+        {"target": str(target), "time": str(time), "group": str(group)},
+        CellReaders(number_of, _target(target, classes), _time_of, _group_of),
+        classes=bool(classes),
+        damaged_share=DAMAGED_SHARE,
+        row_word="row",
+    )
+    used = list(dict.fromkeys(asked))
+    positions = {one: place for place, one in enumerate(used)}
+    places = Places(
+        tuple(positions[one] for one in inputs),
+        *(-1 if one is None else positions[one] for one in (target, time, group)),
+    )
+    builder.begin(name, name)
+    for row, cells in enumerate(zip(*(frame.iloc[:, columns.index(one)].tolist() for one in used), strict=True)):
+        builder.add(cells, places, row)
+    if not builder.end():
+        raise DataError(builder.failures[0])
+    return builder.table()
+
+
+def number_of(value: Any) -> float:
+    """Return the number of a value in a frame; NaN for a missing one. Texts are read as cells of a file are.
+
+    Raises:
+        RefusedValue: The value is no finite number of float32.
+    """
+    if isinstance(value, str):
+        return number_in(value)
+    if _is_missing(value):
+        return math.nan
+    if not isinstance(value, int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
+        raise RefusedValue(f"{shown(value)} ({type(value).__name__}) is no number")
+    number = float(value)
+    if not abs(number) <= GREATEST:
+        raise RefusedValue(f"{shown(value)} is not a finite number of float32")
+    return number
+
+
+def _target(target: Hashable | None, classes: Sequence[Any]) -> Any:
+    if target is None:
+        return None
+    return label_reader(classes, _is_missing, lambda value: value) if classes else number_of
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, pandas.NA or pandas.NaT, or a text that stands for a missing value."""
+    if value is None or isinstance(value, str):
+        return value is None or is_missing(value)
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and math.isnan(value)
+
+
+def _time_of(value: Any) -> tuple[float, bool]:
+    if isinstance(value, str):
+        return time_in(value)
+    if isinstance(value, datetime.datetime) and not _is_missing(value):
+        return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp(), True
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise RefusedValue(f"{shown(value)} is no time")
+    return float(value), False
+
+
+def _group_of(value: Any) -> str:
+    return "" if _is_missing(value) else str(value)
+
+
+def _require_column(asked: Hashable, columns: Sequence[Any], name: str) -> None:
+    count = sum(type(one) is type(asked) and one == asked for one in columns)
+    if count == 1:
+        return
+    if count:
+        raise DataError(f"{name}: column {asked!r} stands {count} times; rename one of them")
+    alike = [one for one in columns if str(one) == str(asked)]
+    hint = f"; its name is {alike[0]!r}, a {type(alike[0]).__name__}: write it so" if alike else ""
+    raise DataError(f"{name}: no column {asked!r}; there is {', '.join(map(repr, columns[:12]))}{hint}")

@@ -1,0 +1,273 @@
+"""The rows of files and frames, collected into arrays: damaged rows are counted and left out, missing values are NaN.
+
+The policy is the same for each reader:
+
+- An input without a value is NaN; the task's `prepare` fills it.
+- A row without its target, its time or its group is left out.
+- A damaged row (a wrong number of cells, a value that is refused) is left out.
+- A file with a larger share of damaged rows than `damaged_share` is refused. In a folder it is left out.
+
+Each of them is counted; a note has the number and the first place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue
+
+log = logging.getLogger("fedpatch.data")
+
+MOST_ROWS = 2**31 - 1
+_LISTED = 5
+
+
+class DamagedRow(Exception):
+    """A row that is left out. The text begins with its column, if one is to blame: "column x: 'warm' is no number"."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadingsTable:
+    """The rows of files or frames.
+
+    Attributes:
+        x: Inputs of shape (n, inputs), float32; NaN for a missing value.
+        y: Targets of shape (n,): int64 for classes, float32 for numbers, NaN where there is no target.
+        sources: Names of the files or frames.
+        source: Index in `sources` of each row.
+        row: Line of a file, counted from 1, or row of a frame.
+        index: Number of the row among the rows of its file, damaged ones included.
+        times: Time of each row; None where no column has it.
+        dates: Whether times are seconds since 1970.
+        group: Index in `groups` of each row; None where no column has it.
+        groups: Names of the groups.
+        notes: A sentence for each kind of row that was left out or filled.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    sources: tuple[str, ...]
+    source: NDArray[np.int32]
+    row: NDArray[np.int32]
+    index: NDArray[np.int32]
+    times: NDArray[np.float64] | None
+    dates: bool
+    group: NDArray[np.int32] | None
+    groups: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CellReaders:
+    """What a cell of a file or of a frame means. Each function raises RefusedValue for a cell that it does not understand.
+
+    Attributes:
+        number: Returns the number of an input; NaN for a missing value.
+        target: Returns the class or the number of a target; NaN for a missing one. None: rows have no target.
+        time: Returns a time, and whether it is a date.
+        group: Returns the name of a group; "" for a missing one.
+    """
+
+    number: Callable[[Any], float]
+    target: Callable[[Any], float] | None
+    time: Callable[[Any], tuple[float, bool]]
+    group: Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of the columns in a row; -1 for a column that is not there."""
+
+    inputs: tuple[int, ...]
+    target: int = -1
+    time: int = -1
+    group: int = -1
+
+
+class TableBuilder:
+    """Collects rows.
+
+    Args:
+        inputs: Names of the inputs.
+        named: Names of target, time and group, for messages.
+        cells: What a cell means.
+        classes: Whether targets are classes.
+        damaged_share: Share of the rows of a file above which it is refused.
+        row_word: The word for a row: "line" or "row".
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        named: dict[str, str],
+        cells: CellReaders,
+        *,
+        classes: bool,
+        damaged_share: float,
+        row_word: str,
+    ) -> None:
+        self._inputs, self._named, self._cells = tuple(inputs), named, cells
+        self._classes, self._damaged_share, self._row_word = classes, damaged_share, row_word
+        self._sources: list[str] = []
+        self._x = array("f")
+        self._y: array[Any] = array("q" if classes else "f")
+        self._source, self._row, self._index = array("i"), array("i"), array("i")
+        self._times, self._dates = array("d"), False
+        self._group, self._groups = array("i"), dict[str, int]()
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+
+    def begin(self, shown: str, name: str) -> None:
+        """Begin a file: its path for messages, and its name."""
+        self._shown, self._name = shown, name
+        self._start, self._count, self._damaged, self._first = len(self._y), 0, 0, ""
+        self._without: Counter[str] = Counter()
+        self._number = len(self._sources)
+        self._sources.append(name)
+
+    def damaged(self, row: int, why: str) -> None:
+        """Count a damaged row."""
+        self._count += 1
+        self._damaged += 1
+        if not self._first:
+            separator = ", " if why.startswith("column ") else ": "
+            self._first = f"{self._shown}, {self._row_word} {row}{separator}{why}"
+
+    def add(self, cells: Sequence[Any], places: Places, row: int) -> None:
+        """Add a row, or count it as damaged or without a value."""
+        try:
+            self._add(cells, places, row)
+        except DamagedRow as damage:
+            self.damaged(row, str(damage))
+
+    def end(self) -> bool:
+        """End the file: note what was left out. If the file is refused, forget its rows and return False."""
+        share = self._damaged / self._count if self._count else 0.0
+        if share > self._damaged_share:
+            self.refuse(
+                f"{self._first}; of {self._count} {self._row_word}s {self._damaged} are damaged, more than the share "
+                f"{self._damaged_share:g} that may be (damaged_share): correct the file"
+            )
+            return False
+        if self._damaged:
+            self.note(
+                f"{self._shown}: {self._row_word}s damaged: {self._damaged}, left out, of {self._count}; the first: "
+                f"{self._first}"
+            )
+        for name, count in self._without.items():
+            done = "filled in by prepare" if name in self._inputs else "left out"
+            self.note(f"{self._shown}: {self._row_word}s without {name}: {count}, {done}")
+        return True
+
+    def refuse(self, why: str) -> None:
+        """Leave out the present file."""
+        self.failures.append(why)
+        for one in (self._y, self._source, self._row, self._index):
+            del one[self._start :]
+        del self._x[self._start * len(self._inputs) :]
+        del self._times[self._start :]
+        del self._group[self._start :]
+
+    def table(self) -> ReadingsTable:
+        """Return the table. DataError if no row is left."""
+        for why in self.failures:
+            self.note(f"file left out: {why}")
+        if not len(self._y):
+            raise DataError(
+                "; ".join(self.failures[:3] or self.notes[:3]) or f"{', '.join(self._sources)}: no examples"
+            )
+        y = np.frombuffer(self._y, np.int64 if self._classes else np.float32)
+        return ReadingsTable(
+            x=np.frombuffer(self._x, np.float32).reshape(len(y), len(self._inputs)),
+            y=y,
+            sources=tuple(self._sources),
+            source=np.frombuffer(self._source, np.int32),
+            row=np.frombuffer(self._row, np.int32),
+            index=np.frombuffer(self._index, np.int32),
+            times=np.frombuffer(self._times, np.float64) if len(self._times) == len(y) else None,
+            dates=self._dates,
+            group=np.frombuffer(self._group, np.int32) if len(self._group) == len(y) else None,
+            groups=tuple(self._groups),
+            notes=tuple(self.notes),
+        )
+
+    def _add(self, cells: Sequence[Any], places: Places, row: int) -> None:
+        values = [
+            self._value(self._cells.number, cells[place], name)
+            for place, name in zip(places.inputs, self._inputs, strict=True)
+        ]
+        target = math.nan
+        if self._cells.target is not None:
+            target = self._value(self._cells.target, cells[places.target], self._named["target"])
+        time = self._value(self._cells.time, cells[places.time], self._named["time"]) if places.time >= 0 else None
+        group = self._value(self._cells.group, cells[places.group], self._named["group"]) if places.group >= 0 else None
+        if time is not None and self._times and time[1] != self._dates:
+            raise DamagedRow(f"column {self._named['time']}: dates and numbers as times in one table")
+        self._count += 1
+        if self._cells.target is not None and math.isnan(target):
+            self._without[self._named["target"]] += 1
+            return
+        if group == "":
+            self._without[self._named["group"]] += 1
+            return
+        self._without.update(name for name, value in zip(self._inputs, values, strict=True) if value != value)
+        self._x.extend(values)
+        self._y.append(int(target) if self._classes else target)
+        self._source.append(self._number)
+        self._row.append(row)
+        self._index.append(self._count - 1)
+        if time is not None:
+            self._times.append(time[0])
+            self._dates = time[1]
+        if group is not None:
+            self._group.append(self._groups.setdefault(group, len(self._groups)))
+
+    def _value(self, read: Callable[[Any], Any], cell: Any, column: str) -> Any:
+        try:
+            return read(cell)
+        except RefusedValue as why:
+            raise DamagedRow(f"column {column}: {why}") from None
+
+    def note(self, text: str) -> None:
+        """Log a sentence, and keep it for the table."""
+        self.notes.append(text)
+        log.warning("%s", text)
+
+
+def label_reader(
+    classes: Sequence[Any], is_missing: Callable[[Any], bool], plain: Callable[[Any], Any]
+) -> Callable[[Any], float]:
+    """Return a function from a cell to the number of its class; NaN for a missing one."""
+    numbers = {one: number for number, one in enumerate(classes)}
+    names = ", ".join(map(str, tuple(numbers)[:_LISTED])) + (
+        f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    )
+
+    def read(cell: Any) -> float:
+        value = plain(cell)
+        try:
+            found = numbers.get(value)
+        except TypeError:
+            raise RefusedValue(
+                f"{value!r} ({type(value).__name__}) cannot be a class; the classes are {names}"
+            ) from None
+        if found is not None and not isinstance(value, bool | np.bool_):
+            return found
+        if is_missing(value):
+            return math.nan
+        hint = ""
+        if not isinstance(value, str) and any(str(value) == one for one in numbers):
+            hint = f"; it is a number here, so give classes as numbers, such as [{value!r}]"
+        raise RefusedValue(f"{value!r} is none of the classes {names}{hint}")
+
+    return read

@@ -1,0 +1,339 @@
+"""One reader of files, folders, frames and arrays: damaged lines, missing values, and no silent conversion."""
+
+from __future__ import annotations
+
+import math
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.examples import (
+    ReadingsFormat,
+    files_version,
+    from_arrays,
+    from_dataset,
+    from_frame,
+    read,
+    read_csv,
+)
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue, number_in, time_in
+from tests.support.examples import examples
+
+CLASSES = ["off", "on"]
+
+
+def table(folder: Path, text: str | bytes, **policy) -> tuple[list, list]:
+    """Inputs and classes of a file with the columns v and mode, whose damaged lines may be many."""
+    file = folder / "one.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = read_csv(file, ["v"], "mode", CLASSES, **{"damaged_share": 0.9, **policy})
+    return found.x[:, 0].tolist(), found.y.tolist()
+
+
+WRITTEN_BY_NOBODY = [
+    "1_000",
+    "１２",
+    "٣",
+    "infinity",
+    "-Infinity",
+    "+nan",
+    "-nan",
+    "\u20031",
+    "1\x0b",
+    "1e999",
+    "iNf",
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN_BY_NOBODY)
+def test_text_that_float_takes_and_nobody_writes_is_refused(text):
+    float(text)
+    with pytest.raises(RefusedValue):
+        number_in(text)
+
+
+NUMBER_TEXTS = st.text("0123456789+-.eE_ ,١２\t\u2003nNaAiIfFtTyY", max_size=8) | st.floats().map(repr)
+
+
+@examples(200)
+@given(NUMBER_TEXTS)
+def test_a_number_is_ascii_digits_with_the_value_of_float_or_it_is_refused(text):
+    """No text that float() takes and a person would not write passes."""
+    try:
+        found = number_in(text)
+    except RefusedValue:
+        return
+    bare = text.strip(" \t")
+    if math.isnan(found):
+        assert bare.lower() in ("", "nan", "na", "n/a", "null", "none", "?")
+        return
+    assert set(bare) <= set("0123456789+-.eE") and bare[-1] in "0123456789."
+    assert found == float(bare) and abs(found) < 4e38
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal", "value"), [("0,5", ",", 0.5), ("-1e3", ".", -1000), (" 7\t", ".", 7), (".5", ".", 0.5)]
+)
+def test_numbers_that_people_write_are_read(text, decimal, value):
+    assert number_in(text, decimal) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal"),
+    [("0,5", "."), ("0.5", ","), ("1 000", "."), ("1'000", "."), ("3V", "."), ("12%", "."), ("true", ".")],
+)
+def test_number_in_another_notation_is_refused(text, decimal):
+    with pytest.raises(RefusedValue, match="no number"):
+        number_in(text, decimal)
+
+
+def test_times_are_numbers_or_dates_with_a_zone():
+    assert time_in("49105962326000") == (49105962326000.0, False)
+    assert time_in("1970-01-01T01:00:30+01:00") == time_in("1970-01-01 00:00:30") == (30.0, True)
+    for text in ("12:30", "1970-13-01", "01.02.1970", "1_0", "nan"):
+        with pytest.raises(RefusedValue):
+            time_in(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("0.5", "too few columns"),
+        ("0.5,on,0.6,on", "too many columns"),
+        ("warm,on", "column v: 'warm' is no number"),
+        ("0.5,idle", "column mode: 'idle' is none of the classes off, on"),
+        ('"0.5,on', "a quote is not closed"),
+        ("\0\0\0", "bytes that are no text"),
+        ("0,5,on", "too many columns"),
+        ("\udcff0.5,on", "is no number"),
+    ],
+)
+def test_a_damaged_line_costs_that_line_and_is_named(tmp_path, caplog, damage, words):
+    text = f"v,mode\n1,off\n2,on\n{damage}\n3,off\n".encode("utf-8", "surrogateescape")
+    assert table(tmp_path, text) == ([1, 2, 3], [0, 1, 0])
+    assert "lines damaged: 1, left out, of 4" in caplog.text and "line 4" in caplog.text and words in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["v,mode\n1,off\n2,on", "\ufeffv,mode\r\n1,off\r\n2,on", "v,mode\n1,off\n\n2,o", "v,mode\r1,off\r2,on"]
+)
+def test_last_line_without_its_end_is_left_for_the_next_time(tmp_path, text):
+    assert table(tmp_path, text) == ([1], [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("# by the logger\nv;mode\n1;off\n#x\n2;on\n", {"delimiter": ";"}),
+        ("1,off\n2,on\n", {"names": ["v", "mode"]}),
+        ("v,mode\n1,off\n2,on\n", {"names": ["v", "mode"]}),
+        ("v,mode,\n1,off,\n2,on,,\n", {}),
+        ("v,mode;\n1,off;\n2,on;\n", {}),
+        ("v,mode\n1,off\nv,mode\n2,on\n", {}),
+        ("v mode\n1   off\n2 on\n", {"delimiter": " "}),
+        ('"v", "mode"\n"1","off"\n2,on\n', {}),
+        ("v;mode\n1,0;off\n2,0;on\n", {"delimiter": ";", "decimal": ","}),
+        ("mode,°C,v\noff,3°,1\non,4°,2\n".encode("latin-1"), {}),
+    ],
+)
+def test_notations_of_loggers_are_read(tmp_path, text, policy):
+    assert table(tmp_path, text, **policy) == ([1, 2], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("v;mode\n1;off\n", r"separated by ';': set delimiter=';'"),
+        ("1,off\n2,on\n", r"name all its columns in order with names="),
+        ("v,v,mode\n1,2,off\n", "column 'v' twice"),
+        ("v,mode\n0,5;off\n", "too|column"),
+        ("v,mode\n1,off\nx,off\n", "2 lines 1 are damaged"),
+        ("v,mode\n1,off\n".encode("utf-16"), "UTF-16; save it as UTF-8"),
+    ],
+)
+def test_unusable_file_is_refused_with_the_remedy(tmp_path, text, words):
+    with pytest.raises(DataError, match=words):
+        table(tmp_path, text, damaged_share=0.2)
+
+
+def test_input_without_a_value_is_nan_and_row_without_a_target_is_left_out(tmp_path, caplog):
+    values, targets = table(tmp_path, "v,mode\n,on\nNA,off\n1,\n2,on\n")
+    assert [math.isnan(one) for one in values] == [True, True, False] and targets == [1, 0, 1]
+    assert "lines without v: 2, filled in by prepare" in caplog.text
+    assert "lines without mode: 1, left out" in caplog.text
+
+
+NAMES = st.binary(min_size=1, max_size=6).filter(lambda name: not {*b"/\0"} & {*name})
+
+
+@examples(40)
+@given(st.dictionaries(NAMES, st.binary(max_size=40) | st.just(b"v,mode\n7,on\n"), max_size=5), st.booleans())
+def test_no_file_of_a_folder_stops_the_reading_of_the_others(tmp_path_factory, files, upper):
+    """Names and contents of any bytes, beside one good file."""
+    folder = tmp_path_factory.mktemp("day")
+    (folder / "good.csv").write_text("v,mode\n1,off\n2,on\n")
+    for name, content in files.items():
+        with open(os.fsencode(folder) + b"/" + name + (b".CSV" if upper else b".csv"), "wb") as file:
+            file.write(content)
+    found = read_csv(folder, ["v"], "mode", CLASSES)
+    good = found.x[found.source == found.sources.index("good.csv")]
+    assert good[:, 0].tolist() == [1, 2]
+    for text in (*found.notes, *found.sources):
+        text.encode()
+
+
+def test_what_is_no_file_of_readings_is_left_out(tmp_path):
+    (tmp_path / "10.csv").write_text("v,mode\n3,on\n")
+    (tmp_path / "9.CSV").write_text("v,mode\n1,off\n")
+    (tmp_path / "._9.csv").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "lost.csv").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.csv")
+    found = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    assert found.x[:, 0].tolist() == [1, 3]
+    version = files_version(tmp_path)
+    (tmp_path / "empty.csv").write_text("v,mode\n")
+    assert version and files_version(tmp_path) != version
+
+
+@pytest.mark.parametrize("name", ["pipe", "nothing"])
+def test_place_that_is_no_file_is_a_data_error(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_csv(tmp_path / name, ["v"], "mode", CLASSES)
+
+
+def test_folder_without_a_usable_file_names_the_first_faults(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.csv", "wb") as file:
+        file.write(b"v,mode\n1,zz\n")
+    with pytest.raises(DataError, match=r"caf\?\.csv, line 2, column mode: 'zz' is none of the classes off, on"):
+        read_csv(tmp_path, ["v"], "mode", CLASSES)
+
+
+def test_memory_of_reading_is_near_that_of_the_arrays(tmp_path):
+    file = tmp_path / "large.csv"
+    line = ",".join(f"{value:.4f}" for value in np.linspace(-9, 9, 20)) + ",on\n"
+    file.write_text(",".join([*(f"c{i}" for i in range(20)), "mode"]) + "\n" + line * 8000)
+    tracemalloc.start()
+    found = read_csv(file, [f"c{i}" for i in range(20)], "mode", CLASSES)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    kept = sum(one.nbytes for one in (found.x, found.y, found.source, found.row, found.first))
+    assert peak < 2.5 * kept + 2**21
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"inputs": "ab"}, "inputs is 'ab', one text"),
+        ({"inputs": []}, "no columns"),
+        ({"inputs": ["a", "a"]}, "'a' twice"),
+        ({"inputs": ["a"], "classes": ["x", "y", "x"]}, "'x' twice"),
+        ({"inputs": ["a"], "classes": [0, 1]}, "write '0'"),
+        ({"inputs": ["a"], "target": "a"}, "is an input and the target"),
+        ({"inputs": ["a"], "delimiter": "::"}, "one character"),
+        ({"inputs": ["a"], "delimiter": ",", "decimal": ","}, "beside the decimal mark"),
+        ({"inputs": ["a"], "names": ["b"]}, "names has no a"),
+        ({"inputs": ["a"], "window": 5, "mixed": "first"}, "use 'last' or 'drop'"),
+    ],
+)
+def test_wrong_format_is_a_usage_error(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        ReadingsFormat(**arguments)
+
+
+def test_frame_has_the_policy_of_a_file():
+    frame = pd.DataFrame(
+        {0: [0.5, None, "0.25"], "mode": [1, 0, 1], "when": pd.date_range("2026-01-01", periods=3, freq="s")}
+    )
+    found = from_frame(frame, [0], "mode", [0, 1], time="when")
+    assert found.x[[0, 2], 0].tolist() == [0.5, 0.25] and np.isnan(found.x[1, 0])
+    assert found.y.tolist() == [1, 0, 1]
+    assert found.time_text(2) == "2026-01-01T00:00:02Z"
+
+
+@pytest.mark.parametrize(
+    ("columns", "inputs", "classes", "error"),
+    [
+        ({"v": [1.0], "mode": [["on"]]}, ["v"], CLASSES, r"row 0, column mode: \['on'\] \(list\) cannot be a class"),
+        ({"v": ["1_0"], "mode": ["on"]}, ["v"], CLASSES, "'1_0' is no number"),
+        ({"v": [1j], "mode": ["on"]}, ["v"], CLASSES, "is no number"),
+        ({"v": [1.0], "mode": [1]}, ["v"], ["0", "1"], "give classes as numbers"),
+        ({0: [1.0], "mode": ["on"]}, ["0"], CLASSES, "its name is 0, a int"),
+        ({"v": [pd.Timestamp(0)], "mode": ["on"]}, ["v"], CLASSES, "is no number"),
+        ({"v": [1.0], "mode": ["on"]}, ["v"], ["on", "on"], "'on' twice"),
+    ],
+)
+def test_frame_with_what_is_no_number_is_an_error_of_ours(columns, inputs, classes, error):
+    with pytest.raises((DataError, UsageError), match=error):
+        from_frame(pd.DataFrame(columns), inputs, "mode", classes)
+
+
+def test_frame_with_a_column_twice_is_refused():
+    with pytest.raises(DataError, match="column 'v' stands 2 times"):
+        from_frame(pd.DataFrame([[1, 2, "on"]], columns=["v", "v", "mode"]), ["v"], "mode", CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        ([[1.0], [1.0, 2.0]], [0, 1], "x is no array: its rows differ in length"),
+        ([["1_0"]], [0], "text"),
+        (np.ma.masked_equal([[1.0], [2.0]], 2.0), [0, 1], "masked"),
+        ([[1e39]], [0], "not a finite number"),
+        ([[1.0]], [[0], [1]], "1 inputs and 2 targets"),
+        ([[1.0]], ["on"], "y: the list holds 'on'"),
+        ([[1.0]], [None], "not a finite number"),
+        ([[b"1"]], [0], "bytes"),
+        ([[1 + 0j]], [0], "complex"),
+    ],
+)
+def test_arrays_with_what_is_no_number_are_an_error_of_ours(x, y, words):
+    with pytest.raises(DataError, match=words):
+        from_arrays(x, y)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("P", "palette"),
+        ("RGBA", "transparency"),
+        ("I;16", "deeper than 8 bits"),
+        ("CMYK", "convert it to L or RGB"),
+        ("turned", "to be turned"),
+    ],
+)
+def test_picture_whose_values_are_no_plain_brightness_is_refused(mode, words):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    picture = image.new("L" if mode == "turned" else mode, (2, 2))
+    if mode == "turned":
+        picture.getexif()[274] = 6
+    with pytest.raises(DataError, match=f"item 0 is a picture .*{words}"):
+        from_dataset([(picture, 0)])
+
+
+def test_raw_file_is_read_for_prediction_without_target_group_and_header(tmp_path):
+    form = ReadingsFormat(["a", "b"], "mode", CLASSES, time="when", group="who", window=2)
+    rows = [f"{i},{i / 10},{i + 1}" for i in range(4)]
+    file = tmp_path / "new.csv"
+    for text in (
+        "when,a,b\n" + "\n".join(rows) + "\n",
+        "\n".join(rows) + "\n",
+        "\n".join(f"{one},on" for one in rows) + "\n",
+    ):
+        file.write_text(text)
+        found = read(file, form, for_prediction=True)
+        assert found.x.shape == (2, 2, 2) and found.times is not None
+        assert found.times.tolist() == [1, 3]
+        assert found.x[1, 1].tolist() == [3, 4]
+    file.write_text("1,2,3,4,5\n")
+    with pytest.raises(DataError, match="its first line has 5 cells"):
+        read(file, form, for_prediction=True)
