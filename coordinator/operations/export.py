@@ -143,6 +143,7 @@ def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, Mod
         onnx=exported.onnx,
         task_ref=str(run.settings["task"]),
         prepare=preparation_of(task, task.raw_shape or task.input_shape),
+        readings=task.readings,
     )
     return exported, metadata
 

@@ -13,13 +13,14 @@ from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, ModelVersi
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.files import refusals_of
-from fedpatch.shared.app.formatting import size
+from fedpatch.shared.app.formatting import printable, size
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.model_metadata import SOURCES
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.models.personal import PersonalModel
+    from fedpatch.shared.tasks.examples import Examples
     from fedpatch.shared.tasks.model_metadata import ModelMetadata
     from fedpatch.shared.tensors.arrays import Array
 
@@ -54,7 +55,8 @@ def _add_predict(app: typer.Typer) -> None:
             list[Path],
             typer.Argument(
                 metavar="FILE...",
-                help="Inputs: .npy (one or more examples), .csv (one per row) or images (with Pillow).",
+                help="Files or folders of readings (of a task with readings), .npy (one or more examples), .csv (one per "
+                "row) or images (with Pillow).",
             ),
         ],
         state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -68,39 +70,47 @@ def _add_predict(app: typer.Typer) -> None:
     ) -> None:
         """Run the personal model of this device on raw inputs, without torch and without the agent.
 
-        It applies the task's prepare and prints the class of each example, or the raw outputs. A warning names inputs
-        unlike the training data.
+        It applies the task's windows and prepare, and prints the class of each example, or the raw outputs, and the time of
+        each window. A warning names damaged lines and inputs unlike the training data.
         """
         personal = _opened(state_dir, task, model, int8)
-        outputs, warnings = [], []
+        predictions: list[tuple[Path, Array, list[dict[str, Any]]]] = []
+        warnings: list[str] = []
         for file in files:
-            found, differs = _predict(personal, file, prepared)
-            outputs.append((file, found))
-            warnings += [f"{file}: {words}" for words in differs]
+            found, places, differs = _predict(personal, file, prepared)
+            predictions.append((file, found, _rows(personal, file, found, places)))
+            warnings += differs
         say(*(f"warning: {words}" for words in warnings))
         if as_json:
-            rows = [one for file, found in outputs for one in _rows(personal, file, found)]
-            typer.echo(json.dumps({**_origin(personal), "predictions": rows, "warnings": warnings}))
+            every = [one for _, _, rows in predictions for one in rows]
+            typer.echo(json.dumps({**_origin(personal), "predictions": every, "warnings": warnings}))
             return
-        for file, found in outputs:
-            for one in _rows(personal, file, found):
-                values = " ".join(f"{value:.6g}" for value in found[one["row"]].ravel())
-                typer.echo(f"{file}[{one['row']}]: {one.get('class', values)}")
+        for file, outputs, rows in predictions:
+            for one in rows:
+                values = " ".join(f"{value:.6g}" for value in outputs[one["row"]].ravel())
+                when = f" time {one['time']}" if "time" in one else ""
+                typer.echo(f"{printable(str(file))}[{one['row']}]{when}: {one.get('class', values)}")
 
 
-def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array, list[str]]:
-    """Return the outputs for the inputs in a file, and how these inputs differ from those of training."""
-    from fedpatch.device_agent.models.inputs import read_inputs
+def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array, Examples | None, list[str]]:
+    """Return the outputs for the inputs in a file, the examples if they are readings, and warnings."""
+    from fedpatch.device_agent.models.inputs import is_of_readings, read_inputs
+    from fedpatch.shared.tasks.reading.readings_table import notes_unlogged
 
     known, shape, dtype = personal.metadata, personal.metadata.input_shape, personal.metadata.input_dtype
     if known.prepare is not None and not prepared:
         shape, dtype = known.prepare.raw_shape, "float32"
-    inputs = read_inputs(file, shape, dtype)
+    examples = None
+    if is_of_readings(file, known.readings) and not prepared:
+        with notes_unlogged():
+            examples = personal.examples(file)
+    inputs = read_inputs(file, shape, dtype) if examples is None else examples.x
     try:
         ready = personal.prepare(inputs, prepared=prepared)
     except DataError as error:
         raise DataError(f"{file}: {error}") from error
-    return personal.run(ready), personal.differences(ready)
+    differs = [f"{file}: {words}" for words in personal.differences(ready)]
+    return personal.run(ready), examples, [*(examples.notes if examples else ()), *differs]
 
 
 def _add_evaluate(app: typer.Typer) -> None:
@@ -250,13 +260,16 @@ def _origin(personal: PersonalModel) -> dict[str, Any]:
     return {"model": str(personal.path), "task": known.task, "run": known.run, "round": known.round}
 
 
-def _rows(personal: PersonalModel, file: Path, outputs: Array) -> list[dict[str, Any]]:
+def _rows(personal: PersonalModel, file: Path, outputs: Array, places: Examples | None) -> list[dict[str, Any]]:
     names = personal.metadata.class_names
     rows = []
     for row, found in enumerate(outputs):
+        place = {}
+        if places is not None:
+            place = {"place": places.place(row)} | ({"time": places.time_text(row)} if places.times is not None else {})
         chosen = {"class": names[int(found.argmax())], "class_index": int(found.argmax())} if names else {}
         values = [_finite(float(value)) for value in found.ravel()]
-        rows.append({"file": str(file), "row": row, **chosen, "outputs": values})
+        rows.append({"file": str(file), "row": row, **place, **chosen, "outputs": values})
     return rows
 
 

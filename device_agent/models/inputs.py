@@ -1,4 +1,4 @@
-"""Inputs for a model, from files: NumPy arrays, tables of numbers, and images."""
+"""Inputs for a model, from files: readings in the format of the task, NumPy arrays, tables of numbers, and images."""
 
 from __future__ import annotations
 
@@ -11,10 +11,45 @@ import numpy as np
 
 from fedpatch.shared.app.plugins import import_optional
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.reading.array_values import require_plain_picture
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue, is_missing, number_in
+from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
 from fedpatch.shared.tensors.arrays import Array
 
 IMAGES = (".png", ".bmp", ".jpg", ".jpeg")
 KINDS = (".npy", ".csv", *IMAGES)
+
+_NAMED = 6
+
+
+def is_of_readings(path: Path, form: ReadingsFormat | None) -> bool:
+    """Return whether a file or folder has readings in the format of the task."""
+    return form is not None and (path.is_dir() or path.suffix.lower() not in (".npy", *IMAGES))
+
+
+def axes_in_words(shape: tuple[int, ...], form: ReadingsFormat | None) -> str:
+    """Return the axes of examples in order: "(n examples, 3 inputs: x, y, z, 50 readings)"."""
+    words = [str(length) for length in shape]
+    if form is not None and shape[:1] == (len(form.inputs),):
+        listed = ", ".join(form.inputs[:_NAMED]) + (", ..." if len(form.inputs) > _NAMED else "")
+        words[0] = f"{shape[0]} inputs ({listed})"
+        if form.window and shape[1:] == (form.window,):
+            words[1] = f"{form.window} readings"
+    return f"({', '.join(['n examples', *words])})"
+
+
+def require_shape(examples: Array, shape: tuple[int, ...], form: ReadingsFormat | None, what: str) -> None:
+    """Raise DataError for examples of another shape; the message names the axes in order."""
+    if examples.shape[1:] == shape and len(examples):
+        return
+    remedy = (
+        "give at least one example"
+        if examples.shape[1:] == shape
+        else "give one example along the first axis, in this order"
+    )
+    if form is not None and form.window and examples.ndim == 2 and examples.shape[1] == len(form.inputs):
+        remedy = "these are readings: PersonalModel.examples cuts them into windows"
+    raise DataError(f"{what} have shape {examples.shape}, the model takes {axes_in_words(shape, form)}; {remedy}")
 
 
 def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
@@ -51,8 +86,13 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     if kind == ".csv" and examples.shape[1] == size:
         examples = examples.reshape(-1, *shape)
     if examples.shape[1:] != shape or not len(examples):
-        wanted = f"{size} numbers in each row" if kind == ".csv" else f"shape (n, {', '.join(map(str, shape))})"
-        raise DataError(f"{path}: has shape {examples.shape}; the model takes {wanted}, at least one example")
+        axes = axes_in_words(shape, None)
+        if kind == ".csv":
+            raise DataError(
+                f"{path}: has {len(examples)} rows of {examples.shape[1]} numbers; the model takes {axes}, {size} numbers in "
+                "each row; a task that declares its readings (Task.readings) takes files of readings"
+            )
+        raise DataError(f"{path}: has shape {examples.shape}; the model takes shape {axes}, at least one example")
     if examples.dtype.kind not in "fiub":
         raise DataError(f"{path}: holds {examples.dtype}, no numbers")
     try:
@@ -96,10 +136,15 @@ def _table(path: Path) -> Array:
     parsed: list[list[float]] = []
     for number, row in enumerate(rows, 1):
         try:
-            parsed.append([float(cell) if cell.strip() else math.nan for cell in row])
-        except ValueError as error:
+            parsed.append([number_in(cell) for cell in row])
+        except RefusedValue as why:
             if number > 1 or any(map(_is_number, row)):
-                raise DataError(f"{path}: row {number} holds something that is no number ({error})") from error
+                column = next(
+                    place for place, cell in enumerate(row, 1) if not _is_number(cell) and not is_missing(cell)
+                )
+                raise DataError(
+                    f"{path}: row {number} holds something that is no number: column {column}, {why}"
+                ) from None
     if not parsed or any(len(row) != len(parsed[0]) for row in parsed):
         raise DataError(f"{path}: its rows differ in length, or there are none; give one example in each row")
     return np.array(parsed)
@@ -107,10 +152,9 @@ def _table(path: Path) -> Array:
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell)
-    except ValueError:
+        return not math.isnan(number_in(cell))
+    except RefusedValue:
         return False
-    return True
 
 
 def _image(path: Path, shape: tuple[int, ...]) -> Array:
@@ -118,7 +162,14 @@ def _image(path: Path, shape: tuple[int, ...]) -> Array:
     mode, height, width = _picture(path, shape)
     try:
         with pillow.open(path) as image:
+            require_plain_picture(image)
+            if image.mode == "RGB" and mode == "L":
+                raise DataError(
+                    f"{path}: has colours, and the model takes grey; convert it as the task's load_data does"
+                )
             pixels = np.asarray(image.convert(mode), dtype=np.float64) / 255.0
+    except RefusedValue as why:
+        raise DataError(f"{path}: {why}") from None
     except (pillow.UnidentifiedImageError, pillow.DecompressionBombError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: is no image that Pillow can read ({error})") from error
     if pixels.shape[:2] != (height, width):

@@ -5,6 +5,7 @@
     model = PersonalModel.open("/var/lib/fedpatch-agent", "digits")
     model.predict(images)             # outputs, one row per image
     model.classify(images)            # ["7", "3", ...]
+    model.classify("today.csv")       # of a task with `readings`: a file of raw readings
     model.metadata.user_accuracy      # on the device's test data
     model.reload_if_newer()           # now and then: True after a round has given another model
 
@@ -17,12 +18,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpatch.device_agent.models.inputs import require_shape
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
+from fedpatch.shared.tasks.examples import Examples, from_arrays, from_frame, read, windows
 from fedpatch.shared.tasks.input_statistics import differences
 from fedpatch.shared.tasks.model_metadata import (
     INT8_FILE,
@@ -36,6 +40,9 @@ from fedpatch.shared.tasks.prepare import prepared as prepared_by
 from fedpatch.shared.tasks.prepare import require_same_prepare
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger("fedpatch.models")
 
@@ -111,18 +118,34 @@ class PersonalModel:
         model._store = (store, name)
         return model
 
-    def predict(self, inputs: Array, *, prepared: bool = False) -> Array:
+    def examples(self, readings: str | Path | Array | pd.DataFrame) -> Examples:
+        """Return the examples of raw readings, cut into the windows of the task; `times` has the time of each.
+
+        Args:
+            readings: A file or folder as the task's `load_data` reads it, with or without target and header; a pandas frame
+                with the columns of the inputs; or an array of shape (n, inputs) of readings at equal times.
+
+        Raises:
+            UsageError: The task does not declare its readings.
+            DataError: No example is left.
+        """
+        return examples_of(readings, self.metadata)
+
+    def predict(self, inputs: Array | Examples | str | Path, *, prepared: bool = False) -> Array:
         """The model's outputs for `inputs`, examples first in both; inputs unlike those of training are logged.
 
         Args:
-            inputs: Raw inputs, to which the task's `prepare` is applied if it has one.
+            inputs: Raw inputs, to which the task's `prepare` is applied if it has one; or a file or folder of readings.
             prepared: Whether `prepare` was applied already.
 
         Raises:
             DataError: inputs of another shape or kind, or that hold NaN or an infinity once they are prepared.
             UsageError: the task's `prepare` is needed and not available, or differs from that of training.
         """
-        ready = self.prepare(inputs, prepared=prepared)
+        if isinstance(inputs, str | Path):
+            inputs = self.examples(inputs)
+        raw = inputs.x if isinstance(inputs, Examples) else inputs
+        ready = self.prepare(raw, prepared=prepared)
         for words in self.differences(ready):
             log.warning("%s", words)
         return self.run(ready)
@@ -133,6 +156,8 @@ class PersonalModel:
         ready = np.asarray(inputs)
         if known is not None and not prepared:
             ready = self._prepared(ready, known)
+        elif ready.dtype.kind in "fiub":
+            require_shape(ready, self.metadata.input_shape, self.metadata.readings, "inputs")
         if ready.dtype.kind == "f":
             bad = np.argwhere(~np.isfinite(ready))
             if len(bad):
@@ -158,9 +183,7 @@ class PersonalModel:
         return [f"{words}; give inputs as the task's load_data gives them, scaled alike" for words in found]
 
     def _prepared(self, raw: Array, known: Preparation) -> Array:
-        if raw.shape[1:] != known.raw_shape or not len(raw):
-            shown = ", ".join(map(str, ("n", *known.raw_shape)))
-            raise DataError(f"raw inputs have shape {raw.shape}, `prepare` takes ({shown}) with n at least 1")
+        require_shape(raw, known.raw_shape, self.metadata.readings, "raw inputs")
         if self._task is None:
             self._task = self._find_task()
         if not self._same_prepare:
@@ -178,7 +201,7 @@ class PersonalModel:
                 f"be found here: {error}; or say that the inputs are prepared already"
             ) from error
 
-    def classify(self, inputs: Array, *, prepared: bool = False) -> list[str]:
+    def classify(self, inputs: Array | Examples | str | Path, *, prepared: bool = False) -> list[str]:
         """Return the class of the largest output of each example.
 
         Arguments and errors are those of `predict`; UsageError too if the task names no classes.
@@ -218,6 +241,23 @@ class PersonalModel:
                 if attempt + 1 == _ATTEMPTS or store.current(task) == path:
                     raise
         return None
+
+
+def examples_of(readings: str | Path | Array | pd.DataFrame, metadata: ModelMetadata) -> Examples:
+    """Return the examples of raw readings in the format of the model's task. Arguments and errors: `PersonalModel.examples`."""
+    form = metadata.readings
+    if form is None:
+        raise UsageError(
+            f"task {metadata.task!r} does not declare its readings; give it Task(..., readings=...), and wait for the model of "
+            "the next round, or give arrays as load_data returns them"
+        )
+    if isinstance(readings, str | Path):
+        return read(readings, form, for_prediction=True)
+    if isinstance(readings, np.ndarray):
+        found = from_arrays(readings, np.zeros(len(readings)), inputs=tuple(form.inputs))
+    else:
+        found = from_frame(readings, form.inputs, None, time=form.time or None)
+    return windows(found, form.window, form.step, max_gap=form.max_gap) if form.window else found
 
 
 def only_task(store: ModelStore, state_dir: Path) -> str:

@@ -269,6 +269,7 @@ class ModelExport:
             task_ref=self._task_ref,
             prepare=self._preparation,
             inputs=self._trainer.input_statistics,
+            readings=task.readings,
         )
 
     def _user_accuracy(self, outputs: Array) -> float:

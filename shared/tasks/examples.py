@@ -319,7 +319,7 @@ def read_csv(
 def from_frame(
     frame: pd.DataFrame,
     inputs: Sequence[Hashable],
-    target: Hashable,
+    target: Hashable | None,
     classes: Sequence[Any] | None = None,
     *,
     time: Hashable | None = None,
@@ -331,7 +331,7 @@ def from_frame(
     Args:
         frame: The frame, one row for each example.
         inputs: Columns of the inputs, which hold numbers.
-        target: Column of the target.
+        target: Column of the target. None: there is none, and targets are NaN.
         classes: Values of the target as they are in the frame. None: targets are numbers.
         time: Column of the time: numbers, dates, or texts of ISO 8601.
         group: Column of the group (a person, a session, a machine).

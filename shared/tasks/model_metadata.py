@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fedpatch.shared.errors import StateError
+from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
 from fedpatch.shared.typed_values import learn_types
 
 FORMAT = 1
@@ -105,6 +106,9 @@ class ModelMetadata:
     must apply to raw inputs (None: there is none), `inputs` the training inputs after it. Both are computed from the
     device's data, and stay on the device as the model does.
 
+    `readings` are columns and windows of the files that the task's `load_data` reads, which predictions take too; None where
+    the task does not declare them.
+
     `schema` is the digest of the model's schema, `parity` the largest difference to torch's outputs, relative to the largest
     of them (or to 1). `sha256` and `size_bytes` are of the model's file; `created` is a time of ISO 8601, in UTC.
     """
@@ -143,6 +147,7 @@ class ModelMetadata:
     reason: str = ""
     candidates: Mapping[str, float] = field(default_factory=dict)
     int8: Int8Model | None = None
+    readings: ReadingsFormat | None = None
 
 
 learn_types(ModelMetadata)
@@ -157,7 +162,7 @@ def from_json(text: bytes, where: str) -> ModelMetadata:
     """Read the output of `to_json`, also of a later version with more keys. Else raise StateError, which names `where`."""
     try:
         metadata = msgspec.json.decode(text, type=ModelMetadata)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError) as error:
         raise StateError(f"{where}: does not describe a model ({error})") from error
     if metadata.format != FORMAT:
         raise StateError(f"{where}: is of format {metadata.format}, of another version of fedpatch; use that one")

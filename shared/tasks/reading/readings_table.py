@@ -16,7 +16,8 @@ import logging
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,17 @@ log = logging.getLogger("fedpatch.data")
 
 MOST_ROWS = 2**31 - 1
 _LISTED = 5
+
+
+@contextmanager
+def notes_unlogged() -> Iterator[None]:
+    """A context for a command that prints the notes itself."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class DamagedRow(Exception):

@@ -146,3 +146,30 @@ def test_missing_input_file_is_an_error(tmp_path: Path):
     for name in ("x.npy", "x.csv"):
         with pytest.raises(DataError, match="No such file"):
             read_inputs(tmp_path / name, (1,), "float32")
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("RGBA", "transparency"),
+        ("P", "palette"),
+        ("I;16", "deeper than 8 bits"),
+        ("RGB", "has colours, and the model takes grey"),
+        ("turned", "to be turned"),
+    ],
+)
+def test_picture_that_a_conversion_would_change_is_refused(tmp_path, mode, words):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    picture = image.new("L" if mode == "turned" else mode, (2, 2))
+    exif = image.Exif()
+    exif[274] = 3
+    picture.save(tmp_path / "x.png", exif=exif if mode == "turned" else None)
+    with pytest.raises(DataError, match=words):
+        read_inputs(tmp_path / "x.png", (2, 2), "float32")
+
+
+@pytest.mark.parametrize("cell", ["1_000", "１２", "inf", "1e999"])
+def test_text_that_nobody_writes_is_no_number_of_a_table(tmp_path, cell):
+    (tmp_path / "x.csv").write_text(f"1,2\n3,{cell}\n")
+    with pytest.raises(DataError, match="row 2 holds something that is no number: column 2"):
+        read_inputs(tmp_path / "x.csv", (2,), "float32")
