@@ -177,7 +177,8 @@ class PersonalModel:
         known = self.metadata.inputs
         if known is None or ready.shape[1:] != self.metadata.input_shape or not len(ready):
             return []
-        found = differences(ready, known)
+        form = self.metadata.readings
+        found = differences(ready, known, () if form is None else form.inputs)
         if not found or self.metadata.prepare is not None:
             return found
         return [f"{words}; give inputs as the task's load_data gives them, scaled alike" for words in found]

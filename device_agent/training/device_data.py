@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedpatch.shared.errors import DataError, FedpatchError
-from fedpatch.shared.task_checks.data_checks import Fitted, load_checked
+from fedpatch.shared.task_checks.data_checks import Fitted, classes_without_validation, load_checked
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.validation_split import split_for
 
@@ -62,6 +62,11 @@ class ReloadingDataset:
         try_out(fitted.data)
         # After the checks: their messages name rows of the data as the task loaded them.
         split = split_for(self._task, fitted.data)
+        if lacking := classes_without_validation(self._task, split):
+            log.warning(
+                "validation data lack classes of the test data (%s): they choose the personal model by the others",
+                ", ".join(lacking),
+            )
         if len(split.train_x) == 1 < len(fitted.data.train_x):
             try_out(split)  # batch norm learns from two examples, not from the one that is left
         return split

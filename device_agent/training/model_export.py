@@ -77,6 +77,12 @@ def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensor
     """
     if trainer.validation_data is None:
         return Choice(FEDERATED, "no validation data to choose on")
+    if (
+        trainer.task.class_names
+        and _has_one_class(trainer.validation_data[1])
+        and not _has_one_class(trainer.test_data[1])
+    ):
+        return Choice(FEDERATED, "validation data have one class, the test data several: nothing is chosen by them")
     try:
         own = alone()
     except FedpatchError as error:  # the federated model can still be used
@@ -94,6 +100,10 @@ def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensor
     where = f"on {len(trainer.validation_data[0])} validation examples"
     words = f"{trainer.task.metric_name} {_shown(ours)} alone, {_shown(theirs)} federated, {where}"
     return Choice(ALONE if better else FEDERATED, words, theirs, ours)
+
+
+def _has_one_class(targets: torch.Tensor) -> bool:
+    return targets.ndim == 1 and not targets.is_floating_point() and bool((targets == targets[:1]).all())
 
 
 def _shown(measured: float | None) -> str:

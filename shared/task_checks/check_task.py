@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,20 +18,32 @@ from fedpatch.shared.app.formatting import duration, size
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import check_memory
 from fedpatch.shared.errors import DataError, ExportRefused, FedpatchError, UpdateRefused, UsageError
-from fedpatch.shared.task_checks.data_checks import INPUTS, Fitted, arrays_of, fit, problems_of
+from fedpatch.shared.task_checks.data_checks import (
+    INPUTS,
+    Fitted,
+    arrays_of,
+    classes_without_validation,
+    fit,
+    input_name,
+    place_of,
+    problems_of,
+)
 from fedpatch.shared.task_checks.trial_training import (
     begins_with_batch_norm,
     require_repeatable,
     same_values_for_a_seed,
     step_seconds,
+    trial_loss,
     trial_metric,
     trial_step,
 )
 from fedpatch.shared.task_checks.trial_update import trial_update
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.prepare import prepared
+from fedpatch.shared.tasks.reading.readings_table import notes_unlogged
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
+from fedpatch.shared.tasks.validation_split import split_for
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.schema import Frozen
 from fedpatch.shared.wire.messages import TrainPlan
@@ -38,7 +51,9 @@ from fedpatch.shared.wire.messages import TrainPlan
 _MOSTLY = 0.9
 _LARGE = 100.0
 _SLOW_ROUND_S = 60.0
-_SHOWN = 5
+_SHOWN = 8
+_FEW_ROWS, _FEW_SHARE = 5, 0.01
+_LONG_RUN, _LONG_SHARE = 20, 0.05
 _EXPORTED = 16
 _FEW_FEATURES = 32  # of more features, such as pixels of an image, some are usually constant
 # Model, gradients, both moments of Adam, the update and its packed form, beside the memory in use already.
@@ -136,7 +151,8 @@ def _check_frozen(task: Task, frozen: Frozen, checkup: Checkup) -> None:
 def _load(question: Question, checkup: Checkup) -> DeviceData | None:
     task = question.task
     try:
-        data = task.load_data(question.spec, question.root)
+        with notes_unlogged():
+            data = task.load_data(question.spec, question.root)
     except FedpatchError as error:
         action = "correct or complete the files" if isinstance(error, DataError) else "correct --data, or put the files"
         remedy = f"{action} below {question.root} (--data-root names another place)"
@@ -153,6 +169,8 @@ def _load(question: Question, checkup: Checkup) -> DeviceData | None:
         checkup.warn("data", text, "collect more examples, or lower the task's batch_size")
     else:
         checkup.good("data", f"{question.holder} below {question.root}: {counts}")
+    for note in data.notes:
+        checkup.warn("left out", note, "correct the file or its logger, if there are many")
     return data
 
 
@@ -210,22 +228,46 @@ def _check_balance(task: Task, data: DeviceData, checkup: Checkup) -> None:
         return
     names = task.class_names
     counts = np.bincount(targets, minlength=len(names))
-    shown = ", ".join(
-        f"{names[one]} {counts[one]}" for one in np.argsort(-counts, kind="stable")[:_SHOWN] if counts[one]
-    )
+    shown = _some([f"{names[one]} {counts[one]}" for one in np.argsort(-counts, kind="stable") if counts[one]])
     text = f"{np.count_nonzero(counts)} of {len(names)} classes in training: {shown}"
     most = int(counts.argmax())
     unseen = sorted(set(np.unique(tested).tolist()) - set(np.flatnonzero(counts).tolist()))
     if np.count_nonzero(counts) == 1:
         checkup.warn("classes", text, "collect examples of other classes too; one class teaches nothing")
     elif unseen:
-        text = f"{text}; tested on {', '.join(names[one] for one in unseen[:_SHOWN])} without training on it"
+        text = f"{text}; tested on {_some([names[one] for one in unseen])} without training on it"
         checkup.warn("classes", text, "split by class (fedpatch.splits.stratified_split), or collect more examples")
     elif counts[most] > _MOSTLY * len(targets):
         text = f"{text}; to answer {names[most]!r} always is right in {counts[most] / len(targets):.0%}"
         checkup.warn("classes", text, "measure with fedpatch.metrics.macro_f1, or collect more of the other classes")
     else:
         checkup.good("classes", text)
+
+
+def _check_validation(question: Question, data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
+    """Check that the examples that choose the personal model have the classes of the test data, and a metric."""
+    task, split = question.task, split_for(question.task, data)
+    if split.val_x is None or split.val_y is None or not len(split.val_x):
+        return
+    if lacking := classes_without_validation(task, split):
+        text = (
+            f"{len(split.val_x)} validation examples lack {_some(lacking)} of the classes of the test data, so that they "
+            "would choose the personal model by the others"
+        )
+        remedy = (
+            "give load_data validation data of each class (val_x, val_y), take shorter blocks, or validation_share=0"
+        )
+        checkup.warn("validation", text, remedy)
+    try:
+        trial_metric(task, module, split, question.holder, "val")
+    except FedpatchError as error:
+        checkup.fail("validation", error_text(error), "give other validation data, or correct the metric")
+
+
+def _some(words: Sequence[str]) -> str:
+    """Return the first words, and how many more there are."""
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
 
 
 def _check_inputs(question: Question, data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
@@ -238,11 +280,12 @@ def _check_inputs(question: Question, data: DeviceData, module: nn.Module, check
             text = f"inputs are as large as {largest:.3g} on average, which makes training slow or diverge"
             checkup.warn("inputs", text, "scale them in the task's `prepare`, or begin the model with a batch norm")
         elif len(constant) and 1 < len(known.std) <= _FEW_FEATURES:
-            text = f"feature {', '.join(map(str, constant[:_SHOWN]))} has one value in all of train_x"
+            text = f"{_some([input_name(question.task, data, int(one)) for one in constant])} has one value in all of train_x"
             checkup.warn("inputs", text, "look whether that sensor works, or leave the feature out")
         else:
             per = "each feature" if len(known.std) > 1 else "all values"
             checkup.good("inputs", f"mean and deviation of {per} are at most {largest:.3g}")
+    _check_rows(data, checkup)
     twice = _shared_rows(data.train_x, data.test_x)
     if twice:
         text = (
@@ -251,10 +294,29 @@ def _check_inputs(question: Question, data: DeviceData, module: nn.Module, check
         checkup.warn(
             "split",
             text,
-            "remove duplicates before splitting; fedpatch.shared.tasks.splits splits by time, block or group",
+            "remove duplicates before splitting (Examples.device_data leaves them out); fedpatch.splits splits by time, block "
+            "or group",
         )
     else:
         checkup.good("split", "no test example is a training example")
+
+
+def _check_rows(data: DeviceData, checkup: Checkup) -> None:
+    """Warn of rows that a sensor that is off would give: all zero, or equal to the row before for long."""
+    rows = data.train_x.reshape(len(data.train_x), -1)
+    zero = np.flatnonzero(~rows.any(axis=1))
+    if len(zero) >= max(_FEW_ROWS, _FEW_SHARE * len(rows)):
+        first = place_of("train_x", int(zero[0]), data)
+        text = f"{len(zero)} of {len(rows)} rows of train_x are all zero, the first in {first}"
+        checkup.warn("rows", text, "look whether the sensor was on; leave these rows out, or mark them as missing")
+    if rows.shape[1] < 2 or len(rows) < 2:
+        return
+    change = np.flatnonzero([True, *(rows[1:] != rows[:-1]).any(axis=1), True])
+    longest = int(np.diff(change).argmax())
+    count, begin = int(np.diff(change)[longest]), int(change[longest])
+    if count >= max(_LONG_RUN, _LONG_SHARE * len(rows)) and rows[begin].any():
+        text = f"one row repeats {count} times in train_x, from {place_of('train_x', begin, data)} on"
+        checkup.warn("rows", text, "look whether the sensor was stuck; leave the repeated rows out")
 
 
 def _shared_rows(train: Array, test: Array) -> int:
@@ -272,6 +334,11 @@ def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup
     if not np.isfinite(loss):
         checkup.fail("step", f"the loss of the first step is {loss}", "scale inputs and targets, or correct the loss")
         return False
+    try:
+        if doubt := trial_loss(task, module, data, question.holder):
+            checkup.warn("loss", doubt, "weigh the classes in the loss only if that is meant")
+    except FedpatchError as error:
+        checkup.fail("loss", error_text(error), "correct the loss, then check again")
     step_s = step_seconds(task, module, data)
     steps = max(1, round(len(data.train_x) / task.batch_size))
     text = f"{1e3 * step_s:.3g} ms a minibatch of {task.batch_size}, {_time(steps * step_s)} a round of one pass, here"
@@ -283,7 +350,9 @@ def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup
         measured = trial_metric(task, module, data, question.holder)
         checkup.good("metric", f"{task.metric_name} {measured:.4g} before any training")
     except FedpatchError as error:
-        checkup.fail("metric", error_text(error), "correct the metric, then check again")
+        checkup.fail("metric", error_text(error), "correct the metric or the split, then check again")
+    else:
+        _check_validation(question, data, module, checkup)
     _check_memory(data, module, checkup)
     return True
 

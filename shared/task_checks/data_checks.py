@@ -152,11 +152,20 @@ def _is_open(task: Task, data: DeviceData) -> bool:
 
 
 def _numbers(name: str, array: Any, what: str, data: DeviceData) -> Array:
-    found = np.asarray(array)
+    if isinstance(array, np.ma.MaskedArray):
+        if np.ma.getmaskarray(array).any():
+            raise DataError(
+                f"{what} is a masked array with masked values; fill them with NaN for `prepare`: x.filled(numpy.nan)"
+            )
+        array = array.data
+    try:
+        found = np.asarray(array)
+    except ValueError as error:
+        raise DataError(f"{what} is no array ({error}); give rows of one length in load_data") from error
     if found.dtype.kind in _NUMBERS:
         return found
     row = _first_without_numbers(found)
-    where = "" if row is None else f" ({_place(name, row, data)} holds {_shown(found[row])})"
+    where = "" if row is None else f" ({place_of(name, row, data)} holds {_shown(found[row])})"
     raise DataError(
         f"{what} is of dtype {found.dtype}{where}, no numbers; make it numbers in load_data, with "
         f"`numpy.asarray({name}, numpy.float32)`, words as class numbers, a missing value as NaN for `prepare` to fill"
@@ -207,9 +216,26 @@ def _cast(array: Array, dtype: str, name: str, what: str, data: DeviceData) -> A
         return found
     row = int(np.argwhere(lost)[0][0])
     raise DataError(
-        f"{what} is {array.dtype} and holds {_shown(array[lost][0].item())} in {_place(name, row, data)}, which {dtype} cannot "
-        f"hold; scale it, or declare the input_dtype that the model takes"
+        f"{what} is {array.dtype} and holds {_shown(array[lost][0].item())} in {place_of(name, row, data)}, which {dtype} "
+        f"cannot hold; scale it, or declare the input_dtype that the model takes"
     )
+
+
+def input_name(task: Task, data: DeviceData, number: int) -> str:
+    """Return the name of an input, or its number where nobody names it."""
+    names = data.input_names or (() if task.readings is None else tuple(task.readings.inputs))
+    flat = data.train_x.ndim in (2, 3) and data.train_x.shape[1] == len(names)
+    return f"input {names[number]}" if flat and number < len(names) else f"feature {number}"
+
+
+def classes_without_validation(task: Task, data: DeviceData) -> list[str]:
+    """Return the classes of the test data of which there is no validation example, if there are validation examples."""
+    if not task.class_names or data.val_y is None or not len(data.val_y):
+        return []
+    tested, chosen = np.asarray(data.test_y), np.asarray(data.val_y)
+    if tested.ndim != 1 or tested.dtype.kind not in "iu" or chosen.dtype.kind not in "iu":
+        return []
+    return [task.class_names[one] for one in np.setdiff1d(tested, chosen).tolist()]
 
 
 def problems_of(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
@@ -224,7 +250,7 @@ def problems_of(task: Task, data: DeviceData, holder: str) -> Iterator[DataProbl
         One problem at a time.
     """
     yield from _shapes(task, data, holder)
-    yield from _values(data, holder)
+    yield from _values(task, data, holder)
     if task.class_names:
         for name, targets in arrays_of(data, TARGETS).items():
             yield from _labels(task, name, targets, data, holder)
@@ -253,7 +279,7 @@ def _shapes(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
         )
 
 
-def _values(data: DeviceData, holder: str) -> Iterator[DataProblem]:
+def _values(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
     for name, array in arrays_of(data).items():
         bad = _not_finite(array)
         if not len(bad):
@@ -263,8 +289,11 @@ def _values(data: DeviceData, holder: str) -> Iterator[DataProblem]:
         value = values[~np.isfinite(values)][0]
         word = "NaN" if np.isnan(value) else "inf"
         more = f", and in {len(bad) - 1} more" if len(bad) > 1 else ""
+        if name in INPUTS and array.ndim in (2, 3):
+            column = input_name(task, data, int(np.argwhere(~np.isfinite(array[row]))[0][0]))
+            more = f", {column}{more}" if column.startswith("input ") else more
         fill = "remove or fill it (a task's `prepare` can)" if name in INPUTS else "remove the example or correct it"
-        yield DataProblem("values", f"{name} of {holder} holds {word} in {_place(name, row, data)}{more}", fill)
+        yield DataProblem("values", f"{name} of {holder} holds {word} in {place_of(name, row, data)}{more}", fill)
 
 
 def _not_finite(array: Array) -> Array:
@@ -292,18 +321,18 @@ def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str
         broken = np.flatnonzero(np.isfinite(targets) & (targets != np.round(targets)))
         if len(broken):
             row = int(broken[0])
-            text = f"{name} of {holder} holds {targets[row]:g} in {_place(name, row, data)}, which is no class number"
+            text = f"{name} of {holder} holds {targets[row]:g} in {place_of(name, row, data)}, which is no class number"
             yield DataProblem("labels", text, numbers)
         return
     wrong = np.flatnonzero((targets < 0) | (targets >= count))
     if len(wrong):
         row = int(wrong[0])
         more = f", and {len(wrong) - 1} more such labels" if len(wrong) > 1 else ""
-        text = f"{name} of {holder} holds label {targets[row]} in {_place(name, row, data)}{more}; there are {count} classes"
+        text = f"{name} of {holder} holds label {targets[row]} in {place_of(name, row, data)}{more}; there are {count} classes"
         yield DataProblem("labels", text, numbers)
 
 
-def _place(name: str, row: int, data: DeviceData) -> str:
+def place_of(name: str, row: int, data: DeviceData) -> str:
     """Return the row and, if the data have it, its origin."""
     try:
         origin = data.origin(name, row) if data.origin else ""

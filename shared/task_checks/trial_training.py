@@ -6,8 +6,10 @@ own and restores torch's random state.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -23,8 +25,11 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import evaluating, initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema, listing
 
-_MEASURED = 256
+log = logging.getLogger("fedpatch.data")
+
+_BATCH = 512
 _TIMED_STEPS = 5
+_COMPARED = 8  # examples of the minibatch whose loss is compared with the mean of their losses
 
 
 def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
@@ -36,12 +41,15 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
         holder: Name of the data's holder for messages, such as "device pi-7".
 
     Raises:
-        DataError: The model refuses the inputs, the loss refuses the targets, or the metric is not an allowed number.
+        DataError: The model refuses the inputs, the loss refuses the targets or is no mean, or the metric is not an allowed
+            number.
         UsageError: Two calls of `build_model` give different models, or training changes frozen values.
     """
     with _trial():
         module = require_repeatable(task)
         trial_step(task, module, data, holder)
+        if doubt := trial_loss(task, module, data, holder):
+            log.warning("%s", doubt)
         trial_metric(task, module, data, holder)
 
 
@@ -107,8 +115,8 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
     return float(loss.item())
 
 
-def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str) -> float:
-    """Compute the metric of some test examples.
+def trial_loss(task: Task, module: nn.Module, data: DeviceData, holder: str) -> str:
+    """Compare the loss of a minibatch with the mean of the losses of its examples, for the same outputs.
 
     Args:
         task: The task.
@@ -117,31 +125,108 @@ def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str) -
         holder: Name of the data's holder, for messages.
 
     Returns:
+        "" if they agree, or cannot be compared; a sentence where they differ for class numbers, as with weights of the classes.
+
+    Raises:
+        DataError: They differ, because outputs and targets broadcast, or the loss is a sum.
+    """
+    rows = np.arange(min(_COMPARED, len(data.train_x)))
+    x, y = _tensor(data.train_x[rows], "train_x", holder), _tensor(data.train_y[rows], "train_y", holder)
+    try:
+        with evaluating(module), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of shapes that broadcast, once for each minibatch
+            outputs = module(x)
+            # A new model may give all examples nearly the same outputs, which would hide that each meets each target.
+            outputs = outputs * torch.linspace(0.5, 1.0, len(rows), dtype=outputs.dtype).reshape(
+                -1, *[1] * (outputs.ndim - 1)
+            )
+            whole, again, twice = (
+                float(task.loss(*pair))
+                for pair in ((outputs, y), (outputs, y), (torch.cat([outputs, outputs]), torch.cat([y, y])))
+            )
+            mean = math.fsum(float(task.loss(outputs[one : one + 1], y[one : one + 1])) for one in rows) / len(rows)
+    except Exception:  # the task's own code: a loss that needs several examples cannot be compared
+        return ""
+    if len(rows) < 2 or not math.isfinite(whole) or not _alike(whole, again) or _alike(whole, mean):
+        return ""
+    text = (
+        f"task {task.name!r}: the loss of a minibatch of {len(rows)} is {whole:.4g}, the mean of the losses of its examples "
+        f"{mean:.4g}"
+    )
+    if _alike(whole, mean * len(rows)):
+        raise DataError(f"{text}, so that it is their sum; return the mean over the minibatch")
+    if outputs.shape != y.shape and outputs.numel() == y.numel() and _alike(whole, twice):
+        raise DataError(
+            f"{text}: outputs of shape {_batch(outputs)} and targets of shape {_batch(y)} broadcast to a table of each output "
+            f"with each target; {'take outputs[:, 0] in the loss' if outputs.ndim == 2 else 'give both one shape in the loss'}"
+        )
+    if y.is_floating_point() or not _alike(whole, twice):
+        raise DataError(f"{text}; return the mean over the minibatch, with outputs and targets of one shape")
+    return f"{text}; that is right for weights of the classes, else return the mean over the minibatch"
+
+
+def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str, part: str = "test") -> float:
+    """Compute the metric of all test examples, or of all validation examples.
+
+    Args:
+        task: The task.
+        module: Its model.
+        data: The device's data.
+        holder: Name of the data's holder, for messages.
+        part: "test" or "val".
+
+    Returns:
         The metric.
 
     Raises:
-        DataError: The metric failed, or is beyond its range.
+        DataError: The metric failed, is no number, or is beyond its range.
     """
-    x = _tensor(data.test_x[:_MEASURED], "test_x", holder)
-    y = _tensor(data.test_y[:_MEASURED], "test_y", holder)
+    inputs, targets = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
+    y = _tensor(targets, f"{part}_y", holder)
     with evaluating(module), torch.inference_mode():
-        outputs = _outputs(task, module, x, f"test_x of {holder}")
+        parts = [
+            _outputs(
+                task, module, _tensor(inputs[start : start + _BATCH], f"{part}_x", holder), f"{part}_x of {holder}"
+            )
+            for start in range(0, len(inputs), _BATCH)
+        ]
+        outputs = torch.cat(parts)
+    words = f"{'validation' if part == 'val' else part} data of {holder}"
     try:
         measured = float(task.metric(outputs, y))
     except FedpatchError:
         raise
     except Exception as error:
         raise DataError(
-            f"task {task.name!r}: its metric failed for {_kind(outputs)} outputs and {_kind(y)} targets of {holder}: "
-            f"{_words(error)}; correct the metric, or the targets"
+            f"task {task.name!r}: its metric failed for {_kind(outputs)} outputs and {_kind(y)} targets, the {words}: "
+            f"{_words(error)}; {_metric_remedy(targets)}"
         ) from error
     terms = task.metric_terms
-    if math.isfinite(measured) and not terms.allows(measured):
+    broken = math.isnan(measured) and bool(torch.isfinite(outputs).all())
+    if broken or (math.isfinite(measured) and not terms.allows(measured)):
         raise DataError(
-            f"task {task.name!r}: its metric gave {measured:g} for test data of {holder}; `metric` must return "
-            f"{terms.range_words}, or declare metric_name and metric_range"
+            f"task {task.name!r}: its metric gave {measured:g} for {words}; `metric` must return {terms.range_words}"
+            + (f"; {_metric_remedy(targets)}" if broken else ", or declare metric_name and metric_range")
         )
     return measured
+
+
+def _metric_remedy(targets: Array) -> str:
+    """Return the remedy for a metric without a value, which many metrics have none of with a single class."""
+    if targets.ndim == 1 and targets.dtype.kind in "iu" and len(np.unique(targets)) == 1:
+        return (
+            f"all {len(targets)} examples are of class {targets[0]}: split so that each part has several classes "
+            "(stratified_split, shorter blocks), or let `metric` return a value for one class"
+        )
+    return "correct the metric, or the targets"
+
+
+def _alike(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
+
+
+def _batch(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, ('n', *tensor.shape[1:])))}{',' if tensor.ndim == 1 else ''})"
 
 
 def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:

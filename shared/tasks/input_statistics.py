@@ -5,6 +5,8 @@ Their size is bounded: there is one number for each feature of a short flat exam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedpatch.shared.tasks.model_metadata import MAX_FEATURES, InputStatistics
@@ -37,12 +39,13 @@ def statistics_of(inputs: Array) -> InputStatistics:
     )
 
 
-def differences(inputs: Array, known: InputStatistics) -> list[str]:
+def differences(inputs: Array, known: InputStatistics, names: Sequence[str] = ()) -> list[str]:
     """Describe how inputs differ from those that a model was trained on; empty if they do not differ.
 
     Args:
         inputs: Inputs of the model, examples along the first axis, at least one.
         known: Statistics of the training inputs.
+        names: Names of the features, if there are as many.
 
     Returns:
         One sentence for each difference: values far outside the range of training, and values with far less spread than in
@@ -58,7 +61,7 @@ def differences(inputs: Array, known: InputStatistics) -> list[str]:
     found = []
     if len(flagged):
         shown = "; ".join(
-            f"{_feature(int(one), known)} from {rows[:, one].min():.4g} to {rows[:, one].max():.4g}, trained on "
+            f"{_feature(int(one), known, names)} from {rows[:, one].min():.4g} to {rows[:, one].max():.4g}, trained on "
             f"{least[one]:.4g} to {most[one]:.4g}"
             for one in flagged[:_SHOWN]
         )
@@ -80,5 +83,7 @@ def _columns(inputs: Array, columns: int) -> Array:
     return inputs.reshape(-1, columns) if columns > 1 else inputs.reshape(-1, 1)
 
 
-def _feature(number: int, known: InputStatistics) -> str:
+def _feature(number: int, known: InputStatistics, names: Sequence[str]) -> str:
+    if len(names) == len(known.mean) > 1:
+        return f"input {names[number]}"
     return f"feature {number}" if len(known.mean) > 1 else "values"

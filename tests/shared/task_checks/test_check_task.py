@@ -132,6 +132,85 @@ def test_data_that_mislead_warn(spec, check, words):
     assert words in one.detail and one.remedy
 
 
+def _changed(**changes: Any) -> Task:
+    """The task whose data of the spec "good" are changed by functions of them."""
+
+    def load(spec: str, root: Path) -> DeviceData:
+        data = TASK.load_data(spec, root)
+        return replace(data, **{name: change(data) for name, change in changes.items()})
+
+    return replace(TASK, load_data=load)
+
+
+def test_validation_data_without_a_class_of_the_test_data_warn_with_its_name():
+    task = _changed(val_x=lambda data: data.test_x[:20], val_y=lambda data: np.zeros(20, np.int64))
+    found = _findings(task)["validation"]
+    assert found.verdict == "warn"
+    assert found.detail.startswith(f"20 validation examples lack {task.class_names[1]} of the classes of the test data")
+
+
+def test_metric_without_a_value_on_validation_data_fails():
+    def metric(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float("nan") if len(targets.unique()) == 1 else 0.5
+
+    task = _changed(val_x=lambda data: data.test_x[:20], val_y=lambda data: np.zeros(20, np.int64))
+    checkup = Checkup(lambda _: None, lambda _: None)
+    examine_task(Question(replace(task, metric=metric), "good", Path("/nonexistent"), "affine", PLAN), checkup)
+    assert ("validation", "fail") in {(one.name, one.verdict) for one in checkup.findings}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (slice(10, 40), "one row repeats 30 times in train_x, from row 10 (file readings.csv, line 11) on"),
+        ("zero", "12 of 120 rows of train_x are all zero, the first in row 3 (file readings.csv, line 4)"),
+    ],
+)
+def test_rows_of_a_sensor_that_is_stuck_or_off_warn(rows, words):
+    def stuck(data: DeviceData) -> np.ndarray:
+        x = data.train_x.copy()
+        x[3 : 15 if rows == "zero" else 3] = 0
+        if rows != "zero":
+            x[rows] = x[10]
+        return x
+
+    found = _findings(replace(_changed(train_x=stuck), prepare=None))["rows"]
+    assert (found.verdict, found.detail) == ("warn", words)
+
+
+def test_inputs_are_named_by_their_columns():
+    names = {"input_names": lambda data: ("XAVG", "YAVG", "ZAVG")}
+
+    def constant(data: DeviceData) -> np.ndarray:
+        x = data.train_x.copy()
+        x[:, 1] = 0.5
+        return x
+
+    normed = replace(
+        _changed(train_x=constant, **names), build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), build_model())
+    )
+    assert _findings(replace(normed, prepare=None))["inputs"].detail == "input YAVG has one value in all of train_x"
+    missing = _changed(train_x=lambda data: np.where(data.train_x == data.train_x[4, 2], np.nan, data.train_x), **names)
+    assert (
+        "holds NaN in row 4 (file readings.csv, line 5), input ZAVG"
+        in _findings(replace(missing, prepare=None))["values"].detail
+    )
+
+
+def test_rows_that_the_reader_left_out_warn():
+    found = _findings(_changed(notes=lambda data: ("monday.csv: lines damaged: 3, left out",)))["left out"]
+    assert (found.verdict, found.detail) == ("warn", "monday.csv: lines damaged: 3, left out")
+
+
+def test_many_classes_are_counted():
+    many = tuple(f"c{i}" for i in range(12))
+    task = replace(
+        _changed(train_y=lambda data: np.arange(len(data.train_y)) % 12), class_names=many, metric=lambda *_: 0.5
+    )
+    task = replace(task, build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 12)))
+    assert _findings(task)["classes"].detail.endswith("c6 10, c7 10 and 4 more")
+
+
 def test_a_test_class_that_is_never_trained_on_warns():
     def load(spec: str, root: Path) -> Any:
         data = TASK.load_data(spec, root)

@@ -20,7 +20,9 @@ from fedpatch.shared.task_checks.trial_training import (
     require_repeatable,
     require_trainable,
     same_values_for_a_seed,
+    trial_loss,
 )
+from fedpatch.shared.tasks import metrics
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.task import DeviceData
 from tests.shared.prepared_task import TASK, build_model
@@ -134,3 +136,77 @@ def test_initial_values_that_ignore_the_seed_are_found():
 def test_a_batch_norm_at_the_beginning_is_found_behind_layers_without_values():
     assert begins_with_batch_norm(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, 2)))
     assert not begins_with_batch_norm(build_model())
+
+
+NUMBERS = replace(
+    DATA,
+    train_y=DATA.train_x[:, 0].copy(),
+    test_y=DATA.test_x[:, 0].copy(),
+    val_x=DATA.test_x[:0],
+    val_y=DATA.test_x[:0, 0],
+)
+ERROR = replace(
+    TASK, build_model=lambda: nn.Linear(3, 1), metric=metrics.mae, metric_name="MAE", metric_goal="min", class_names=()
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (
+            lambda outputs, targets: ((outputs - targets) ** 2).mean(),
+            r"outputs of shape (n, 1) and targets of shape (n,) broadcast to a table",
+        ),
+        (lambda outputs, targets: (outputs - targets).abs().mean(), "take outputs[:, 0] in the loss"),
+        (
+            lambda outputs, targets: ((outputs[:, 0] - targets) ** 2).sum(),
+            "it is their sum; return the mean over the minibatch",
+        ),
+        (
+            lambda outputs, targets: F.mse_loss(outputs[:, 0], targets) / len(targets),
+            "return the mean over the minibatch",
+        ),
+    ],
+)
+@pytest.mark.parametrize("constant", [False, True])
+def test_loss_of_a_minibatch_that_is_not_the_mean_of_its_examples_is_refused(loss, words, constant):
+    def build() -> nn.Module:
+        model = nn.Linear(3, 1)
+        if constant:
+            nn.init.zeros_(model.weight)
+            nn.init.ones_(model.bias)
+        return model
+
+    assert words in _problem(replace(ERROR, build_model=build, loss=loss), NUMBERS)
+
+
+def test_loss_that_is_a_mean_and_loss_with_weights_of_the_classes_pass():
+    require_trainable(
+        replace(ERROR, loss=lambda outputs, targets: F.l1_loss(outputs[:, 0], targets)), NUMBERS, "device"
+    )
+    weights = torch.tensor([1.0, 5.0])
+    weighed = replace(TASK, loss=lambda outputs, targets: F.cross_entropy(outputs, targets, weights))
+    require_trainable(weighed, DATA, "device")
+    torch.manual_seed(0)
+    assert "right for weights of the classes" in trial_loss(weighed, build_model(), DATA, "device")
+    assert trial_loss(TASK, build_model(), DATA, "device") == ""
+
+
+def _ranked(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """A metric without a value where there is one class."""
+    rare = int(targets.sum())
+    return float("nan") if rare in (0, len(targets)) else rare / len(targets)
+
+
+@pytest.mark.parametrize("metric", [_ranked, lambda outputs, targets: 1 / float(targets.float().std(correction=0) > 0)])
+def test_metric_without_a_value_for_one_class_is_refused_with_the_remedy(metric):
+    one = replace(DATA, test_y=np.zeros_like(DATA.test_y))
+    text = _problem(replace(TASK, metric=metric), one)
+    assert "are of class 0: split so that each part has several classes" in text
+
+
+def test_metric_is_measured_on_all_test_rows():
+    """The first 600 rows are of one class."""
+    rows = np.resize(np.arange(len(DATA.test_x)), 700)
+    late = replace(DATA, test_x=DATA.test_x[rows], test_y=(np.arange(700) >= 600).astype(np.int64))
+    require_trainable(replace(TASK, metric=_ranked), late, "device")
