@@ -244,6 +244,8 @@ endif
 
 $(STAMP): EXTRA := dev
 $(DEMO_STAMP): EXTRA := demo
+# The tutorial after the demo runs the tests of a new task.
+$(DEMO_STAMP): ALSO := pytest
 $(STAMP) $(DEMO_STAMP): pyproject.toml constraints.txt
 	@$(apt_install)
 	mkdir -p build
@@ -300,7 +302,7 @@ $(STAMP) $(DEMO_STAMP): pyproject.toml constraints.txt
 		printf '\r\033[K'
 	}
 	trap 'exit 130' INT
-	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[$(EXTRA)]' $(PIP_ARGS) 2>&1 |
+	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[$(EXTRA)]' $(ALSO) $(PIP_ARGS) 2>&1 |
 		tee $(VENV)/pip.log | latest_line; then
 		tail -n 20 $(VENV)/pip.log
 		echo "make: pip could not install this; its output is in $(VENV)/pip.log"

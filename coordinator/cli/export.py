@@ -21,7 +21,7 @@ def add_export(app: typer.Typer) -> None:
 
     @command(app, "export", example="fedpatch export last --out model.onnx")
     def export(
-        run: Annotated[str, typer.Argument(metavar="RUN", help="Run, by id, its beginning, or: last.")],
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Run, by id, its beginning, or: last.")] = "last",
         out: Annotated[
             Path | None,
             typer.Option(

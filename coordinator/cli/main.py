@@ -140,7 +140,7 @@ def run(
 
 @command(app, "resume", example="fedpatch resume last --rounds 60")
 def resume(
-    run: Run,
+    run: Run = "last",
     state_dir: StateDir = None,
     broker: Annotated[str | None, typer.Option(metavar="URL", help="Broker instead of the run's.")] = None,
     password_file: PasswordFile = None,
@@ -192,7 +192,7 @@ def resume(
 
 @command(app, "evaluate", example="fedpatch evaluate last --participation 0.5")
 def evaluate(
-    run: Run,
+    run: Run = "last",
     state_dir: StateDir = None,
     broker: Annotated[str | None, typer.Option(metavar="URL", help="Broker instead of the run's.")] = None,
     password_file: PasswordFile = None,
@@ -236,7 +236,7 @@ def evaluate(
 
 
 @command(app, "stop", example="fedpatch stop last")
-def stop(run: Run, state_dir: StateDir = None) -> None:
+def stop(run: Run = "last", state_dir: StateDir = None) -> None:
     """Stop a run after its open round, or at once between rounds; `fedpatch resume` goes on with it.
 
     The coordinator sees the request within two seconds and ends as after Ctrl-C (exit code 130), but no device is
@@ -270,7 +270,7 @@ def runs(
 
 
 @command(app, "show", example="fedpatch show last")
-def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+def show(run: Run = "last", state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show a run round by round: participants, user accuracy before and after training, time, bytes, absences.
 
     The JSON has the form of `fedpatch run`; while the run goes on, stopped_because is running.

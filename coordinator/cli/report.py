@@ -13,8 +13,8 @@ from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.errors import UsageError
 
 Runs = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN...", help="Runs, by id, its beginning, or: last."),
+    list[str] | None,
+    typer.Argument(metavar="[RUN...]", help="Runs, by id, its beginning, or: last, the default."),
 ]
 Out = Annotated[
     Path | None,
@@ -29,7 +29,7 @@ def add_report(app: typer.Typer) -> None:
 
     @command(app, "report", example="fedpatch report last --out last.html")
     def report(
-        runs: Runs,
+        runs: Runs = None,
         out: Out = None,
         csv: Csv = None,
         png: Png = None,
@@ -46,6 +46,7 @@ def add_report(app: typer.Typer) -> None:
 
         from fedpatch.coordinator.storage.run_registry import LAST
 
+        runs = runs or [LAST]
         wanted = Wanted(out, csv, png)
         wanted.check()
         if LAST in runs:

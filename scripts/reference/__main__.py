@@ -15,6 +15,7 @@ from scripts.reference import (
     privacy,
     results,
     robustness,
+    task_functions,
     topics,
 )
 
@@ -29,6 +30,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/exit-codes.md": exit_codes.page,
     "reference/files.md": files.page,
     "reference/metrics.md": metrics.page,
+    "reference/task-functions.md": task_functions.page,
     "reference/topics.md": topics.page,
     "../results/personalisation/tables.md": personalisation.tables,
     "../results/robustness/tables.md": robustness.tables,

@@ -125,8 +125,11 @@ class Examples:
 
     @property
     def readings(self) -> Readings:
-        """File, first and last reading of each example, shape (n, 3)."""
-        return np.stack([self.source, self.first, self.last], axis=1).astype(np.int64).reshape(-1, 3)
+        """File, first and last reading of each example, shape (n, 3). Each group of a file counts as a file of its own."""
+        files = np.asarray(self.source, np.int64) * max(1, len(self.groups))
+        if self.group is not None:
+            files = files + self.group
+        return np.stack([files, self.first, self.last], axis=1).astype(np.int64).reshape(-1, 3)
 
     @property
     def overlap(self) -> bool:
@@ -273,6 +276,8 @@ def read(place: Path | str, form: ReadingsFormat, *, for_prediction: bool = Fals
     found = _of_table(read_table(Path(place), form, for_prediction=for_prediction), form.inputs, "line")
     if not form.window:
         return found
+    if found.group is not None:  # lines of several persons may alternate
+        found = found.take(np.lexsort((found.first, found.group, found.source)))
     return windows(found, form.window, form.step, max_gap=form.max_gap, mixed="last" if for_prediction else form.mixed)
 
 

@@ -183,7 +183,9 @@ def block_split(
     def part(number: int) -> Mask:
         return in_every_reading(
             readings,
-            lambda file, places: _blocks(places, block, every, gap, name + examples.sources[file])[number],
+            lambda file, places: _blocks(
+                places, block, every, gap, name + examples.sources[file // max(1, len(examples.groups))]
+            )[number],
         )
 
     return of_part(part(0), TRAIN), of_part(part(1), TEST)

@@ -20,7 +20,7 @@ either, because they join a validation part when data grow."""
 
 _SEED = b"fedpatch-val"
 _HASH_BYTES = 8
-_RUN = 4  # times the windows that share readings with one
+_RUN = 2  # times the windows that share readings with one
 
 
 def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) -> np.ndarray:

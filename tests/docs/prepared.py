@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 # Pages that another test follows word for word.
-FOLLOWED_ALONE = {"docs/tutorials/own-task.md": "tests/docs/test_tutorial.py"}
+FOLLOWED_ALONE = {
+    "docs/tutorials/own-readings.md": "tests/docs/test_own_readings.py",
+    "docs/tutorials/own-task.md": "tests/docs/test_tutorial.py",
+}
 # Pages whose commands run until they are stopped, or need a package that the development tools leave out. These tests run the
 # same programs; the options on these pages are checked as on every page.
 PLAYED_ELSEWHERE = {

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-import fedpatch
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
@@ -23,6 +22,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.task import DeviceData, Task, find_task
 from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tasks.validation_split import split_for
 from fedpatch.shared.tensors.patches import parse_policy
 from tests.support.paths import ROOT
 
@@ -132,12 +132,19 @@ def test_the_model_learns_one_device_and_not_another(task):
     assert _user_accuracy(task, model, far) < 0.9
 
 
-def test_shown_reader_of_csv_files_makes_windows_for_training_and_testing(tmp_path):
-    lines = [f"{i},{i % 7},{-i},{'walk' if i // 100 % 2 else 'rest'}" for i in range(2000)]
-    (tmp_path / "monday.csv").write_text("\n".join(["x,y,z,state", *lines]))
-    [shown] = [one for one in _blocks("text") if one.startswith("def load_data")]
-    place: dict[str, Any] = {"examples": fedpatch.examples, "splits": fedpatch.splits}
-    exec(shown, place)  # our own code
+def test_shown_format_of_readings_makes_windows_for_training_and_testing(tmp_path):
+    lines = [f"{i},{i % 7},{-i % 5},{i / 9},{'walk' if i // 100 % 2 else 'rest'}" for i in range(2000) if i != 700]
+    (tmp_path / "monday.csv").write_text("\n".join(["t,x,y,z,state", *lines, ""]))
+    [shown] = [one for one in _blocks("text") if one.startswith("from fedpatch import Task")]
+    place: dict[str, Any] = {}
+    exec(
+        shown.replace("Task(...", "replace(task"), place | {"replace": replace, "task": digits.TASK}, place
+    )  # our own code
+    place["load_data"].__globals__.update(place)
     data = place["load_data"]("monday.csv", tmp_path)
     assert data.train_x.shape[1:] == (3, 50)
     assert {0, 1} == set(data.train_y) == set(data.test_y)
+    assert place["TASK"].readings is place["READINGS"]
+    split = split_for(place["TASK"], data)
+    values = [set(np.asarray(part)[:, 2].ravel().tolist()) for part in (split.train_x, split.val_x, split.test_x)]
+    assert all(values) and not values[0] & (values[1] | values[2])

@@ -45,7 +45,10 @@ from tests.system.commands import run
 # Blocks that are checked by the tests of their page.
 BY_OTHERS = {
     ("docs/how-to/bring-your-task.md", "TASK ="): "tests/docs/test_bring_your_task.py",
-    ("docs/how-to/bring-your-task.md", "def load_data"): "tests/docs/test_bring_your_task.py",
+    ("docs/how-to/bring-your-task.md", "from fedpatch import Task"): "tests/docs/test_bring_your_task.py",
+    ("docs/how-to/personal-model.md", "today.csv[0]"): "tests/device_agent/models/test_readings_at_prediction.py",
+    ("docs/tutorials/own-readings.md", "minute.txt[0]"): "tests/docs/test_own_readings.py",
+    ("docs/tutorials/own-readings.md", "warn "): "tests/docs/test_own_readings.py",
     ("docs/how-to/bring-your-task.md", "task ="): "tests/docs/test_bring_your_task.py",
     ("docs/how-to/bring-your-task.md", "[project"): "tests/docs/test_bring_your_task.py",
     ("docs/how-to/own-strategy.md", "from dataclasses"): "tests/docs/test_own_strategy.py",

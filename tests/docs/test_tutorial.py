@@ -2,86 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from tests.support.brokers import free_port
+from tests.docs.followed_page import PATIENCE_S, Followed, follow, typed_blocks
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/tutorials/own-task.md").read_text("utf-8")
-PATIENCE_S = 600.0
-MARK = "==== block"
 
 pytestmark = [pytest.mark.pages, pytest.mark.system, pytest.mark.broker]
-
-
-def _blocks() -> list[str]:
-    return re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Followed:
-    """Folder, printed output and duration of a followed page."""
-
-    folder: Path
-    printed: list[str]
-    seconds: float
-
-
-def _programs(folder: Path) -> Path:
-    """The commands that an installation puts on the PATH."""
-    folder.mkdir()
-    lines = {"python": "", "fedpatch": "-m fedpatch", "fedpatch-agent": "-m fedpatch.device_agent"}
-    for name, arguments in lines.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
-        (folder / name).chmod(0o755)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     """The page, followed to its end."""
-    sbin = "/usr/sbin:/usr/local/sbin"
-    if shutil.which("mosquitto", path=f"{os.environ['PATH']}:{sbin}") is None:
-        pytest.skip("mosquitto is not installed (apt install mosquitto)")
-    folder, programs = tmp_path_factory.mktemp("tutorial"), tmp_path_factory.mktemp("installed")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FEDPATCH_", "PYTEST_"))}
-    environment |= {
-        "PATH": f"{_programs(programs / 'bin')}:{os.environ['PATH']}:{sbin}",
-        "PORT": str(free_port()),
-        "PYTHONPATH": str(ROOT),
-        "FEDPATCH_METRICS": "none",  # another program on this machine may use the port
-    }
-    script = "set -e\n" + "\n".join(f"echo '{MARK}'\n{block}" for block in _blocks())
-    began = time.monotonic()
-    with (folder.parent / "output.txt").open("w+") as printed:
-        shell = subprocess.Popen(
-            ["bash", "-c", script], cwd=folder, env=environment, stdout=printed, stderr=printed, start_new_session=True
-        )
-        try:
-            code = shell.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with suppress(ProcessLookupError):  # end the page's processes, wherever the test ends
-                os.killpg(shell.pid, signal.SIGKILL)
-            shell.wait()
-        seconds = time.monotonic() - began
-        printed.seek(0)
-        text = printed.read()
-    assert code == 0, text + "".join(path.read_text() for path in sorted(folder.glob("room/*.log")))
-    return Followed(folder / "room", text.split(MARK + "\n")[1:], seconds)
+    found = follow(PAGE, tmp_path_factory)
+    return replace(found, folder=found.folder / "room")
 
 
 def _user_accuracy(printed: str) -> float:
@@ -93,7 +32,7 @@ def _user_accuracy(printed: str) -> float:
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Callable[[str, object], None]):
     """Each block was run. The report of --junit-xml has the duration, which is the figure on the page."""
-    assert len(followed.printed) == len(_blocks()) == 9
+    assert len(followed.printed) == len(typed_blocks(PAGE)) == 9
     record_property("tutorial_s", round(followed.seconds))
 
 
