@@ -92,7 +92,8 @@ def _runs(series: Examples, max_gap: float) -> list[int]:
     times = series.times if series.times is not None else _clock(series)
     if times is None:
         follows &= series.first[1:] == series.last[:-1] + 1
-        log.warning(
+        log.log(
+            logging.WARNING if series.row_word == "line" else logging.DEBUG,
             "%s: readings have no time, so that only a line that was left out is a gap; name the column with time=...",
             ", ".join(series.sources[:3]),
         )

@@ -42,6 +42,7 @@ from fedpatch.shared.config.load import load, to_toml
 from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageError
 from fedpatch.shared.tasks.bundled.cifar10 import read_archive
 from fedpatch.shared.tasks.bundled.mnist import read_idx
+from fedpatch.shared.tasks.examples import ReadingsFormat, read
 from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.simulator.experiment import checkpoint as simulation
 from fedpatch.simulator.experiment.output_folder import OUTCOME_FILE, StudyFolder, to_json
@@ -281,6 +282,15 @@ def _meta(state: bytes) -> bytes:
         return bytes(file["meta"].tobytes())
 
 
+def _readings(data: bytes, folder: Path) -> None:
+    """A file of readings, in training and in prediction."""
+    (folder / "x.csv").write_bytes(data)
+    form = ReadingsFormat(["x"], "mode", ["off", "on"], damaged_share=0.5, window=1)
+    for for_prediction in (False, True):
+        with contextlib.suppress(DataError):
+            read(folder / "x.csv", form, for_prediction=for_prediction)
+
+
 def _file_decoders() -> Iterator[Decoder]:
     state, update = (StateError,), _kept_bytes(lambda folder: folder / store_update(folder, 1, "a", b"blob"))
     patch = _kept_bytes(_written_patch)
@@ -329,6 +339,8 @@ def _file_decoders() -> Iterator[Decoder]:
     long_axes = b"\0\0\x08\x04" + bytes(4) + b"\xff" * 12
     yield Decoder("zipped idx file", partial(_data_file, read_idx, _zipped), (DataError,), (idx,),
                   found=(many_axes, long_axes))  # fmt: skip
+    rows = b'time,x,mode\n2026-01-01T00:00:00Z,0.5,on\n2026-01-01T00:00:01Z,,off\n2026-01-01T00:00:02Z,"1e3",on\n'
+    yield Decoder("readings", _readings, (DataError,), (rows, rows.replace(b",", b";")), "text")
     yield Decoder("archive", partial(_data_file, read_archive, _as_it_is), (DataError,), (_archive(),), frugal=False)
     yield Decoder("zipped archive", partial(_data_file, read_archive, _zipped), (DataError,),
                   (gzip.decompress(_archive()),), frugal=False)  # fmt: skip
