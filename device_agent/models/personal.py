@@ -162,6 +162,9 @@ class PersonalModel:
             bad = np.argwhere(~np.isfinite(ready))
             if len(bad):
                 place = ", ".join(map(str, bad[0][1:]))
+                form = self.metadata.readings
+                if form is not None and ready.ndim in (2, 3) and ready.shape[1] == len(form.inputs):
+                    place += f" (input {form.inputs[bad[0][1]]})"
                 raise DataError(
                     f"row {bad[0][0]} of the inputs holds {ready[tuple(bad[0])]} at [{place}]; fill it, or let the task's "
                     "`prepare` fill it"

@@ -57,6 +57,8 @@ __all__ = [
     "windows",
 ]
 
+_LISTED = 3
+
 LEAST_EXAMPLES = 5
 """Fewer examples of a device measure nothing."""
 
@@ -137,6 +139,12 @@ class Examples:
         return len(self) > 1 and overlapping(self.readings)
 
     @property
+    def where(self) -> str:
+        """The names of the files, for messages."""
+        more = f" and {len(self.sources) - _LISTED} more" if len(self.sources) > _LISTED else ""
+        return ", ".join(self.sources[:_LISTED]) + more or "the data"
+
+    @property
     def left_out(self) -> str:
         """The notes for the end of an error message."""
         return f" ({'; '.join(self.notes[:3])})" if self.notes else ""
@@ -179,7 +187,7 @@ class Examples:
             listed = ", ".join(self.groups[:10]) + (
                 f" and {len(self.groups) - 10} more" if len(self.groups) > 10 else ""
             )
-            raise DataError(f"{', '.join(self.sources[:3])}: no group {name!r}; there is {listed}")
+            raise DataError(f"{self.where}: no group {name!r}; there is {listed}")
         return self.take(self.group == self.groups.index(name))
 
     def device_data(
@@ -212,9 +220,8 @@ class Examples:
             UsageError: A mask is absent, is no mask of these examples, or has no name beside another.
         """
         if len(self) < LEAST_EXAMPLES:
-            where = ", ".join(self.sources) or "the data"
             raise DataError(
-                f"{where}: {len(self)} examples; a device needs at least {LEAST_EXAMPLES}, so collect more{self.left_out}"
+                f"{self.where}: {len(self)} examples; a device needs at least {LEAST_EXAMPLES}, so collect more{self.left_out}"
             )
         chosen, tested = parts_of(masks, train, test, len(self))
         training, testing = self.take(~tested if chosen is None else chosen), self.take(tested)
@@ -274,6 +281,7 @@ def read(place: Path | str, form: ReadingsFormat, *, for_prediction: bool = Fals
         [0, 1]
     """
     found = _of_table(read_table(Path(place), form, for_prediction=for_prediction), form.inputs, "line")
+    found = _counted_once(found)
     if not form.window:
         return found
     if found.group is not None:  # lines of several persons may alternate
@@ -496,6 +504,23 @@ def _of_table(table: ReadingsTable, inputs: Sequence[str], row_word: str) -> Exa
     )
 
 
+def _counted_once(found: Examples) -> Examples:
+    """Leave out readings that stand in several files with the same time, as after the rotation of a log."""
+    if found.times is None or len(found.sources) < 2:
+        return found
+    group = np.zeros(len(found), np.int32) if found.group is None else found.group
+    parts = [
+        np.ascontiguousarray(one).view(np.uint8).reshape(len(found), -1)
+        for one in (found.times, found.x, found.y, group)
+    ]
+    rows = np.concatenate(parts, axis=1)
+    _, first = np.unique(rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_index=True)
+    if len(first) == len(found):
+        return found
+    note = f"readings that stand several times in {found.where}: {len(found) - len(first)}, counted once"
+    return replace(found.take(np.sort(first)), notes=(*found.notes, note))
+
+
 def _ranks(source: NDArray[Any]) -> NDArray[np.int64]:
     """Return the number of each example among those of its file."""
     ranks = np.zeros(len(source), np.int64)
@@ -591,8 +616,8 @@ def _require_change(training: Examples) -> None:
     if stuck.size:
         number = int(stuck[0])
         name = training.inputs[number] if number < len(training.inputs) else f"input {number}"
-        value, names = training.x[0, number].flat[0], ", ".join(training.sources)
+        value = training.x[0, number].flat[0]
         raise DataError(
-            f"{names}: {name} has the value {value:g} in all training examples; is its sensor connected? "
+            f"{training.where}: {name} has the value {value:g} in all training examples; is its sensor connected? "
             "Leave the column out on all devices, or set allow_constant=True"
         )

@@ -40,13 +40,16 @@ def prepared(task: Task, raw: Array, what: str) -> Array:
     if task.prepare is None:
         return raw
     try:
-        found = np.asarray(task.prepare(np.array(raw, np.float32)))  # a copy: it may change its argument
+        made = task.prepare(np.array(raw, np.float32))  # a copy: it may change its argument
+        found = np.asarray(made)
     except FedpatchError:
         raise
     except Exception as error:  # the function is the user's
         raise DataError(
             f"prepare of task {task.name!r} failed with {what} of shape {raw.shape}: {type(error).__name__}: {error}"
         ) from error
+    if np.ma.is_masked(made):
+        raise DataError(f"prepare of task {task.name!r} left values of {what} masked; fill them: made.filled(0)")
     if found.dtype.kind not in "fiub" or found.shape[:1] != raw.shape[:1]:
         raise DataError(
             f"prepare of task {task.name!r} made {found.dtype} of shape {found.shape} of {what}, which has {len(raw)} rows; "

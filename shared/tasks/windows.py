@@ -61,7 +61,7 @@ def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 
     if not spans:
         longest = max(np.diff(bounds), default=0)
         raise DataError(
-            f"{', '.join(series.sources)}: at most {longest} readings in a row without a gap; a window needs {length}"
+            f"{series.where}: at most {longest} readings in a row without a gap; a window needs {length}"
             f"{'; max_gap sets the longest step' if series.times is not None else ''}{series.left_out}"
         )
     cut = np.concatenate(
@@ -74,9 +74,7 @@ def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 
         notes.append(f"windows in which the class changes: {int(changing.sum())} of {len(ends)}, {done}")
     kept = ~changing if mixed == "drop" else np.ones(len(ends), bool)
     if not kept.any():
-        raise DataError(
-            f"{', '.join(series.sources)}: the class changes in each window; take a shorter one, or mixed='last'"
-        )
+        raise DataError(f"{series.where}: the class changes in each window; take a shorter one, or mixed='last'")
     last, begins = series.take(ends[kept]), ends[kept] - length + 1
     times = None if series.times is None else series.times[begins]
     return replace(last, x=cut[kept], first=series.first[begins], begins=times, notes=tuple(notes))
@@ -95,7 +93,7 @@ def _runs(series: Examples, max_gap: float) -> list[int]:
         log.log(
             logging.WARNING if series.row_word == "line" else logging.DEBUG,
             "%s: readings have no time, so that only a line that was left out is a gap; name the column with time=...",
-            ", ".join(series.sources[:3]),
+            series.where,
         )
     else:
         follows &= _near(times, series.source, follows, max_gap)

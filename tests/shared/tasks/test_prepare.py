@@ -44,6 +44,7 @@ def test_a_prepare_that_changes_its_argument_leaves_the_data_alone():
     [
         (lambda raw: raw[:1], r"made float32 of shape \(1, 3\) of train_x, which has 2 rows"),
         (lambda raw: np.array(["a", "b"]), "made <U1 of shape"),
+        (lambda raw: np.ma.masked_less(raw, np.inf), "left values of train_x masked"),
         (lambda raw: raw[:, 7], "failed with train_x of shape .* IndexError"),
     ],
 )

@@ -337,3 +337,20 @@ def test_raw_file_is_read_for_prediction_without_target_group_and_header(tmp_pat
     file.write_text("1,2,3,4,5\n")
     with pytest.raises(DataError, match="its first line has 5 cells"):
         read(file, form, for_prediction=True)
+
+
+def test_reading_that_a_rotated_log_repeats_in_the_next_file_is_counted_once(tmp_path):
+    rows = [f"{i},{i / 8},{CLASSES[i // 4 % 2]}\n" for i in range(12)]
+    for name, part in (("1", rows[:8]), ("2", rows[5:])):
+        (tmp_path / f"{name}.csv").write_text("time,v,mode\n" + "".join(part))
+    found = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    assert found.x[:, 0].tolist() == [i / 8 for i in range(12)]
+    assert found.notes == ("readings that stand several times in 1.csv, 2.csv: 3, counted once",)
+
+
+def test_lines_of_several_persons_may_alternate(tmp_path):
+    lines = [f"p{i % 2},{i // 2},{i},{CLASSES[i // 20 % 2]}\n" for i in range(40)]
+    (tmp_path / "all.csv").write_text("who,time,v,mode\n" + "".join(lines))
+    form = ReadingsFormat(["v"], "mode", CLASSES, time="time", group="who", window=5)
+    found = read(tmp_path / "all.csv", form).of_group("p1")
+    assert (found.x % 2 == 1).all() and len(found) == 4
