@@ -339,8 +339,8 @@ def _file_decoders() -> Iterator[Decoder]:
     long_axes = b"\0\0\x08\x04" + bytes(4) + b"\xff" * 12
     yield Decoder("zipped idx file", partial(_data_file, read_idx, _zipped), (DataError,), (idx,),
                   found=(many_axes, long_axes))  # fmt: skip
-    rows = b'time,x,mode\n2026-01-01T00:00:00Z,0.5,on\n2026-01-01T00:00:01Z,,off\n2026-01-01T00:00:02Z,"1e3",on\n'
-    yield Decoder("readings", _readings, (DataError,), (rows, rows.replace(b",", b";")), "text")
+    readings = b'time,x,mode\n2026-01-01T00:00:00Z,0.5,on\n2026-01-01T00:00:01Z,,off\n2026-01-01T00:00:02Z,"1e3",on\n'
+    yield Decoder("readings", _readings, (DataError,), (readings, readings.replace(b",", b";")), "text")
     yield Decoder("archive", partial(_data_file, read_archive, _as_it_is), (DataError,), (_archive(),), frugal=False)
     yield Decoder("zipped archive", partial(_data_file, read_archive, _zipped), (DataError,),
                   (gzip.decompress(_archive()),), frugal=False)  # fmt: skip
