@@ -106,6 +106,13 @@ def test_runs_lists_the_newest_run_first_and_last_is_the_newest(fedpatch, state_
     assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
 
 
+@pytest.mark.parametrize("command", ["show", "stop", "export", "report"])
+def test_command_without_a_run_takes_the_last_one(fedpatch, state_dir, tmp_path_factory, monkeypatch, command):
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+    named, unnamed = (fedpatch(command, *run, "--state-dir", state_dir) for run in (("last",), ()))
+    assert (named.code, named.out, named.err) == (unnamed.code, unnamed.out, unnamed.err)
+
+
 def test_devices_lists_state_tasks_counters_and_last_reason(fedpatch, state_dir):
     listed = json.loads(fedpatch("devices", "--state-dir", state_dir, "--json").out)
     assert [(one["id"], one["online"], one["declined"]) for one in listed] == [("pi-1", True, 1), ("pi-2", False, 0)]
