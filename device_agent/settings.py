@@ -198,6 +198,11 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         group=_TELLING,
         help="Send vitals to the coordinator.",
     )
+    share_reasons: bool = setting(
+        True,
+        group=_TELLING,
+        help="Tell the coordinator the unmet preference or limit of a decline; false: only that the device declines.",
+    )
 
     @property
     def tells_metrics(self) -> bool:

@@ -41,6 +41,7 @@ from fedpatch.device_agent.runtime.agent import Stop
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.mqtt.client import Connected, Received
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire import topics
@@ -148,6 +149,7 @@ class RecordingLink:
     def __init__(self, *_: object, events: Callable[[Any], None], **__: object) -> None:
         self.events = events
         self.idle = True
+        self.traffic = Traffic()
         self.broker = parse_broker_url("mqtt://127.0.0.1")
         self.published: list[tuple[str, bytes]] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from fedpatch.device_agent.bus.home_assistant import OFF, ON
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
-from fedpatch.device_agent.sensors.collect import PAUSE_FILE
+from fedpatch.device_agent.policy.preferences import PAUSED_WORDS
+from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
-from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.tasks.model_metadata import ModelMetadata
 
@@ -22,20 +21,13 @@ _LONGEST = 200
 
 def read_state(state_dir: Path) -> dict[str, Any]:
     """Return the state as plain data; an agent that never ran, or whose files cannot be read, is `unknown` with the reason."""
-    paused = is_paused(state_dir)
+    paused = is_paused(state_dir, if_unknown=False)
     try:
         standing, model = read_standing(state_dir), _model(state_dir)
     except FedpatchError as error:
         return _state("unknown", [str(error)], {}, None, paused)
     status = standing.status
-    # Other modes of admission ignore the pause file.
-    obeyed = paused and status.get("admission", "preferences") == "preferences"
-    return _state(_word(standing, obeyed), _reasons(standing, obeyed), status, model, paused)
-
-
-def is_paused(state_dir: Path) -> bool:
-    """Return whether the owner's pause file exists; False where that cannot be read."""
-    return os.path.lexists(state_dir / PAUSE_FILE)
+    return _state(_word(standing, paused), _reasons(standing, paused), status, model, paused)
 
 
 def set_paused(state_dir: Path, paused: bool) -> None:
@@ -44,12 +36,10 @@ def set_paused(state_dir: Path, paused: bool) -> None:
     Raises:
         StateError: The disk refused.
     """
-    path = state_dir / PAUSE_FILE
-    with refusals_of(path):
-        if paused:
-            path.touch(0o644)
-        else:
-            path.unlink(missing_ok=True)
+    if paused:
+        pause(state_dir)
+    else:
+        resume(state_dir)
 
 
 def _state(
@@ -84,16 +74,14 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
     status = standing.status
     if not status or status.get("state") == STARTING:
         return ["the task is being loaded"]
-    reasons = ["its owner has paused it"] if paused else []
+    reasons = [PAUSED_WORDS] if paused else []
     if status.get("declines"):
         reasons.append(status["declines"])
     if status.get("admission") == "never":
         reasons.append("its owner chose never")
-    elif status.get("admission") == "preferences":
-        reasons += [str(words) for words in status.get("unwilling", ())]
-    else:
-        reasons += _reasons_of_file(str(status.get("admission", "")))
-    return reasons
+    # The agent knows of the pause at its next look at the device, this process at once: the reason comes from one of them.
+    reasons += [str(words) for words in status.get("unwilling", ()) if not str(words).startswith(PAUSED_WORDS)]
+    return reasons + _reasons_of_file(str(status.get("admission", "")))
 
 
 def _reasons_of_file(admission: str) -> list[str]:

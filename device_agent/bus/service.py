@@ -194,6 +194,8 @@ class Bus:
             self._publish(self._topics.state, state, True)
 
     def _switch(self, payload: bytes, retained: bool) -> None:
+        if not payload:
+            return  # a retained command was cleared
         if retained or payload not in (ON.encode(), OFF.encode()):
             _log.warning("ignored on %s: only ON and OFF that are not retained are commands", self._topics.may_work)
             return

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpatch.device_agent.cli.status import in_force_in_words
 from fedpatch.device_agent.job.job_events import AdmissionDecision
-from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, damaged_status, least_without_model
+from fedpatch.device_agent.policy.owner_limits import (
+    DAMAGED,
+    REQUIRED,
+    UNKNOWN_FLOOR,
+    damaged_status,
+    least_without_model,
+    terms_in_words,
+)
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
 from fedpatch.device_agent.policy.preferences import Objection, Preferences, unmet_preferences
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
@@ -16,27 +24,35 @@ from fedpatch.device_agent.policy.usage import local_now, read_today
 from fedpatch.device_agent.runtime.startup import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES
-from fedpatch.shared.errors import StateError
+from fedpatch.shared.errors import FedpatchError, StateError
 
 
 @dataclass(frozen=True)
 class AdmissionPreview:
     """The present facts, the answer to a work request, and every objection, also if the answer is yes.
 
-    `private` describes the tensors that must stay on this device (owner_limits.least_without_model).
+    `private` describes the tensors that must stay on this device (owner_limits.least_without_model). `terms` are what a
+    request must have. `of_agent` are the reasons of the agent that runs with this state directory, which knows the last
+    request. `differences` are the settings that are not those of this agent.
     """
 
     facts: Facts
     verdict: AdmissionDecision
     objections: tuple[Objection, ...]
     private: Mapping[str, Any]
+    terms: tuple[str, ...] = ()
+    of_agent: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
 
     @property
     def why_not(self) -> list[str]:
         """The reasons to decline, in words; none if the answer is yes."""
-        if self.verdict.accept:
-            return []
+        found = [] if self.verdict.accept else self._own_reasons()
+        return [*found, *(words for words in self.of_agent if words not in found)]
+
+    def _own_reasons(self) -> list[str]:
         words = [one.words for one in self.objections]
         if self.verdict.condition is not None:  # an unmet preference
             return words
@@ -56,8 +72,30 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
     except StateError as error:  # the conditions can still be shown
         private = damaged_status(error)
     verdict = decide(order, text_of(order), objections)
-    if privacy_of(settings, directory).declines:
+    privacy = privacy_of(settings, directory)
+    if privacy.declines:
         verdict = DAMAGED_ACCOUNT
     if private["source"] == DAMAGED:
         verdict = UNKNOWN_FLOOR
-    return AdmissionPreview(facts, verdict, objections, private)
+    terms = terms_in_words(masked=settings.secure == REQUIRED, private=privacy.required)
+    status = _running_status(directory)
+    differences = in_force_in_words("these settings", status.get("settings", {}).get("values", {}), settings)
+    return AdmissionPreview(
+        facts, verdict, objections, private, tuple(terms), tuple(_reasons_of_agent(status)), tuple(differences)
+    )
+
+
+def _running_status(directory: Path) -> Mapping[str, Any]:
+    """Return the status of the agent that runs with this state directory; empty for none."""
+    try:
+        standing = read_standing(directory)
+    except FedpatchError:
+        return {}
+    return standing.status if standing.running else {}
+
+
+def _reasons_of_agent(status: Mapping[str, Any]) -> list[str]:
+    """Return the reasons of a running agent that are not computed here: the last request, and the allowance with it."""
+    if refused := status.get("refused"):
+        return [f"a request like the last one is declined: {refused}"]
+    return [str(words) for words in status.get("unwilling", ()) if "MiB to come" in str(words)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpatch.device_agent.cli.state_dir import settings_file
 from fedpatch.device_agent.sensors.device_facts import Confidence, Fact
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command
@@ -24,7 +25,7 @@ def add_conditions(app: typer.Typer) -> None:
     """Give `app` the command."""
 
     @command(app, "conditions", example="fedpatch-agent conditions --config agent.toml")
-    @cli_options(AgentSettings)
+    @cli_options(AgentSettings, find_file=settings_file)
     def conditions(
         settings: AgentSettings,
         as_json: AsJson = False,
@@ -46,8 +47,10 @@ def add_conditions(app: typer.Typer) -> None:
 
 def _plain(found: AdmissionPreview) -> dict[str, Any]:
     return {
-        "would_accept": found.verdict.accept,
-        "why": found.verdict.why,
+        "would_accept": not found.why_not,
+        "why": found.verdict.why or "; ".join(found.why_not),
+        "terms": list(found.terms),
+        "settings_not_in_force": list(found.differences),
         "missed": [{"condition": one.condition, "words": one.words} for one in found.objections],
         "private": dict(found.private),
         "facts": {
@@ -62,8 +65,10 @@ def _in_words(found: AdmissionPreview) -> list[str]:
         f"{name.replace('_', ' '):<18} {_value(fact):<10} {_origin(fact)}" for name, fact in vars(found.facts).items()
     ]
     lines += ["", f"private: {found.private['words']}"]
-    if found.verdict.accept:
+    lines += [f"not in force: {words}" for words in found.differences]
+    if not found.why_not:
         lines.append("it would accept work now")
+        lines += [f"  {words}" for words in found.terms]
         lines += [f"  independent of its preferences: {one.words}" for one in found.objections]
         return lines
     return [*lines, "it would not accept work now:", *(f"  {words}" for words in found.why_not)]

@@ -146,12 +146,16 @@ def _refused(name: str, error: FedpatchError, checkup: Checkup) -> None:
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
     """Show why work would be declined now: the device is in order, but its owner may wonder why nothing happens."""
     try:
-        why_not = look(settings, root).why_not
+        found = look(settings, root)
     except StateError as error:
         _refused("preferences", error, checkup)
         return
+    for words in found.differences:
+        text, _, remedy = words.rpartition("; ")
+        checkup.warn("settings", text, remedy)
+    why_not = found.why_not
     if not why_not:
-        checkup.good("preferences", "work would be accepted now")
+        checkup.good("preferences", "; ".join(["work would be accepted now", *found.terms]))
         return
     remedy = (
         "nothing, if that is meant; `fedpatch-agent conditions` shows the facts, "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpatch.device_agent.cli.state_dir import settings_file, state_options
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, ModelVersion
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command, say
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
     from fedpatch.shared.tasks.model_metadata import ModelMetadata
     from fedpatch.shared.tensors.arrays import Array
 
-StateDir = Annotated[
-    Path,
-    typer.Option(
-        "--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="State directory of the agent."
-    ),
-]
 TaskName = Annotated[
     str, typer.Option("--task", metavar="NAME", help="Task of the model, needed if there are several.")
 ]
@@ -38,8 +33,6 @@ ModelPath = Annotated[
     typer.Option("--model", metavar="PATH", help="Directory of another version, as `models` lists it."),
 ]
 Int8 = Annotated[bool, typer.Option("--int8", help="Use the int8 model where there is one (keep_int8).")]
-
-DEFAULT_STATE_DIR = AgentSettings.state_dir
 
 
 def add_models(app: typer.Typer) -> None:
@@ -50,6 +43,7 @@ def add_models(app: typer.Typer) -> None:
 
 def _add_predict(app: typer.Typer) -> None:
     @command(app, "predict", example="fedpatch-agent predict today.npy --state-dir /var/lib/fedpatch-agent")
+    @state_options
     def predict(
         files: Annotated[
             list[Path],
@@ -59,7 +53,8 @@ def _add_predict(app: typer.Typer) -> None:
                 "row) or images (with Pillow).",
             ),
         ],
-        state_dir: StateDir = DEFAULT_STATE_DIR,
+        *,
+        state_dir: Path,
         task: TaskName = "",
         model: ModelPath = None,
         prepared: Annotated[
@@ -115,7 +110,7 @@ def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array
 
 def _add_evaluate(app: typer.Typer) -> None:
     @command(app, "evaluate", example="fedpatch-agent evaluate --config agent.toml")
-    @cli_options(AgentSettings)
+    @cli_options(AgentSettings, find_file=settings_file)
     def evaluate(settings: AgentSettings, model: ModelPath = None, int8: Int8 = False, as_json: AsJson = False) -> None:
         """Measure the personal model on this device's test data; print its user accuracy when it was made too."""
         from fedpatch.device_agent.models.evaluate import evaluate_model
@@ -145,7 +140,8 @@ def _add_evaluate(app: typer.Typer) -> None:
 
 def _add_models(app: typer.Typer) -> None:
     @command(app, "models", example="fedpatch-agent models --json")
-    def models(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+    @state_options
+    def models(*, state_dir: Path, as_json: AsJson = False) -> None:
         """List the personal models, the newest first, and why the last round gave none.
 
         The first figure is user accuracy on test data; the second, on validation data, chose the model.
@@ -159,9 +155,11 @@ def _add_models(app: typer.Typer) -> None:
 
 def _add_rollback(app: typer.Typer) -> None:
     @command(app, "rollback", example="fedpatch-agent rollback --to 11 --state-dir /var/lib/fedpatch-agent")
+    @state_options
     def rollback(
+        *,
+        state_dir: Path,
         to: Annotated[int | None, typer.Option("--to", min=0, metavar="ROUND", help="Round of the model.")] = None,
-        state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         as_json: AsJson = False,
     ) -> None:

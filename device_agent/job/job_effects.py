@@ -168,7 +168,7 @@ class EndJob:
 
     Attributes:
         outcome: How the job ended, for the device's own log.
-        gave_up: Whether the device gave up.
+        gave_up: Whether the device gave up; False where its owner stopped the work.
         rest_s: Seconds for which the coordinator expects to send no further requests.
         committed: Job whose update was committed: its personal model becomes the current one. None if no update was
             committed.

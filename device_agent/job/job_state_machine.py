@@ -117,8 +117,8 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason, JobPhase
 
-MASKED_PROGRESS_S = 15.0
-"""Pause between two messages of progress in a masked round; a coordinator takes a device for silent after 60 s."""
+PROGRESS_S = 15.0
+"""Pause between two messages of progress; a coordinator takes a device for silent after 60 s."""
 BASE_SPENT = Decline(DeclineReason.BASE_SPENT, "this device has offered a masked update from these values already")
 """The answer to a second masked round from the same values. The coordinator moves the values of later rounds."""
 
@@ -196,7 +196,7 @@ class Job:
         # The key in the last training command: the answers repeat it, also after the job has continued in a newer epoch.
         self._training_key: JobKey | None = None
         self._trained = (0, 1)  # steps done, of all
-        self._progress_at = 0.0  # in a masked round no progress of training is sent before
+        self._progress_at = 0.0  # no progress of training is sent before
         self._deadline = self._accepted_at = 0.0
         self._num_examples = 1
         self._last_message_id = 0
@@ -417,7 +417,7 @@ class Job:
         assert self._plan is not None
         self.state, self._download = JobState.TRAINING, None
         self._training_key, self._trained = self.key, (0, 1)
-        self._progress_at = now + MASKED_PROGRESS_S
+        self._progress_at = now + PROGRESS_S
         download_s = now - self._accepted_at
         masked = self._masking is not None and self.request.masks
         attempt = self._masking.training_secret() if self._masking is not None and masked else b""
@@ -596,7 +596,9 @@ class Job:
             return []
         failed = Failed(reason, condition, cause)
         self._answers.gave(failed)
-        return [self._reply(failed), *self._end(f"gave up: {reason}: {detail}", gave_up=True)]
+        gave_up = reason is not FailReason.UNWILLING
+        words = f"gave up: {reason}: {detail}" if gave_up else f"stopped for its owner: {detail}"
+        return [self._reply(failed), *self._end(words, gave_up=gave_up)]
 
     def _settle(self, outcome: str, rest_s: float = 0.0, committed: JobKey | None = None) -> list[Effect]:
         """End the job as the coordinator decided."""
@@ -634,11 +636,10 @@ class Job:
         )
 
     def _progress_when_due(self, now: float) -> list[Effect]:
-        """Return the progress; in a masked round by time only, since the moments of steps would reveal their number."""
-        masked = self.request is not None and self.request.secure is not None
-        if masked and now < self._progress_at:
+        """Return the progress where it is due. It goes by time alone: the moments of steps would reveal their number."""
+        if now < self._progress_at:
             return []
-        self._progress_at = now + MASKED_PROGRESS_S
+        self._progress_at = now + PROGRESS_S
         return [self._progress()]
 
     def _progress(self) -> SendMessage:

@@ -266,6 +266,12 @@ class OwnerLimits:
             return "the owner lets no update leave this device without differential privacy"
         return "" if request.secure is None else self._secure.too_weak(request.secure)
 
+    def terms(self) -> list[str]:
+        """Return what a request must have, in words for the owner; none where any request may be accepted."""
+        return terms_in_words(
+            masked=self._secure.forbids_unmasked, private=self.privacy is not None and self.privacy.required
+        )
+
     @property
     def declines(self) -> str:
         """The damage of a record because of which every request is declined; "" for none."""
@@ -292,6 +298,20 @@ class OwnerLimits:
     @staticmethod
     def _floor(model: _Model) -> Floor:
         return model.floor.of(model.schema)
+
+
+def terms_in_words(*, masked: bool, private: bool) -> list[str]:
+    """Return what a request must have, in words for the owner.
+
+    Args:
+        masked: Whether the owner requires masked updates.
+        private: Whether the owner requires differential privacy.
+    """
+    terms = (
+        (masked, 'only requests for masked updates (secure = "required")'),
+        (private, "only requests with differential privacy (dp_required, max_epsilon)"),
+    )
+    return [words for wanted, words in terms if wanted]
 
 
 def status_of(floor: Floor, schema: Schema) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrides them:
 `always`, `never`, or `file:PATH`. The first line of the file is `accept`, or `decline` and the reason. If the file is absent
-or has other content, requests are declined.
+or has other content, requests are declined. The owner's pause counts in every mode.
 
 The agent's loop calls `decide` before it accepts work, and `tick` while it works. Facts come from a watcher on another
 thread, so that a source that hangs cannot block the loop; a request waits until the facts are there.
@@ -31,7 +31,14 @@ from fedpatch.device_agent.job.job_events import (
     OwnerResumed,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.policy.preferences import Objection, OwnUsage, Preferences, unmet_preferences, words_for_wire
+from fedpatch.device_agent.policy.preferences import (
+    PAUSE,
+    Objection,
+    OwnUsage,
+    Preferences,
+    unmet_preferences,
+    words_for_wire,
+)
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.errors import UsageError
@@ -113,6 +120,12 @@ class Hysteresis:
         self._lost_at = 0.0
         self._pausing = False
         self._published: Condition | None = None
+
+    def use(self, preferences: Preferences) -> None:
+        """Compare the next facts with other preferences; a pause and its time stay."""
+        self._usual, self._stricter = preferences, preferences.stricter()
+        self._terms = preferences.settings
+        self._left_s = min(self._left_s, self._terms.loss_after_s)
 
     @property
     def preferences(self) -> Preferences:
@@ -242,6 +255,15 @@ class AdmissionMode:
     path: str = ""
     follows_preferences: bool = False
 
+    @property
+    def may_accept(self) -> bool:
+        """False if every request is declined."""
+        return self.always or self.follows_preferences or bool(self.path)
+
+    def objections(self, found: tuple[Objection, ...]) -> tuple[Objection, ...]:
+        """Return the objections that count: a pause counts in every mode, other preferences only where they decide."""
+        return found if self.follows_preferences else tuple(one for one in found if one.condition is Condition.PAUSED)
+
 
 def parse_admission_mode(text: str) -> AdmissionMode:
     """Parse `preferences`, `always`, `never` or `file:PATH`. UsageError for anything else."""
@@ -260,10 +282,11 @@ def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Obj
     Args:
         order: The admission mode.
         file_text: Content of the mode's file; None where it cannot be read.
-        objections: Objections to the request, the most lasting first; only the mode `preferences` uses them.
+        objections: Objections to the request, the most lasting first; a pause counts in every mode.
     """
-    if order.follows_preferences:
-        return follow_preferences(objections)
+    counted = order.objections(tuple(objections))
+    if order.follows_preferences or (order.may_accept and counted):
+        return follow_preferences(counted)
     if not order.path:
         return (
             AdmissionDecision(True)
@@ -297,6 +320,8 @@ FRESH_S = 1.0
 """Older facts are looked up again before a request is answered."""
 NOTE_BYTES = 4 * 2**20
 """Traffic after which the usage of the current work is noted: a device that loses its power forgets less than that."""
+NOTE_IDLE_BYTES = 64 * 2**10
+"""The same without work: its few messages must not write to the memory card each time."""
 NOTE_TRAINING_S = 300.0
 """Seconds of training after which they are noted. At most this much of a training before midnight counts on the next day."""
 
@@ -342,9 +367,10 @@ class OwnerPolicy:
         own_memory_mib: Returns the memory of the training process.
         own_load: Load that the training process causes.
         look_anyway: Whether facts are looked up although the admission mode needs none.
+        is_paused: Returns whether the owner has paused the device; asked at a request that needs no facts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of an owner, each made by startup
         self,
         order: AdmissionMode,
         preferences: Preferences,
@@ -355,6 +381,7 @@ class OwnerPolicy:
         own_memory_mib: Callable[[], float],
         own_load: OwnLoadAverage,
         look_anyway: bool = False,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.meter = JobUsage()
         self.unwilling: Condition | None = None
@@ -375,7 +402,9 @@ class OwnerPolicy:
         self._seen_at = 0.0
         self._asked = False
         self.conditions: frozenset[Condition] = frozenset()
-        self._looks = order.follows_preferences or look_anyway
+        self._expected_bytes = 0  # of the last request: the next one is most likely as large
+        self._looks = order.may_accept or look_anyway
+        self._is_paused = is_paused
 
     def decide(self, task: str, traffic_bytes: int, now: float) -> AdmissionDecision | None:
         """Decide on a work request; None without fresh facts: call again after the next `update_facts`.
@@ -386,12 +415,22 @@ class OwnerPolicy:
             now: Monotonic seconds.
         """
         if not self._order.follows_preferences:
-            return decide(self._order, text_of(self._order))
+            return decide(self._order, text_of(self._order), [PAUSE] if self._is_paused() else [])
         if self.facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
+        self._expected_bytes = traffic_bytes
         objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=traffic_bytes)
+        self._tell(now)
         return decide(self._order, None, self._standing.answer(objections, now))
+
+    def use(self, preferences: Preferences) -> None:
+        """Follow other preferences from now on; the facts are looked up anew, since the answer may have changed."""
+        self._preferences = preferences
+        for one in (self._standing, self._at_work):
+            one.use(preferences)
+        if self._looks:
+            self._ask()
 
     def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[FromOwner]:
         """Take new facts and return the events for the current work.
@@ -403,14 +442,14 @@ class OwnerPolicy:
             now: Monotonic seconds.
         """
         self.facts, self._seen_at, self._asked = facts, now, False
-        if not self._order.follows_preferences:
+        if not self._order.may_accept:
             return []
         change = self._standing.observe(
             self._judge(self._standing, facts, now, task=tasks[0] if tasks else ""), now, working=False
         )
         if isinstance(change, ConditionLost) and job.key is None:
             _log.info("not willing: %s", _words(change.objections))
-        self._tell()
+        self._tell(now)
         return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
@@ -418,8 +457,9 @@ class OwnerPolicy:
         trains = job.state is JobState.TRAINING and not job.paused
         self._own_load.see(trains, now)
         spent = self.meter.spent(now)
+        over = job.key is None and bool(spent.rounds or spent.training_s or spent.traffic_bytes >= NOTE_IDLE_BYTES)
         is_due = spent.traffic_bytes >= NOTE_BYTES or spent.training_s >= NOTE_TRAINING_S
-        if self.meter.trains(trains, now) or job.key is None or is_due:
+        if self.meter.trains(trains, now) or over or is_due:
             self._usage.note(self.meter.take(now))
         if job.awaits_clearance and job.key != self._awaited:
             self._awaited = job.key
@@ -431,9 +471,11 @@ class OwnerPolicy:
     @property
     def willing(self) -> bool | None:
         """True if the device would take work now; None if that is unknown, or a file decides for each request."""
-        if not self._order.follows_preferences:
-            return None if self._order.path else self._order.always
-        return None if self.facts is None else self._standing.willing
+        if not self._order.may_accept:
+            return False
+        if self._order.path and self._standing.willing:
+            return None
+        return None if self.facts is None and self._order.follows_preferences else self._standing.willing
 
     def spent_today(self, now: float) -> Usage:
         """Usage of this day, including the current work."""
@@ -449,7 +491,7 @@ class OwnerPolicy:
             return None
         if self.facts is None:
             return 0.0
-        if not self._order.follows_preferences:
+        if not self._order.may_accept:
             return self._seen_at + LOOK_IDLE_S
         # An update may wait for days until the coordinator requests it.
         rests = job.key is None or (job.state is JobState.UPLOADING and not job.awaits_clearance)
@@ -474,7 +516,7 @@ class OwnerPolicy:
         expected_bytes: int = 0,
         working: bool = False,
     ) -> tuple[Objection, ...]:
-        return unmet_preferences(
+        found = unmet_preferences(
             willingness.preferences,
             facts,
             self.spent_today(now),
@@ -484,10 +526,16 @@ class OwnerPolicy:
             own=OwnUsage(self._own_load.mean, self._own_memory_mib()),
             working=working,
         )
+        return self._order.objections(found)
 
-    def _tell(self) -> None:
+    def _tell(self, now: float) -> None:
         self.unwilling = self._standing.unwilling
-        reasons = () if self._standing.willing else self._standing.reasons
+        reasons = self._standing.reasons
+        if self._standing.willing:
+            # A smaller request would be accepted, so only the owner is told.
+            assert self.facts is not None
+            found = self._judge(self._standing, self.facts, now, task="", expected_bytes=self._expected_bytes)
+            reasons = tuple(one for one in found if one.exact)
         conditions = frozenset(one.condition for one in reasons)
         if conditions != self.conditions:
             self.conditions, self.words = conditions, tuple(one.words for one in reasons)

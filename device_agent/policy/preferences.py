@@ -166,6 +166,7 @@ TEMPERATURE_MARGIN_C = 5.0
 SPACE_MARGIN = 1.1
 LOAD_MARGIN = 0.9
 
+PAUSED_WORDS = "its owner has paused it"
 _MIB = 2**20
 
 
@@ -244,16 +245,19 @@ def unmet_preferences(
     found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]
     found += _by_allowance(wants, spent, local, expected_bytes, working=working)
     if facts.paused.value is not False:
-        words = (
-            "its owner has paused it"
-            if facts.paused.known
-            else f"whether it is paused is not known: {facts.paused.source}"
-        )
+        _, _, end = facts.paused.source.partition(", until ")
+        words = f"whether it is paused is not known: {facts.paused.source}"
+        if facts.paused.known:
+            words = f"{PAUSED_WORDS}, until {end}" if end else PAUSED_WORDS
         found.append(Objection(Condition.PAUSED, words, 600.0))
     if task and wants.allowed_tasks and task not in wants.allowed_tasks:
         words = f"task {task} is not among allowed_tasks ({', '.join(wants.allowed_tasks)})"
         found.append(Objection(Condition.TASK_NOT_ALLOWED, words, 3600.0))
     return tuple(sorted(found, key=lambda one: -one.retry_after_s))
+
+
+PAUSE = Objection(Condition.PAUSED, PAUSED_WORDS, 600.0)
+"""The objection of a device that its owner has paused."""
 
 
 def words_for_wire(objections: Sequence[Objection]) -> str:
@@ -276,11 +280,9 @@ def _by_facts(preferences: Preferences, facts: Facts, own: OwnUsage) -> Iterator
 def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterator[Objection]:
     if not preferences.quiet_hours.spans:
         return
-    if facts.clock_set.value is False:
-        # Then the time is unknown, although the clock shows one.
-        if not preferences.allow_unknown["quiet_hours"]:
-            words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
-            yield Objection(Condition.QUIET_HOURS, words, 60.0)
+    if facts.clock_set.value is False and not preferences.allow_unknown["quiet_hours"]:
+        words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
+        yield Objection(Condition.QUIET_HOURS, words, 60.0)
         return
     until = preferences.quiet_hours.until(local)
     if until is not None:

@@ -87,6 +87,11 @@ class PrivacyBudget:
         )
         return decline(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
 
+    @property
+    def required(self) -> bool:
+        """True if rounds without differential privacy are declined."""
+        return self._required
+
     def requires_privacy_of(self, request: WorkRequest) -> bool:
         """Return whether an update must not leave because its request has no differential privacy."""
         return self._required and request.privacy is None

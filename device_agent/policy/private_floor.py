@@ -106,12 +106,14 @@ class PrivateFloor:
                     return self._of_patches()
             return _decode(self.path, data, self._task)
         except StateError as error:
+            unknown = "what stayed private in earlier rounds is not known, so every request is declined"
+            if isinstance(
+                error.__cause__, PermissionError
+            ):  # only its owner or mode is wrong: the remedy is in the error
+                raise StateError(f"{unknown}: {error}") from error
             # An unreadable file may be undamaged: then the message does not suggest to delete it.
             also = "" if isinstance(error.__cause__, OSError) else f", or {remedy}"
-            raise StateError(
-                f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
-                f" what is to stay at least{also}"
-            ) from error
+            raise StateError(f"{error}; {unknown}. Set `private` to what is to stay at least{also}") from error
 
     def note(self, names: Iterable[str], schema: Schema) -> None:
         """Add `names` to the record; durable once this returns. StateError where the disk refuses.

@@ -71,8 +71,19 @@ def next_midnight(local: datetime) -> datetime:
 
 
 def parse_quiet_hours(entries: Sequence[str]) -> QuietHours:
-    """Parse entries `HH:MM-HH:MM`, with an optional day or range of days before each. UsageError for anything else."""
-    return QuietHours(tuple(map(_parse_span, entries)))
+    """Parse entries `HH:MM-HH:MM`, with an optional day or range of days before each.
+
+    UsageError for other entries; it names them all.
+    """
+    spans, problems = [], []
+    for entry in entries:
+        try:
+            spans.append(_parse_span(entry))
+        except UsageError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("; ".join(problems))
+    return QuietHours(tuple(spans))
 
 
 def _parse_span(text: str) -> Span:

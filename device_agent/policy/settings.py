@@ -84,16 +84,18 @@ class PreferenceSettings(Settings):
 def parse_unknown(entries: Sequence[str]) -> dict[str, bool]:
     """Return whether work is allowed while a preference's fact is unknown, for every preference that depends on a fact.
 
-    Each entry is `PREFERENCE=allow` or `PREFERENCE=deny`; UsageError for anything else, and for a contradiction.
+    Each entry is `PREFERENCE=allow` or `PREFERENCE=deny`; UsageError for all other entries, and for contradictions.
     """
     chosen: dict[str, bool] = {}
+    problems = []
     for entry in entries:
         name, _, word = (part.strip() for part in entry.partition("="))
         if name not in ALLOWED_IF_UNKNOWN:
-            raise unknown_name("preference", name, tuple(ALLOWED_IF_UNKNOWN))
-        if word not in ("allow", "deny"):
-            raise UsageError(f"{entry!r} must end in =allow or =deny")
-        if chosen.get(name, word == "allow") != (word == "allow"):
-            raise UsageError(f"{name} is set to allow and to deny; keep one of the two")
-        chosen[name] = word == "allow"
+            problems.append(str(unknown_name("preference", name, tuple(ALLOWED_IF_UNKNOWN))))
+        elif word not in ("allow", "deny"):
+            problems.append(f"{entry!r} must end in =allow or =deny")
+        elif chosen.setdefault(name, word == "allow") != (word == "allow"):
+            problems.append(f"{name} is set to allow and to deny; keep one of the two")
+    if problems:
+        raise UsageError("; ".join(problems))
     return {**ALLOWED_IF_UNKNOWN, **chosen}

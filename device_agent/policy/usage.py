@@ -30,6 +30,7 @@ from msgspec import Meta
 
 from fedpatch.shared.app.files import read_state, write_atomic
 from fedpatch.shared.errors import StateError, StateUnreadable
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.typed_values import learn_types
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -59,7 +60,7 @@ def _zone(name: str, localtime: Path) -> tzinfo | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Rounds, bytes of models and updates both ways, and seconds of training."""
+    """Rounds, bytes of all messages and models both ways, and seconds of training."""
 
     rounds: Count = 0
     traffic_bytes: Count = 0
@@ -132,10 +133,16 @@ class JobUsage:
         self._rounds = 0
         self._trained_s = 0.0
         self._training_since: float | None = None
+        self._link = Traffic()
 
     def moved(self, count: int) -> None:
-        """Add bytes of models or updates that were downloaded or uploaded."""
+        """Add bytes that were moved beside the link to the broker, as of a model by URL."""
         self._bytes += count
+
+    def link_moved(self, traffic: Traffic) -> None:
+        """Take the count of the link to the broker, which grows as long as this process runs."""
+        self._bytes += traffic.since(self._link).total_bytes
+        self._link = traffic
 
     def begins_round(self) -> None:
         """Count a round: its training has begun."""

@@ -44,10 +44,12 @@ from fedpatch.device_agent.job.training_messages import (
 )
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
+from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
@@ -75,16 +77,25 @@ _log = logging.getLogger("fedpatch.agent")
 
 @dataclass(frozen=True)
 class Stop:
-    """A request to end the agent with this exit code."""
+    """A request to end the agent with this exit code; `why` is for the log."""
 
     exit_code: int
+    why: str = ""
 
 
-Event = LinkEvent | TrainerEvent | Facts | FetchEvent | Stop
+@dataclass(frozen=True)
+class Reload:
+    """A request to read the preferences again."""
+
+
+Event = LinkEvent | TrainerEvent | Facts | FetchEvent | Stop | Reload
 EventQueue = SimpleQueue[Event]
 
 # How long an ending agent waits for a personal model; a Raspberry Pi makes one in a second or two.
 FINISH_MODEL_S = 10.0
+
+# Traffic of the day in status.json is a multiple of this.
+TOLD_BYTES = 64 * 2**10
 
 # Training processes that may be killed before the first is ready.
 EARLY_DEATHS = 3
@@ -107,6 +118,7 @@ class Agent:
         housekeeping: Work of each turn beside the job.
         status: status.json.
         leader: The highest epoch of the fleet's leaders.
+        settings: The settings in force; None where they are not the agent's own.
         clock: Returns monotonic seconds.
     """
 
@@ -126,6 +138,7 @@ class Agent:
         housekeeping: Housekeeping,
         status: StatusFile,
         leader: LeaderEpoch,
+        settings: SettingsInForce | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
@@ -141,12 +154,14 @@ class Agent:
         self._housekeeping = housekeeping
         self._status = status
         self._leader = leader
+        self._settings = settings
         self._clock = clock
         self._tasks: tuple[TaskCapability, ...] = ()
         self._waiting_request: Envelope | None = None  # waits for facts
         self._published_unwilling: Condition | None = None
         self._coordinator_boot = ""
         self._storage_problem = ""
+        self._refused = ""  # why the last request was beyond the owner's limits
         self._early_deaths = 0
         self._network_open = ""
 
@@ -160,17 +175,28 @@ class Agent:
                 self._report()
                 event = self._next_event()
                 if isinstance(event, Stop):
+                    if event.why:
+                        _log.info("stopping: %s", event.why)
                     self._finish_model()
                     return event.exit_code
+                if isinstance(event, Reload):
+                    self._reload()
+                    continue
                 self.turn(event)
         finally:
             self._stop()
 
     def start(self) -> None:
-        """Start the training process and connect."""
+        """Start the training process. The link connects once task and data are loaded.
+
+        An agent that cannot work must not cut off the connection of a running agent with the same name.
+        """
         self._trainer.start()
         self._link.subscribe(*topics.device_filters(self._identity.fleet, self._identity.device))
-        self._link.start()
+
+    def _reload(self) -> None:
+        if self._settings is not None:
+            self._settings.reload(lambda settings: self._owner.use(Preferences.of(settings)))
 
     def turn(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | None) -> None:
         """Do one turn of the loop: handle an event, if there is one, then let time pass."""
@@ -222,6 +248,7 @@ class Agent:
         self._housekeeping.stopping()
         self._presence.publish_gone()
         self._link.stop()
+        self._runner.stop()
         self._trainer.stop()
         self._owner.stop(self._clock())
         self._write_status("stopped")
@@ -301,14 +328,20 @@ class Agent:
         if not self._leader.admits(request.leader_epoch):
             return []
         plan = plan_download(request, self._runner.held_version, self._job.max_blob_bytes)
-        decision = self._limits.refusal(envelope.task, request) or self._storage_decision(envelope, request, plan)
+        refusal = self._limits.refusal(envelope.task, request)
+        self._refused = refusal.why if refusal else ""
+        decision = refusal or self._storage_decision(envelope, request, plan)
         decision = decision or self._owner.decide(envelope.task, expected_bytes(request, plan), now)
         if decision is None:
             self._waiting_request = envelope  # the newest: the coordinator has superseded those before it
             return []
         # Only the plan has URLs: a request is kept on the disk, and the keys of a masked round depend on it.
         envelope = replace(envelope, body=request.at({}))
-        return self._job.handle(WorkRequested(envelope, self._tasks, decision, plan), now)
+        effects = self._job.handle(WorkRequested(envelope, self._tasks, decision, plan), now)
+        key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+        if self._job.is_on(key):
+            self._runner.note_work(key, request.model.digest)
+        return effects
 
     def _storage_decision(
         self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan
@@ -375,6 +408,8 @@ class Agent:
     def _on_ready(self, ready: Ready, now: float) -> list[Effect]:
         self._limits.take(ready)
         first = not self._tasks
+        if first:
+            self._link.start()
         members = members_field(ready.members)
         self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples, members),)
         # Not earlier: without the model it is unknown which tensors may leave.
@@ -437,6 +472,12 @@ class Agent:
             busy=self._runner.making_model or self._runner.owes_model,
         )
 
+    def _spent_today(self) -> dict[str, float]:
+        """Return the usage of the day, rounded down: each change is written to the disk."""
+        spent = self._owner.spent_today(self._clock())
+        coarse_bytes, minutes = spent.traffic_bytes // TOLD_BYTES * TOLD_BYTES, spent.training_s // 60.0
+        return {"rounds": spent.rounds, "traffic_bytes": coarse_bytes, "training_s": 60.0 * minutes}
+
     def _write_status(self, state: str) -> None:
         job = self._job.status()
         stopped = state == "stopped"
@@ -449,6 +490,10 @@ class Agent:
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
+                "refused": self._refused,
+                "terms": self._limits.terms(),
+                "spent": self._spent_today(),
+                "settings": {} if self._settings is None else self._settings.status(),
                 "declines": self._limits.declines or self._storage_problem,
                 "private": self._limits.status(),
                 "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),

@@ -51,9 +51,10 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEvent, ModelFetch, ModelFetcher
-from fedpatch.device_agent.runtime.presence import Identity
+from fedpatch.device_agent.runtime.presence import AgentLink, Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cut_from_file
+from fedpatch.device_agent.state.history import DECLINED, STOPPED, WORKED, History
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
@@ -64,17 +65,19 @@ from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.app.logging import fields
 from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError
-from fedpatch.shared.mqtt.client import Link
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import SendChunk, encode_chunk
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import Decline, Manifest, Offer, WorkRequest, is_delta
-from fedpatch.shared.wire.reason_codes import FailReason
+from fedpatch.shared.wire.messages import Body, Decline, Envelope, Failed, Manifest, Offer, WorkRequest, is_delta
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
 _log = logging.getLogger("fedpatch.agent")
 
 # A process that has torch loaded holds hundreds of megabytes; starting another takes a Pi half a minute.
 LONG_REST_S = 300.0
+# Time until the next request after a decline without a reason.
+SILENT_RETRY_S = 600.0
 # Longest wait for another process that changes the present model.
 LOCK_PAUSE_S = 0.5
 
@@ -93,6 +96,8 @@ class EffectRunner:
         directory: State directory, with downloads and spool.
         models: Personal models for applications; None where the device keeps none.
         fetcher: Fetches models by URL; None where they come from the broker only.
+        history: The history for the owner.
+        shares_reasons: Whether declines and failures tell the coordinator their reason.
         clock: Returns monotonic seconds.
     """
 
@@ -100,13 +105,15 @@ class EffectRunner:
         self,
         identity: Identity,
         *,
-        link: Link,
+        link: AgentLink,
         trainer: Trainer,
         usage: JobUsage,
         limits: OwnerLimits,
         directory: Path,
         models: ModelStore | None = None,
         fetcher: ModelFetcher | None = None,
+        history: History | None = None,
+        shares_reasons: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.last_outcome = ""
@@ -127,6 +134,10 @@ class EffectRunner:
         self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
         self._fetcher = fetcher
+        self._history = History(None) if history is None else history
+        self._shares_reasons = shares_reasons
+        self._by_url_bytes = 0
+        self._work: tuple[JobKey, str] | None = None  # the last work that trained, and its global model
         self._fetch: ModelFetch | None = None
         self._downloaded: dict[str, MemoryBlob] = {}
         self._held = ModelCache(directory / HELD_DIRECTORY)
@@ -168,8 +179,13 @@ class EffectRunner:
 
     def tick(self, now: float) -> None:
         """Let time pass until `now`, in monotonic seconds: a deferred personal model may be due."""
+        self.count_traffic()
         if now >= self._model_due:
             self.make_owed_model()
+
+    def count_traffic(self) -> None:
+        """Count what the link has moved since the last call."""
+        self._usage.link_moved(self._link.traffic)
 
     def make_owed_model(self) -> None:
         """Begin to make the personal model of the last committed round if it was deferred."""
@@ -275,17 +291,13 @@ class EffectRunner:
     def _run(self, effect: Effect) -> list[Event]:
         match effect:
             case SendMessage():
-                if isinstance(effect.envelope.body, Decline):
-                    declined = effect.envelope.body
-                    _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
-                if isinstance(effect.envelope.body, Offer):
-                    self._spool.check(effect.envelope.body.manifest)  # it may have waited for hours, and cards wear out
-                self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(effect.envelope))
+                self._send(effect.envelope)
             case StartDownload():
                 return [self._start_download(effect.blobs)]
             case WriteChunk() if self._downloads is not None:
                 self._downloads.write(effect.chunk)
-                self._usage.moved(len(effect.chunk.data))
+                if self._fetch is not None:  # else the link counts
+                    self._moved_by_url(len(effect.chunk.data))
                 self.times.downloaded["mqtt" if self._fetch is None else "url"] += len(effect.chunk.data)
             case StartTraining():
                 return self._train(effect)
@@ -295,13 +307,38 @@ class EffectRunner:
                 chunk = cut_from_file(self._spool.update_path, self._update, effect.index)
                 topic = topics.update_chunk(self._identity.fleet, self._identity.device, chunk.digest, chunk.index)
                 self._link.publish(topic, encode_chunk(chunk))
-                self._usage.moved(len(chunk.data))
                 self.times.sends(self._clock())
             case EndJob():
                 self._end_job(effect)
             case _:
                 self._steer(effect)
         return []
+
+    def _send(self, envelope: Envelope) -> None:
+        body = envelope.body
+        if isinstance(body, Decline):
+            _log.info("declined: %s %s", body.reason, body.detail, extra=fields(reason=body.reason))
+            key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+            self._history.note(DECLINED, f"{body.reason}: {body.detail}".removesuffix(": "), self._traffic, key)
+        if isinstance(body, Offer):
+            self._spool.check(body.manifest)  # it may have waited for hours, and cards wear out
+        if not self._shares_reasons:
+            envelope = replace(envelope, body=without_reason(body))
+        self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(envelope))
+
+    @property
+    def _traffic(self) -> Traffic:
+        """All bytes that this process has moved."""
+        return self._link.traffic.plus(Traffic(received_bytes=self._by_url_bytes))
+
+    def _moved_by_url(self, count: int) -> None:
+        self._by_url_bytes += count
+        self._usage.moved(count)
+
+    def stop(self) -> None:
+        """The agent has ended, and so has its connection: count its last bytes."""
+        self.count_traffic()
+        self._history.note(STOPPED, "the agent ended", self._traffic)
 
     def _mask(self, effect: MaskUpdate | SaveMasking | SaveBase | SendAfterSave | ForgetMasking) -> None:
         """Save and send the answers of a masked group; have the vector masked."""
@@ -355,6 +392,9 @@ class EffectRunner:
         level = logging.WARNING if effect.gave_up else logging.INFO
         _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
+        key, model = self._work or (effect.committed or effect.finished, "")
+        self._history.note(WORKED, effect.outcome, self._traffic, key, model)
+        self._work = None
         self._update, self._vector, self._waiting = None, None, None
         self._end_download()
         if effect.committed:
@@ -420,6 +460,15 @@ class EffectRunner:
             _log.warning("%s", error)
         self._end_download()
 
+    def note_work(self, key: JobKey, model: str) -> None:
+        """Note the work that begins, for the history.
+
+        Args:
+            key: The work.
+            model: Digest of its global model.
+        """
+        self._work = key, model
+
     def _start_download(self, blobs: tuple[Manifest, ...]) -> DownloadStarted:
         self._end_download(keep=True)
         self._downloads = Downloads(self._directory / DOWNLOADS, blobs, self._downloaded)
@@ -436,9 +485,9 @@ class EffectRunner:
             event.fetch.taken()
             if current:
                 return [ChunkReceived(event.chunk)]
-            self._usage.moved(len(event.chunk.data))
+            self._moved_by_url(len(event.chunk.data))
             return []
-        self._usage.moved(event.wasted_bytes)
+        self._moved_by_url(event.wasted_bytes)
         if not current or not event.problem or self._downloads is None:
             return []
         self._fetch = None
@@ -534,6 +583,19 @@ class EffectRunner:
 
     def _filters(self, downloads: Downloads) -> tuple[str, ...]:
         return tuple(topics.model_chunks_filter(self._identity.fleet, digest) for digest in downloads.have)
+
+
+def without_reason(body: Body) -> Body:
+    """Return a decline or a failure as an owner who tells no reasons sends it; other messages stay.
+
+    The time until the next request is always the same: that of quiet hours would tell when they end.
+    """
+    match body:
+        case Decline():
+            return Decline(DeclineReason.UNWILLING, retry_after_s=SILENT_RETRY_S)
+        case Failed():
+            return Failed(FailReason.UNWILLING)
+    return body
 
 
 def _fail_reason(error: StateError | BrokerError | OSError) -> FailReason:

@@ -14,6 +14,7 @@ from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
 from fedpatch.shared import __version__
 from fedpatch.shared.mqtt.events import Link
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
@@ -35,7 +36,11 @@ _log = logging.getLogger("fedpatch.agent")
 
 
 class AgentLink(Link, Protocol):
-    """A link whose pauses between attempts to connect can be made long."""
+    """A link that counts its bytes, and whose pauses between attempts to connect can be made long."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that all connections of this link have moved."""
 
     def use_long_backoff(self, patient: bool) -> None:
         """Set whether to wait for the longest pause before each further attempt to connect."""
@@ -78,6 +83,7 @@ class Presence:
         signs: Whether it can sign the keys of masked rounds.
         hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
         fetches: Whether the device fetches models by URL.
+        shares_reasons: Whether the state names the preference that is not met.
         features: Features of work requests that the device understands, without those of masked rounds.
         more_features: Returns the features of a relay that may change.
         encodings: Encodings that it can decode.
@@ -95,6 +101,7 @@ class Presence:
         signs: bool = False,
         hides_examples: bool = False,
         fetches: bool = False,
+        shares_reasons: bool = True,
         features: tuple[str, ...] = DEVICE_FEATURES,
         more_features: Callable[[], tuple[str, ...]] = tuple,
         encodings: tuple[str, ...] = ENCODINGS,
@@ -114,6 +121,7 @@ class Presence:
         self._encodings = encodings
         self._path = path
         self._hides_examples = hides_examples
+        self._shares_reasons = shares_reasons
 
     def link_up(self, *, retain: bool) -> None:
         """A connection began; `retain`: the broker keeps retained messages."""
@@ -146,7 +154,7 @@ class Presence:
             else tasks,
             encodings=self._encodings,
             job=job,
-            unwilling=unwilling,
+            unwilling=unwilling if self._shares_reasons else None,
             features=(*self._features, *self._more_features()),
             path=self._path() or UNSET,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,20 +23,23 @@ from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admissi
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
-from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
+from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Reload, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
+from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.history import History
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.offered_bases import OfferedBases
+from fedpatch.device_agent.state.pause_file import is_paused
 from fedpatch.device_agent.state.status_file import (
     MAX_BOOTS,
     StatusFile,
@@ -48,6 +52,7 @@ from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
 from fedpatch.shared import __version__
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
+from fedpatch.shared.config.load import Source
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
@@ -85,6 +90,7 @@ def run_agent(
     until_stdin_closes: bool = False,
     root: Path = Path("/"),
     fork_server: Path | None = None,
+    source: Source[AgentSettings] | None = None,
 ) -> int:
     """Run one device's agent until SIGTERM (exit code 0) or SIGINT (130).
 
@@ -93,6 +99,7 @@ def run_agent(
         until_stdin_closes: Whether the agent also ends when its standard input does.
         root: Root of the file system in which facts about the device are read.
         fork_server: Unix socket of a server that forks training processes; None starts each as a program.
+        source: Places of the settings, which SIGHUP reads again.
 
     Raises:
         FedpatchError: The agent cannot start; the class gives the exit code.
@@ -105,14 +112,27 @@ def run_agent(
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
     with lock_state_dir(settings.state_dir.absolute()):
-        agent = make_agent(settings, identity, queue, ports)
+        agent = make_agent(settings, identity, queue, ports, source)
         if until_stdin_closes:
             stop_at_end_of_stdin(queue)
-        with forward_signals(lambda number: queue.put(Stop(exit_code_of(number)))):
+        with forward_signals(lambda number: queue.put(_event_of(number)), also=(signal.SIGHUP,)):
             return agent.run()
 
 
-def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, ports: Ports) -> Agent:
+def _event_of(number: int) -> Stop | Reload:
+    """Return the event of a signal."""
+    if number == signal.SIGHUP:
+        return Reload()
+    return Stop(exit_code_of(number), signal.Signals(number).name)
+
+
+def make_agent(
+    settings: AgentSettings,
+    identity: Identity,
+    queue: EventQueue,
+    ports: Ports,
+    source: Source[AgentSettings] | None = None,
+) -> Agent:
     """Build an agent from its settings.
 
     Args:
@@ -120,6 +140,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         identity: Names of this agent.
         queue: The queue that the agent takes its events from.
         ports: Clock, link, training process and systemd.
+        source: Places of the settings; None where they cannot be read again.
     """
     directory = settings.state_dir.absolute()
     link = ports.link(
@@ -175,6 +196,8 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         directory=directory,
         models=models,
         fetcher=ModelFetcher.of(settings, settings.models_ca_file, queue.put) if settings.models_by_url else None,
+        history=History(directory, settings.broker),
+        shares_reasons=settings.share_reasons,
         clock=ports.clock,
     )
     metrics = None
@@ -212,10 +235,12 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
             signs=secure.signs,
             hides_examples=secure.forbids_unmasked,
             fetches=settings.models_by_url,
+            shares_reasons=settings.share_reasons,
         ),
         housekeeping=Housekeeping(trainer, IdleTimer(settings.idle_release_s), ports.manager, metrics=metrics),
         status=StatusFile(directory, fixed),
         leader=LeaderEpoch(directory, identity.fleet),
+        settings=SettingsInForce(settings, source),
         clock=ports.clock,
     )
 
@@ -270,6 +295,7 @@ def _make_owner(
         own_memory_mib=trainer.resident_mib,
         own_load=OwnLoadAverage(settings.threads, os.cpu_count() or 1),
         look_anyway=settings.share_vitals or settings.tells_metrics,
+        is_paused=partial(is_paused, directory),
     )
 
 

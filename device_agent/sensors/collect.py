@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.host import read_clock, read_disk, read_load, read_memory, read_pause
+from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_clock, read_disk, read_load, read_memory, read_pause
 from fedpatch.device_agent.sensors.network_link import Route, read_link
 from fedpatch.device_agent.sensors.power import ask_ups, parse_ups, read_supplies
 from fedpatch.device_agent.sensors.thermal import read_supply, read_temperature
@@ -26,7 +26,6 @@ from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager, bus
 from fedpatch.shared.wire.reason_codes import LinkKind
 
 SOURCE_LIMIT_S = 2.0
-PAUSE_FILE = "pause"
 
 _Found = Sequence[Fact[Any]]
 """In the order of the fields of Facts that they are for."""

@@ -9,6 +9,8 @@ import ctypes
 import errno
 import math
 import os
+import re
+import stat
 import time
 from pathlib import Path
 
@@ -125,13 +127,39 @@ def read_disk(state_dir: Path) -> Fact[float]:
             return Fact(disk.f_bavail * disk.f_frsize / _MIB, str(place))
 
 
-def read_pause(pause_file: Path) -> Fact[bool]:
-    """Return whether the owner's pause file is there. Raises OSError where that is unknown."""
+PAUSE_FILE = "pause"
+PAUSE_UNTIL = "until"
+"""Word before the end of a pause in its file, in Unix seconds. A file with other content is a pause without end."""
+_PAUSE_TEXT = re.compile(rf"{PAUSE_UNTIL} ([0-9]{{1,12}})\s*", re.ASCII)
+_PAUSE_BYTES = 64
+
+
+def read_pause(pause_file: Path, now_s: float | None = None) -> Fact[bool]:
+    """Return whether the owner has paused the device. Raises OSError where that is unknown.
+
+    A clock that is behind makes a pause longer, never shorter.
+    """
     try:
-        os.lstat(pause_file)
+        found = os.lstat(pause_file)
     except (FileNotFoundError, NotADirectoryError):
         return Fact(False, f"there is no {pause_file}")
-    return Fact(True, str(pause_file))
+    until_s = _pause_end(pause_file) if stat.S_ISREG(found.st_mode) else None
+    if until_s is None:
+        return Fact(True, str(pause_file))
+    if until_s <= (time.time() if now_s is None else now_s):
+        return Fact(False, f"the pause in {pause_file} is over")
+    return Fact(True, f"{pause_file}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(until_s))}")
+
+
+def _pause_end(pause_file: Path) -> float | None:
+    """Return the end of a pause in Unix seconds; None where the file names none, or this user may not read it."""
+    try:
+        with pause_file.open("rb") as file:
+            text = file.read(_PAUSE_BYTES).decode("ascii", errors="replace")
+    except OSError:
+        return None
+    end = _PAUSE_TEXT.fullmatch(text)
+    return float(end[1]) if end else None
 
 
 def read_clock(tree: SysFs, now_s: float | None = None) -> Fact[bool]:

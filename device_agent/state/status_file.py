@@ -130,6 +130,18 @@ class _Privacy(TypedDict):
     problem: str
 
 
+class _Spent(TypedDict):
+    rounds: int
+    traffic_bytes: int
+    training_s: float
+
+
+class _Settings(TypedDict):
+    file: str
+    values: dict[str, Any]
+    overridden: list[str]
+
+
 class _Optional(TypedDict, total=False):
     pid: int
     broker: str
@@ -142,6 +154,10 @@ class _Optional(TypedDict, total=False):
     admission: str
     declines: str
     unwilling: list[str]
+    refused: str
+    terms: list[str]
+    settings: _Settings
+    spent: _Spent
     problem: str
     last_outcome: str | None
     tasks: list[_Task]
@@ -151,14 +167,14 @@ class _Optional(TypedDict, total=False):
 
 
 class _Status(_Optional):
-    """The keys of status.json that are read. `private` and `privacy` may also be {}."""
+    """The keys of status.json that are read. `private`, `privacy` and `settings` may also be {}."""
 
     device_id: str
     fleet: str
 
 
 learn_types(_Status)
-_MAY_BE_EMPTY = ("private", "privacy")
+_MAY_BE_EMPTY = ("private", "privacy", "settings")
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,10 @@ def with_options(
 
 
 def add_options(
-    run: Callable[..., Any], function: Callable[..., Any], options: Sequence[inspect.Parameter], replaced: str = ""
+    run: Callable[..., Any],
+    function: Callable[..., Any],
+    options: Sequence[inspect.Parameter],
+    replaced: Sequence[str] = (),
 ) -> None:
     """Let typer see the parameters of `function` and further options in `run`.
 
@@ -258,10 +261,10 @@ def add_options(
         run: Wrapper of `function`.
         function: Has parameters of its own, which typer reads.
         options: Further parameters of `run`.
-        replaced: Name of the parameter of `function` that `run` builds from the options and hides from typer.
+        replaced: Parameters of `function` that `run` builds from the options and hides from typer.
     """
     own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name != replaced] + [*options]
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name not in replaced] + [*options]
     run.__dict__["__signature__"] = inspect.Signature(parameters)  # typer reads the signature
     run.__annotations__ = {one.name: one.annotation for one in parameters}
 

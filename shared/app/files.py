@@ -217,7 +217,7 @@ def unreadable(place: Path | str, error: OSError) -> StateUnreadable:
     """Return the error for a file that cannot be read now, with the system's message and the remedy."""
     remedy = _READ_REMEDIES.get(error.errno or 0, "make sure that it may be read")
     if error.errno in (errno.EACCES, errno.EPERM) and (owner := _other_owner(Path(place))) is not None:
-        remedy = f"run as the user that owns it (sudo -u {_user_name(owner)})"
+        remedy = _remedy_of_owner(Path(place), owner)
     words = f"{place}: cannot be read now: {error.strerror or error}"
     return StateUnreadable(f"{words}; {remedy}, then repeat the command: nothing was changed")
 
@@ -225,8 +225,39 @@ def unreadable(place: Path | str, error: OSError) -> StateUnreadable:
 def _remedy_of_place(error: OSError, path: Path) -> str:
     """Return the remedy for a path of the wrong kind, or of another user."""
     if error.errno in (errno.EACCES, errno.EPERM) and (owner := _other_owner(path)) is not None:
-        return f"run as the user that owns it (sudo -u {_user_name(owner)})"
+        return _remedy_of_owner(path, owner)
     return _WRONG_KINDS.get(error.errno or 0, "make it writable, free some space or choose another state directory")
+
+
+def _remedy_of_owner(path: Path, owner: int) -> str:
+    """Return the remedy for a path of another user: root's files are those of a copy, which root has restored."""
+    holder = _holder(path)
+    if owner != 0 and holder in (None, owner):
+        return f"run as the user that owns it (sudo -u {_user_name(owner)})"
+    user = _user_name(os.geteuid() if holder is None else holder)
+    command = f"sudo chown -R {user}: {shlex.quote(str(_visible(path)))}"
+    return f"give it back to the agent's user: {command} (only its owner is wrong, delete nothing)"
+
+
+def _holder(path: Path) -> int | None:
+    """Return the owner of the nearest directory above `path` that is neither root's nor shared; None for none."""
+    for one in path.parents:
+        try:
+            found = one.stat()
+        except OSError:
+            continue
+        if found.st_uid != 0 and not found.st_mode & stat.S_ISVTX:
+            return found.st_uid
+    return None
+
+
+def _visible(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that this process can see."""
+    for one in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            one.stat()
+            return one
+    return path
 
 
 def _other_owner(path: Path) -> int | None:

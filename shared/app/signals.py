@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 
@@ -26,9 +26,11 @@ def exit_code_of(number: int) -> int:
 
 
 @contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `handler` in the block, and restore the former handlers after it."""
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+def signals_to(
+    handler: Callable[[int, FrameType | None], object], numbers: Sequence[signal.Signals] = _SIGNALS
+) -> Iterator[None]:
+    """Let SIGINT and SIGTERM, or the signals `numbers`, call `handler` in the block; restore the former handlers after it."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -92,17 +94,19 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def forward_signals(on_signal: Callable[[int], object]) -> Iterator[None]:
+def forward_signals(on_signal: Callable[[int], object], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
     """Let SIGINT and SIGTERM call `on_signal` with their number in a thread of its own, even while the main thread is busy.
 
-    Only the main thread may enter the block. A process forked in it, without exec, would report its signals here too.
+    The signals `also` do the same. Only the main thread may enter the block. A process forked in it, without exec, would
+    report its signals here too.
     """
+    wanted = (*_SIGNALS, *also)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)  # set_wakeup_fd requires it
 
     def forward() -> None:
         while (number := os.read(reading, 1)[0]) != _NO_SIGNAL:
-            if number in _SIGNALS:
+            if number in wanted:
                 on_signal(number)
 
     forwarder = threading.Thread(target=forward, name="signals", daemon=True)
@@ -110,7 +114,7 @@ def forward_signals(on_signal: Callable[[int], object]) -> Iterator[None]:
     # The interpreter writes the number of each signal that has a Python handler to this pipe, before the handler runs.
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
-        with signals_to(_told_elsewhere):
+        with signals_to(_told_elsewhere, wanted):
             yield
     finally:
         signal.set_wakeup_fd(before)

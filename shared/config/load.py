@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fedpatch.shared.config.fields import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
 from fedpatch.shared.config.secrets import drop_secrets
-from fedpatch.shared.config.toml_edit import key_lines, parse_toml, syntax_problem, toml_value
+from fedpatch.shared.config.toml_edit import key_lines, parse_toml, repeated_key, syntax_problem, toml_value
 from fedpatch.shared.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
@@ -108,6 +108,14 @@ class _Reader:
         self.wrong: set[str] = set()
         self.unread = False  # whether the file could not be read, so its settings are unknown
 
+    def take_section(self, file: Path, line: int, name: str, table: Mapping[str, Any]) -> None:
+        """Report a section, and take its settings, so that their own problems are reported too."""
+        inside = [key for key in table if key in self.known]
+        also = f"; {', '.join(inside)} then count" if inside else ""
+        self.problems.append(f"{file}:{line}: [{name}]: settings have no sections; delete this line{also}")
+        for key in inside:
+            self.take(key, Origin(f"{file}:{line}", tells_key=False), table[key], from_value)
+
     def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
         one = self.known.get(key)
         try:
@@ -128,6 +136,8 @@ class _Reader:
             table = parse_toml(text)
         except tomllib.TOMLDecodeError as error:
             line, words = syntax_problem(text, error)
+            if key := repeated_key(text, line, error):
+                words = f"{key} is set a second time; keep one of its lines"
             self.problems.append(f"{file}:{line}: not TOML: {words}")
             return
         except (ValueError, RecursionError) as error:  # too many digits, parts of a key, or lists in lists
@@ -139,6 +149,9 @@ class _Reader:
         self.unread = False
         lines = key_lines(text)
         for key, value in sorted(table.items(), key=lambda item: lines.get(item[0], 0)):
+            if isinstance(value, dict) and key not in self.known:
+                self.take_section(file, lines.get(key, 1), key, value)
+                continue
             self.take(key, Origin(f"{file}:{lines.get(key, 1)}", tells_key=False), value, from_value)
 
     def read_environment(self, environ: Mapping[str, str], prefix: str) -> None:
@@ -230,12 +243,37 @@ def to_toml(settings: Settings, origins: Mapping[str, Origin] | None = None) -> 
     return "\n".join(lines[1:]) + "\n"
 
 
-def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+@dataclass(frozen=True)
+class Source(Generic[S]):
+    """The places of a command's settings, to read them again.
+
+    Attributes:
+        cls: The settings class.
+        file: The configuration file; None for none.
+        environ: The environment at the start, with secrets.
+        flags: The options of the command.
+    """
+
+    cls: type[S]
+    file: Path | None
+    environ: Mapping[str, str]
+    flags: Mapping[str, object | None]
+
+    def load(self) -> Loaded[S]:
+        """Read the settings again. Raises ConfigError with all problems."""
+        return load_with_origins(self.cls, file=self.file, environ=self.environ, flags=self.flags)
+
+
+FindFile = Callable[[Mapping[str, object | None], Mapping[str, str]], Path | None]
+"""Returns the configuration file of a command without `--config`, from its options and the environment; None for none."""
+
+
+def cli_options(cls: type[S], *, find_file: FindFile | None = None) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Return a decorator that gives a typer command an option per field of `cls`, `--config FILE` and `--print-config`.
 
     The command gets the loaded settings as its keyword argument `settings`; its own parameters stay, by keyword. The options
     are texts with the default None. `load` checks their values together with those of all other places, so that the
-    precedence holds and an error has the same text in each place.
+    precedence holds and an error has the same text in each place. A command with a parameter `source` gets their Source too.
     """
     # Imported here, since a program without a command line does not need typer.
     from fedpatch.shared.app.command import add_options
@@ -243,10 +281,17 @@ def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
     known = settings_of(cls)
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        takes_source = "source" in inspect.signature(command).parameters
+
         @functools.wraps(command)
         def run(*, config: Path | None, print_config: bool, **given: Any) -> R:
             flags = {one.name: given.pop(one.name) for one in known if not one.rules.secret}
-            loaded = load_with_origins(cls, file=config, environ=os.environ, flags=flags)
+            if config is None and find_file is not None:
+                config = find_file(flags, os.environ)
+            source = Source(cls, config, dict(os.environ), flags)
+            loaded = source.load()
+            if takes_source:
+                given["source"] = source
             drop_secrets(os.environ)
             if print_config:
                 import typer
@@ -255,7 +300,7 @@ def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
                 raise typer.Exit
             return command(settings=loaded.settings, **given)
 
-        add_options(run, command, _options(known, cls.env_prefix), replaced="settings")
+        add_options(run, command, _options(known, cls.env_prefix), replaced=("settings", "source"))
         return run
 
     return decorate

@@ -107,6 +107,14 @@ def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]
     return max(1, len(text.splitlines())), message.removesuffix(" (at end of document)") + " at the end of the file"
 
 
+def repeated_key(text: str, line: int, error: tomllib.TOMLDecodeError) -> str:
+    """Return the key that a line (from 1) of `text` sets a second time, by tomllib's error; "" for another error."""
+    if "overwrite" not in str(error):
+        return ""
+    found = _ENTRY.match(text.splitlines()[line - 1])
+    return _bare(found["key"]) if found is not None and found["key"] else ""
+
+
 def toml_value(value: str | int | float | bool | Path | tuple[str, ...]) -> str:
     """`value` as it is written in TOML."""
     if isinstance(value, bool):

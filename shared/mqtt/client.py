@@ -38,6 +38,7 @@ from fedpatch.shared.mqtt.session import Session
 from fedpatch.shared.mqtt.socket_loop import SocketLoop
 from fedpatch.shared.mqtt.tls_context import Credentials, TlsFiles, peer_ends
 from fedpatch.shared.mqtt.tls_errors import fault_of
+from fedpatch.shared.mqtt.traffic import Traffic, traffic_of
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
 __all__ = ["BrokerUrl", "Connected", "Disconnected", "Link", "LinkEvent", "MqttLink", "Received", "parse_broker_url"]
@@ -99,6 +100,7 @@ class MqttLink:
         self._profile = profile
         self._session = Session(self.broker, max_queued, profile)
         self._loop = SocketLoop()
+        self._traffic = self._earlier_traffic = Traffic()
         self._attempts = Reconnector(self._session, reconnect_delay_s, self._connect, self._emit)
         self._thread = threading.Thread(target=self._attempts.run, name=f"link {client_id}", daemon=True)
 
@@ -157,6 +159,11 @@ class MqttLink:
         """True if the broker has acknowledged every published message."""
         return self._session.idle()
 
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that this link has moved in all its connections. Callable from any thread."""
+        return self._traffic
+
     def stop(self, drain_s: float = DRAIN_S) -> None:
         """Accept no more messages, send queued ones for up to `drain_s`, disconnect without a last will, join the thread."""
         self._session.stop(drain_s)
@@ -190,7 +197,9 @@ class MqttLink:
         finally:
             open_socket = client.socket() if client is not None else None
             if open_socket is not None:
+                self._measure(open_socket)
                 open_socket.close()
+            self._earlier_traffic = self._traffic
         for message in self._session.disconnected():
             log.warning(
                 "gave up %s: the connection to %s breaks whenever it is sent; if the broker accepts no messages of that "
@@ -203,6 +212,7 @@ class MqttLink:
     def _turn(self, client: mqtt.Client, attempt: ConnectionAttempt) -> bool:
         """Do the link's work before each wait for the socket. Returns False to end the connection."""
         now = time.monotonic()
+        self._measure(client.socket())
         if attempt.goodbye_until is not None:
             return now < attempt.goodbye_until
         if attempt.connected is not None:
@@ -219,6 +229,9 @@ class MqttLink:
             attempt.fail(connection_errors.renewed(self.broker))
             self._say_goodbye(client, attempt)
         return True
+
+    def _measure(self, connection: Any) -> None:
+        self._traffic = self._earlier_traffic.plus(traffic_of(connection))
 
     def _feed(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Give paho the subscriptions and messages, at most one packet ahead of the socket: a ping must get through."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Body
@@ -14,10 +15,13 @@ class Wire:
         self.up: list[Body] = []
         self.states: list[Body] = []
         self.patient = False
+        self.started = False
         self.subscribed: set[str] = set()
+        self.traffic = Traffic()
 
     def start(self) -> None:
         """Nothing to connect to."""
+        self.started = True
 
     @property
     def idle(self) -> bool:
@@ -42,6 +46,7 @@ class Wire:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
         """Keep the message, unless it is a chunk."""
+        self.traffic = self.traffic.plus(Traffic(sent_bytes=len(payload)))
         if topic == topics.up("lab", "pi"):
             self.up.append(decode(payload).body)
         if topic == topics.device_state("lab", "pi"):

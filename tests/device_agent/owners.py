@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,6 +91,7 @@ def owner_of(
     local: datetime = NOON,
     look_anyway: bool = False,
     usage: UsageBook | None = None,
+    is_paused: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> OwnerPolicy:
     """An owner whose clock always shows `local`; the device may work unless `admission` or a preference forbids it."""
@@ -103,16 +105,19 @@ def owner_of(
         own_memory_mib=lambda: 0.0,
         own_load=OwnLoadAverage(1, 4),
         look_anyway=look_anyway,
+        is_paused=is_paused,
     )
 
 
 class Bench:
     """An owner, and a pocketbook in place of watcher and ledger."""
 
-    def __init__(self, admission: str = "preferences", **settings: Any) -> None:
+    def __init__(
+        self, admission: str = "preferences", is_paused: Callable[[], bool] = lambda: False, **settings: Any
+    ) -> None:
         terms = {"loss_after_s": 2.0, "return_after_s": 10.0, "pause_limit_s": 60.0, **settings}
         self.book = Pocketbook()
-        self.owner = owner_of(self.book, admission, **terms)
+        self.owner = owner_of(self.book, admission, is_paused=is_paused, **terms)
 
     def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
         """Report the same facts at each of these moments."""

@@ -151,14 +151,14 @@ def test_pause_file_that_is_a_link_to_nothing_is_shown_as_the_agent_obeys_it(sta
 
 
 @pytest.mark.parametrize("admission", ["always", "file"])
-def test_agent_whose_admission_ignores_the_pause_file_is_not_shown_as_paused(state_dir, admission):
+def test_agent_is_shown_as_paused_with_any_admission(state_dir, admission):
     order = state_dir / "order"
     order.write_text("accept\n")
     say_admission(state_dir, f"file:{order}" if admission == "file" else admission)
     with FileLock(state_dir / "agent.lock", "held"):
         set_paused(state_dir, True)
         shown = read_state(state_dir)
-        assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "ON", [])
+        assert (shown["state"], shown["willing"], shown["reasons"]) == ("paused", "OFF", ["its owner has paused it"])
         assert shown["may_work"] == "OFF"  # the switch shows the file
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.bus.device_state import read_state as bus_state
-from fedpatch.device_agent.cli.main import _in_words as status_in_words
+from fedpatch.device_agent.cli.status import look_for_owner, standing_in_words
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir, read_standing
@@ -176,7 +176,8 @@ def test_status_with_a_value_of_a_wrong_type_is_read_or_an_error_that_names_the_
     try:
         with lock_state_dir(whole):
             try:
-                status_in_words(read_standing(whole), 1.0)
+                standing = read_standing(whole)
+                standing_in_words(standing, look_for_owner(whole, standing), 1.0)
                 bus_state(whole)
             except StateError as error:
                 assert str(error).startswith(f"{path}: is not what an agent wrote")

@@ -133,9 +133,11 @@ class TestDownload:
 
 
 class TestTraining:
-    def test_progress_is_sent_until_the_deadline(self):
+    def test_progress_is_sent_each_15_s_until_the_deadline(self):
         job = training()
-        assert replies(job.handle(TrainingProgressed(KEY, 3, 5), 20.0)) == [Progress(JobPhase.TRAINING, 3, 5)]
+        seen = [replies(job.handle(TrainingProgressed(KEY, 3, 5), now)) for now in (20.0, 27.0, 40.0, 50.0)]
+        sent = [Progress(JobPhase.TRAINING, 3, 5)]
+        assert seen == [[], sent, [], sent]
         assert job.next_deadline() == 310.0
         assert job.tick(309.9) == []
 
@@ -693,7 +695,7 @@ def test_abandoned_job_sends_its_condition():
     failed, stop, forget = job.handle(OwnerAbandoned("unplugged", Condition.NOT_CHARGING), 20.0)
     assert replies([failed]) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
     assert stop == StopTraining()
-    assert forget == EndJob("gave up: unwilling: unplugged", gave_up=True)
+    assert forget == EndJob("stopped for its owner: unplugged")
 
 
 NEW_KEY = replace(KEY, epoch=2)
@@ -742,7 +744,7 @@ class TestTakeOver:
         effects = ask_in_epoch(job, REQUEST)
         assert replies(effects) == [Accept(10), Progress(JobPhase.TRAINING, 2, 5)]
         assert spoken_in(effects) == {(RUN, 2, 1)}
-        progress = job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
+        progress = job.handle(TrainingProgressed(KEY, 3, 5), 40.0)
         assert (replies(progress), spoken_in(progress)) == ([Progress(JobPhase.TRAINING, 3, 5)], {(RUN, 2, 1)})
         spool, offer = job.handle(UpdateTrained(KEY, update()), 40.0)
         assert (spool, replies([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
@@ -1155,7 +1157,7 @@ class Handler:
 @pytest.mark.parametrize(
     ("make", "event", "then"),
     [
-        (training, TrainingProgressed(KEY, 1, 2), [StopDownload, SendMessage]),
+        (training, UpdateTrained(KEY, update()), [StopDownload, SpoolUpdate, SendMessage]),
         (training, EffectFailed(FailReason.STORAGE, "disk"), [SendMessage, StopTraining, EndJob]),
         (lambda: Job(max_blob_bytes=1), EffectFailed(FailReason.STORAGE, "disk"), [StopDownload, ReportFailure]),
     ],

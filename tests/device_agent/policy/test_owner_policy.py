@@ -67,14 +67,40 @@ class TestOffer:
         assert (verdict.accept, verdict.condition) == (False, Condition.NOT_CHARGING)
         assert verdict.retry_after_s > 0.0
 
-    @pytest.mark.parametrize("admission", ["always", "never"])
-    def test_asks_for_no_facts_where_the_order_is_plain(self, admission):
-        bench = Bench(admission)
+    def test_asks_for_no_facts_where_every_request_is_declined(self):
+        bench = Bench("never")
         bench.see(idle(), UNPLUGGED, 0.0)
         verdict = bench.consider(5.0)
-        assert verdict is not None and verdict.accept is (admission == "always")
+        assert verdict is not None and verdict.accept is False
         assert bench.owner.next_deadline(idle()) is None
         assert bench.book.asked == 0
+
+    @pytest.mark.parametrize("admission", ["always", "file:PATH", "preferences"])
+    def test_pause_declines_in_every_mode(self, admission, tmp_path):
+        order, pause = tmp_path / "order", tmp_path / "pause"
+        order.write_text("accept\n")
+        bench = Bench(admission.replace("PATH", str(order)), is_paused=pause.exists)
+        bench.see(idle(), WELL, 0.0)
+        accepted = bench.consider(0.1)
+        pause.touch()
+        bench.see(idle(), PAUSED, 10.0)
+        declined = bench.consider(10.1)
+        assert accepted is not None and accepted.accept
+        assert declined is not None and declined.condition is Condition.PAUSED
+
+    @pytest.mark.parametrize("admission", ["always", "preferences"])
+    def test_pause_stops_the_training_in_every_mode(self, admission):
+        bench, job = Bench(admission), training()
+        assert bench.see(job, WELL, 0.0) == []
+        assert bench.see(job, PAUSED, 10.0, 13.0) == [PauseTraining()]
+        assert bench.see(job, WELL, 20.0, 60.0)[0] == ContinueTraining()
+
+    def test_other_preferences_do_not_count_with_always(self):
+        bench = Bench("always")
+        bench.see(idle(), UNPLUGGED, 0.0)
+        verdict = bench.consider(0.1)
+        assert verdict is not None and verdict.accept
+        assert (bench.owner.unwilling, bench.owner.willing) == (None, True)
 
     def test_counts_what_was_spent_today(self):
         bench = Bench(max_rounds_per_day=1)
@@ -310,13 +336,12 @@ def test_an_update_is_finished_after_a_loss_in_training_too():
 
 def test_facts_are_looked_up_for_others_where_the_order_needs_none():
     book = Pocketbook()
-    owner, job = owner_of(book, "always", look_anyway=True), training()
+    owner, job = owner_of(book, "never", look_anyway=True), training()
     owner.tick(job, 12.0)
     assert book.asked == 1
     assert owner.update_facts(UNPLUGGED, job, [TASK], 13.0) == owner.update_facts(UNPLUGGED, job, [TASK], 100.0) == []
-    assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, True)
+    assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, False)
     assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
-    assert owner.decide(TASK, 0, 101.0) == AdmissionDecision(True)
 
 
 FILE = parse_admission_mode("file:/etc/fedpatch/order")

@@ -168,12 +168,16 @@ def test_objection_of_quiet_hours_has_their_end():
     assert conditions(preferences, local=NOON + timedelta(minutes=30)) == []
 
 
-@pytest.mark.parametrize("hours", ["08:00-12:30", "20:00-21:00"])
-def test_quiet_hours_are_unknown_with_an_unset_clock(hours):
-    """An unset clock's time is ignored; if nothing is known of the clock, its time is used."""
+@pytest.mark.parametrize(
+    ("hours", "by_the_clock"), [("08:00-12:30", [Condition.QUIET_HOURS]), ("20:00-21:00", [])], ids=["quiet", "not"]
+)
+def test_quiet_hours_with_an_unset_clock_are_unknown_and_where_allowed_judged_by_the_clock_there_is(
+    hours, by_the_clock
+):
+    """If nothing is known of the clock, its time is used."""
     device = facts(clock_set=False)
     assert conditions(easy(quiet_hours=[hours]), device) == [Condition.QUIET_HOURS]
-    assert conditions(easy(quiet_hours=[hours], unknown=["quiet_hours=allow"]), device) == []
+    assert conditions(easy(quiet_hours=[hours], unknown=["quiet_hours=allow"]), device) == by_the_clock
     assert conditions(easy(quiet_hours=["20:00-21:00"]), facts(clock_set=None)) == []
 
 

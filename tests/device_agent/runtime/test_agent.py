@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from msgspec import UNSET, UnsetType
 
+from fedpatch.device_agent.job import job_state_machine
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import (
@@ -21,6 +22,7 @@ from fedpatch.device_agent.job.training_messages import (
     TrainProgress,
     WorkerSetup,
 )
+from fedpatch.device_agent.policy.usage import UsageLedger
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
@@ -28,6 +30,7 @@ from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity
 from fedpatch.device_agent.runtime.startup import Ports, make_agent
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.history import read_history
 from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
@@ -36,6 +39,7 @@ from fedpatch.device_agent.telemetry.vitals import VitalsPace, vitals_of
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
 from fedpatch.shared.wire.codec import encode
@@ -55,7 +59,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import DeclineReason, FailCause, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason, JobPhase
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
@@ -192,8 +196,9 @@ def test_a_training_process_that_is_killed_while_it_loads_is_started_again(playe
         played(*[killed] * (EARLY_DEATHS + 1))
 
 
-def test_progress_without_a_connection_is_not_kept(played):
+def test_progress_without_a_connection_is_not_kept(played, monkeypatch):
     """Hours of progress would fill the queue and leave no room for presence after a reconnect."""
+    monkeypatch.setattr(job_state_machine, "PROGRESS_S", 0.0)
     progress = [TrainProgress(KEY, step, 9) for step in range(1, 6)]
     answers = played(READY, *asked(), Disconnected("gone"), *progress[:4], CONNECTED, progress[4])
     assert answers[-1] == Progress(JobPhase.TRAINING, 5, 9)
@@ -203,16 +208,16 @@ def test_progress_without_a_connection_is_not_kept(played):
 @pytest.mark.parametrize("lost", [(), (JobKey(RUN, 1, 2, TASK),)], ids=["idle", "of another round"])
 def test_the_end_of_another_training_process_costs_no_round(played, lost):
     """The next process was started for this round before the agent received the end of the other one."""
-    answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainProgress(KEY, 1, 2))
-    assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.TRAINING, 1, 2)]
+    answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainFailed(KEY, FailReason.NOT_FINITE, "late"))
+    assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.NOT_FINITE)]
 
 
 def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
     again = asked(epoch=2)[0]
-    answers = played(READY, *asked(), again, TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late"))
+    answers = played(READY, *asked(), again, TrainFailed(KEY, FailReason.NOT_FINITE, "late"))
     assert answers == [
-        *[Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2,
-        Progress(JobPhase.TRAINING, 3, 5),
+        *[Accept(10), Progress(JobPhase.TRAINING, 0, 1)],
+        *[Accept(10), Progress(JobPhase.TRAINING, 0, 1)],
         Failed(FailReason.NOT_FINITE),
     ]
 
@@ -448,3 +453,68 @@ def test_vitals_are_published_again_after_each_connect(played):
 
 def test_an_owner_who_shares_no_vitals_sends_none(played):
     assert played(READY, WELL, stated(CoordinatorState(True, "c1")), WELL) == []
+
+
+class Unstarted(Silent):
+    """Starts no process at the start of the agent either."""
+
+    def start(self) -> None:
+        """Start nothing."""
+
+
+def agent_in(directory: Path, wire: Wire, **given: str) -> Agent:
+    """An agent without a training process."""
+    flags = {"data": "none", "fleet": "lab", "state_dir": str(directory), **given}
+    settings = load(AgentSettings, file=None, environ={}, flags=flags)
+    ports = Ports(link=lambda *_, **__: wire, trainer=Unstarted, root=directory)
+    return make_agent(settings, Identity.new("lab", "pi"), EventQueue(), ports)
+
+
+def test_agent_connects_only_once_task_and_data_are_loaded(tmp_path):
+    """Else an agent with wrong data would cut off a running one with the same name."""
+    wire = Wire()
+    agent = agent_in(tmp_path, wire)
+    agent.start()
+    before = wire.started
+    agent.turn(READY)
+    assert (before, wire.started) == (False, True)
+
+
+def test_wrong_data_end_the_agent_before_it_connects(tmp_path):
+    wire = Wire()
+    agent = agent_in(tmp_path, wire)
+    agent.start()
+    with pytest.raises(UsageError, match="no such data"):
+        agent.turn(SetupFailed("no such data", UsageError.exit_code))
+    assert not wire.started
+
+
+@pytest.mark.parametrize(("shares", "declined"), [("true", "privacy_required"), ("false", "unwilling")])
+def test_decline_tells_its_reason_unless_the_owner_shares_none_and_the_history_has_it(tmp_path, shares, declined):
+    wire = Wire()
+    agent = agent_in(tmp_path, wire, admission="always", share_reasons=shares, dp_required="true")
+    for event in (CONNECTED, READY, *asked()[:1]):
+        agent.turn(event)
+    (answer,) = (one for one in wire.up if isinstance(one, Decline))
+    assert (answer.reason, bool(answer.detail)) == (declined, shares == "true")
+    (entry,) = read_history(tmp_path)
+    assert (entry.what, entry.words.partition(":")[0], entry.run) == ("declined", "privacy_required", RUN)
+
+
+def test_presence_names_no_preference_where_the_owner_shares_no_reasons():
+    wire, identity = Wire(), Identity.new("lab", "pi")
+    presence = Presence(identity, wire, DuplicateIdDetector(identity.boot, 1.0), shares_reasons=False)
+    presence.link_up(retain=True)
+    presence.publish((), None, Condition.OTHER_SSID)
+    (state,) = wire.states
+    assert isinstance(state, DeviceState) and state.unwilling is None
+
+
+def test_all_bytes_of_the_link_count_for_the_day(tmp_path):
+    wire = Wire()
+    agent = agent_in(tmp_path, wire)
+    for event in (CONNECTED, READY):
+        agent.turn(event)
+    wire.traffic = wire.traffic.plus(Traffic(sent_bytes=3 * 2**20, received_bytes=2**20))
+    agent.turn(None)
+    assert UsageLedger(tmp_path).today.traffic_bytes == wire.traffic.total_bytes

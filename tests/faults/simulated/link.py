@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.mqtt.outbox import MAX_IN_FLIGHT, Outbox, QueuedMessage, Subscriptions
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.mqtt.url import BrokerUrl
 from tests.faults.simulated.broker import Message, Session
 from tests.faults.simulated.wire import Host, Wire
@@ -48,6 +49,7 @@ class SimulatedLink:
         self._stopped = False
         self._last_key = 0
         self._pause_s = RETRY_S[0]
+        self.traffic = Traffic()
 
     # ---- for its owner
 
@@ -56,6 +58,7 @@ class SimulatedLink:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
         self._world.oracle.on_publish(topic, payload)
+        self.traffic = self.traffic.plus(Traffic(sent_bytes=len(topic) + len(payload)))
         queued = not self._stopped and self._outbox.put(QueuedMessage(topic, payload, qos, retain))
         self._feed()
         return queued
@@ -180,6 +183,8 @@ class SimulatedLink:
 
     def _emit(self, event: LinkEvent) -> None:
         if not self._stopped:
+            if isinstance(event, Received):
+                self.traffic = self.traffic.plus(Traffic(received_bytes=len(event.topic) + len(event.payload)))
             self._events(event)
 
 

@@ -1,0 +1,93 @@
+"""`fedpatch-agent pause`, `resume` and `history`, the commands of the device's owner."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpatch.device_agent.cli.state_dir import state_options
+from fedpatch.device_agent.state.history import KEEP_DAYS, read_history
+from fedpatch.device_agent.state.pause_file import pause as write_pause
+from fedpatch.device_agent.state.pause_file import resume as end_pause
+from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.app.formatting import minute
+from fedpatch.shared.errors import UsageError
+
+_DURATION = re.compile(r"(\d{1,6})([mhd])", re.ASCII)
+_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def add_owner(app: typer.Typer) -> None:
+    """Give `app` the commands."""
+    for add in (_add_pause, _add_resume, _add_history):
+        add(app)
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds for a text such as 30m, 2h or 3d; UsageError for anything else."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not int(found[1]):
+        raise UsageError(f"--for {text!r}: is not a time; write minutes, hours or days, such as 30m, 2h or 3d")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def _existing(state_dir: Path) -> Path:
+    with refusals_of(state_dir):
+        if not state_dir.is_dir():
+            raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir or --config")
+    return state_dir
+
+
+def _add_pause(app: typer.Typer) -> None:
+    @command(app, "pause", example="fedpatch-agent pause --for 2h --config agent.toml")
+    @state_options
+    def pause(
+        *,
+        state_dir: Path,
+        lasts: Annotated[
+            str, typer.Option("--for", metavar="TIME", help="Length of the pause, such as 30m, 2h or 3d.")
+        ] = "",
+    ) -> None:
+        """Pause this device: it takes no work and stops its work within seconds, in every mode of admission.
+
+        Without --for the pause lasts until `resume`. It outlasts a restart.
+        """
+        until_s = time.time() + parse_duration(lasts) if lasts else None
+        write_pause(_existing(state_dir), until_s)
+        end = "until `fedpatch-agent resume`" if until_s is None else f"until {minute(until_s)}"
+        typer.echo(f"paused {end}")
+
+
+def _add_resume(app: typer.Typer) -> None:
+    @command(app, "resume", example="fedpatch-agent resume --config agent.toml")
+    @state_options
+    def resume(*, state_dir: Path) -> None:
+        """End the pause of this device."""
+        typer.echo("resumed" if end_pause(_existing(state_dir)) else "it was not paused")
+
+
+def _add_history(app: typer.Typer) -> None:
+    @command(app, "history", example="fedpatch-agent history --config agent.toml")
+    @state_options
+    def history(*, state_dir: Path, as_json: AsJson = False) -> None:
+        """List the work of this device, the oldest first: time, run, bytes, broker, declines with reasons, model.
+
+        Entries are kept for 90 days. Bytes are all that moved since the entry before, with TLS and acknowledgements.
+        """
+        from fedpatch.device_agent.cli.status import entry_in_words
+
+        entries = read_history(_existing(state_dir))
+        if as_json:
+            typer.echo(json.dumps([asdict(one) for one in entries]))
+            return
+        for one in entries:
+            typer.echo(entry_in_words(one))
+        if not entries:
+            typer.echo(f"no history in {state_dir}: nothing was asked of this device in the last {KEEP_DAYS} days")

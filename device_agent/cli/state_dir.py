@@ -1,0 +1,81 @@
+"""The state directory of commands that look at an agent's files: `--state-dir`, or the settings file of `--config`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import STATUS_NAME
+from fedpatch.shared.app.command import add_options, option
+from fedpatch.shared.config.toml_edit import parse_toml
+from fedpatch.shared.errors import ConfigError
+
+R = TypeVar("R")
+
+_VARIABLE = f"{AgentSettings.env_prefix}STATE_DIR"
+_StateDir = Annotated[
+    Path | None,
+    typer.Option("--state-dir", envvar=_VARIABLE, metavar="PATH", help="State directory of the agent."),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings file of the agent, which names its state directory."),
+]
+
+
+def state_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Return a typer command with `--state-dir` and `--config` in place of the parameter `state_dir` of `command`."""
+
+    @functools.wraps(command)
+    def run(*, state_dir: Path | None, config: Path | None, **given: Any) -> R:
+        return command(state_dir=place_of(state_dir, config), **given)
+
+    options = [option("state_dir", _StateDir, None), option("config", _Config, None)]
+    add_options(run, command, options, replaced=("state_dir",))
+    return run
+
+
+def place_of(state_dir: Path | None, config: Path | None) -> Path:
+    """Return the state directory: the option, else that of the settings file, else the default.
+
+    Other settings of the file are not checked, since a wrong one must not hide the state. ConfigError if the file cannot be
+    read.
+    """
+    if state_dir is not None:
+        return state_dir.expanduser()
+    named = AgentSettings.state_dir if config is None else _named_in(config)
+    return Path(named).expanduser()
+
+
+def _named_in(config: Path) -> str | Path:
+    try:
+        found = parse_toml(config.expanduser().read_bytes().decode("utf-8-sig")).get(
+            "state_dir", AgentSettings.state_dir
+        )
+    except OSError as error:
+        raise ConfigError([f"{config}: cannot be read: {error.strerror or error}"]) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([f"{config}: not TOML: {error}"]) from None
+    if not isinstance(found, str | Path):
+        raise ConfigError([f"{config}: state_dir: must be a text, such as {str(AgentSettings.state_dir)!r}"])
+    return found
+
+
+def settings_file(flags: Mapping[str, object | None], environ: Mapping[str, str]) -> Path | None:
+    """Return the settings file of the agent in a state directory that an option or a variable names; None if it has none."""
+    named = flags.get("state_dir") or environ.get(_VARIABLE)
+    if not named:
+        return None
+    try:
+        status = json.loads((Path(str(named)).expanduser() / STATUS_NAME).read_bytes())
+        file = Path(status["settings"]["file"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return file if file.is_absolute() and os.access(file, os.R_OK) else None

@@ -1,0 +1,187 @@
+"""`fedpatch-agent pause`, `resume`, `history` and `status`: the commands of the device's owner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedpatch.device_agent.cli.owner import parse_duration
+from fedpatch.device_agent.cli.state_dir import place_of, settings_file
+from fedpatch.device_agent.cli.status import OwnersView, differences_of, entry_in_words, standing_in_words
+from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
+from fedpatch.device_agent.sensors.host import read_pause
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.history import DECLINED, WORKED, HistoryEntry
+from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
+from fedpatch.device_agent.state.status_file import AgentStatus
+from fedpatch.shared.config.load import Source
+from fedpatch.shared.errors import ConfigError, UsageError
+
+STATUS = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://hub", "state": "idle", "admission": "preferences"}
+
+
+NOTHING_MORE = OwnersView()
+
+
+def shown(status: dict[str, object], about: OwnersView = NOTHING_MORE) -> list[str]:
+    """The lines of the status of a running agent."""
+    standing = AgentStatus(running=True, status={**STATUS, **status}, update_waits=False, patches=(), held_version="")
+    return standing_in_words(standing, about, 0.0)
+
+
+def source_of(file: Path, **flags: object) -> Source[AgentSettings]:
+    return Source(AgentSettings, file, {}, flags)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800.0), ("2h", 7200.0), ("3d", 259_200.0)])
+def test_duration_is_in_minutes_hours_or_days(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "0h", "-1h", "2w", "1h30m"])
+def test_other_duration_is_refused_with_an_example(text):
+    with pytest.raises(UsageError, match="such as 30m, 2h or 3d"):
+        parse_duration(text)
+
+
+def test_pause_with_an_end_is_over_then_and_a_clock_that_is_behind_makes_it_longer(tmp_path):
+    pause(tmp_path, until_s=1000.0)
+    found = [read_pause(tmp_path / "pause", now).value for now in (0.0, 999.0, 1000.0)]
+    assert found == [True, True, False]
+
+
+def test_pause_without_an_end_lasts_until_it_is_resumed(tmp_path):
+    pause(tmp_path)
+    assert read_pause(tmp_path / "pause", 1e12).value is True
+    assert is_paused(tmp_path)
+    assert [resume(tmp_path), resume(tmp_path)] == [True, False]
+    assert not is_paused(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["until", "until x", "until 5 6", "until -5", "off"])
+def test_pause_file_with_other_words_is_a_pause_without_end(tmp_path, text):
+    (tmp_path / "pause").write_text(text)
+    assert read_pause(tmp_path / "pause", 1e12).value is True
+
+
+def test_state_directory_is_that_of_the_option_else_of_the_settings_file(tmp_path):
+    file = tmp_path / "agent.toml"
+    file.write_text('state_dir = "/var/lib/x"\nquiet_hours = 7\n')
+    assert place_of(Path("/elsewhere"), file) == Path("/elsewhere")
+    assert place_of(None, file) == Path("/var/lib/x")
+    assert place_of(None, None) == AgentSettings.state_dir
+
+
+def test_settings_file_that_is_no_toml_is_named(tmp_path):
+    (tmp_path / "agent.toml").write_text("= =")
+    with pytest.raises(ConfigError, match=r"agent\.toml: not TOML"):
+        place_of(None, tmp_path / "agent.toml")
+
+
+def test_command_finds_the_settings_of_the_agent_in_its_state_directory(tmp_path):
+    file = tmp_path / "agent.toml"
+    file.write_text("")
+    (tmp_path / "status.json").write_text(json.dumps({"settings": {"file": str(file)}}))
+    assert settings_file({"state_dir": str(tmp_path)}, {}) == file
+    assert settings_file({}, {"FEDPATCH_AGENT_STATE_DIR": str(tmp_path)}) == file
+    assert settings_file({}, {}) is None
+    assert settings_file({"state_dir": str(tmp_path / "absent")}, {}) is None
+
+
+def test_status_declines_where_the_last_request_was_beyond_a_limit():
+    lines = shown({"refused": "the owner lets no update leave this device unmasked"})
+    assert any(line.startswith("it would not accept work now: a request like the last one") for line in lines)
+
+
+def test_status_names_the_terms_of_a_request_that_would_be_accepted():
+    lines = shown({"terms": ['only requests for masked updates (secure = "required")']})
+    at = lines.index("it would accept work now: all that its owner demands is met")
+    assert lines[at + 1] == '  only requests for masked updates (secure = "required")'
+
+
+@pytest.mark.parametrize("admission", ["preferences", "always"])
+def test_status_declines_while_an_objection_counts_in_any_mode(admission):
+    lines = shown({"admission": admission, "unwilling": ["its owner has paused it"]})
+    at = lines.index("it would not accept work now:")
+    assert lines[at + 1] == "  its owner has paused it"
+
+
+def test_status_shows_pause_last_decline_and_todays_allowance():
+    declined = HistoryEntry(
+        at=60.0, what=DECLINED, words="unwilling: quiet hours", run="a-run", round=3, broker="mqtt://hub"
+    )
+    spent = {"rounds": 2, "traffic_bytes": 3 * 2**20, "training_s": 120.0}
+    settings = {"file": "", "values": {"max_mib_per_day": 5, "max_rounds_per_day": None}, "overridden": []}
+    lines = shown({"spent": spent, "settings": settings}, OwnersView("/state/pause", declined))
+    assert "pause: /state/pause" in lines
+    assert "today: 2 rounds, 3 of 5 MiB, 2 minutes" in lines
+    assert f"last decline: {entry_in_words(declined)}" in lines
+    assert "round 3 of run a-run: unwilling: quiet hours" in entry_in_words(declined)
+
+
+def test_history_entry_names_bytes_both_ways_broker_and_model():
+    entry = HistoryEntry(
+        at=60.0,
+        what=WORKED,
+        words="committed",
+        run="r",
+        round=1,
+        broker="mqtt://hub",
+        sent_bytes=2000,
+        model="ab" * 32,
+    )
+    words = entry_in_words(entry)
+    assert words.startswith(
+        "1970-01-01 00:01 UTC worked, round 1 of run r: committed, global model abababababab, sent "
+    )
+    assert words.endswith(", mqtt://hub")
+
+
+class TestSettingsInForce:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        file = tmp_path / "agent.toml"
+        file.write_text('data = "shard:0/2"\nmin_battery = 10\nthreads = 1\n')
+        return file
+
+    def test_reload_uses_changed_preferences_and_names_what_needs_a_restart(self, file, caplog):
+        source = source_of(file)
+        begun = SettingsInForce(source.load().settings, source)
+        file.write_text('data = "shard:0/2"\nmin_battery = 40\nthreads = 2\n')
+        used: list[AgentSettings] = []
+        with caplog.at_level("INFO"):
+            begun.reload(used.append)
+        assert [(one.min_battery, one.threads) for one in used] == [(40, 1)]
+        assert "changed preferences: min_battery" in caplog.text
+        assert "restart the agent to use the changed threads" in caplog.text
+
+    def test_reload_of_a_wrong_file_keeps_the_former_preferences_and_names_each_problem(self, file, caplog):
+        source = source_of(file)
+        begun = SettingsInForce(source.load().settings, source)
+        file.write_text('data = "shard:0/2"\nmin_battery = 400\nquiet_hours = ["x"]\n')
+        begun.reload(lambda _: pytest.fail("used"))
+        assert "min_battery" in caplog.text and "quiet_hours" in caplog.text
+        assert "the former preferences stay in force" in caplog.text
+
+    def test_file_that_was_edited_is_shown_beside_the_settings_in_force(self, file):
+        source = source_of(file, min_battery="20")
+        status = SettingsInForce(source.load().settings, source).status()
+        assert differences_of(status) == []
+        file.write_text('data = "shard:0/2"\nmin_battery = 30\nquiet_hours = ["22:00-07:00"]\nthreads = 3\n')
+        quiet, threads = differences_of(status)
+        assert quiet.startswith("quiet_hours is []") and quiet.endswith("; systemctl reload fedpatch-agent")
+        assert threads.startswith("threads is 1 in the running agent and 3 in ") and threads.endswith(
+            "; restart the agent"
+        )
+
+
+def test_owner_pauses_resumes_and_reads_the_history_with_the_same_options(agent, tmp_path):
+    file, state_dir = tmp_path / "agent.toml", tmp_path / "state"
+    state_dir.mkdir()
+    file.write_text(f'state_dir = "{state_dir}"\n')
+    assert agent("pause", "--for", "2h", "--config", file).out.startswith("paused until ")
+    assert is_paused(state_dir)
+    assert agent("resume", "--state-dir", state_dir).out == "resumed\n"
+    assert "nothing was asked of this device in the last 90 days" in agent("history", "--config", file).out
