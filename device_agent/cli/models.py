@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpatch.device_agent.cli.state_dir import settings_file, state_options
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, ModelVersion
+from fedpatch.device_agent.models.store import DIRECTORY, HELD_WORDS, ModelStore, ModelVersion
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.files import refusals_of
@@ -160,14 +160,24 @@ def _add_rollback(app: typer.Typer) -> None:
         *,
         state_dir: Path,
         to: Annotated[int | None, typer.Option("--to", min=0, metavar="ROUND", help="Round of the model.")] = None,
+        release: Annotated[
+            bool, typer.Option("--release", help="Let the next round's model replace the one that you chose.")
+        ] = False,
         task: TaskName = "",
         as_json: AsJson = False,
     ) -> None:
-        """Return to the previous personal model, or to the model of a round, until a round gives a new one."""
+        """Return to the previous personal model, or to the model of a round, until `rollback --release`."""
         from fedpatch.device_agent.models.personal import only_task
 
         store = _store(state_dir)
         name = task or only_task(store, state_dir)
+        if release:
+            if to is not None:
+                raise UsageError("--to and --release exclude each other; give one of them")
+            held = store.release(name)
+            words = "the next round's model may replace the present one" if held else "no model was held"
+            typer.echo(json.dumps({"task": name, "released": held}) if as_json else f"{name}: {words}")
+            return
         version = store.roll_back(name, to)
         if as_json:
             typer.echo(json.dumps(_plain(name, version)))
@@ -181,6 +191,8 @@ def models_in_words(state_dir: Path) -> list[str]:
     lines = []
     for task in store.tasks(noted=True):
         lines += [_in_words(task, one) for one in store.versions(task)]
+        if store.held(task):
+            lines.append(f"the present model of {task} stays: {HELD_WORDS}")
         if kept := store.kept(task):
             what = f"round {kept.round} of run {kept.run} gave"
             has_one = store.current(task) is not None

@@ -6,6 +6,7 @@
         000012-RUN-ROUND/model.int8.onnx the same in int8 (keep_int8)
         .staged/                         trained, and not yet known to be committed
         kept.json                        why the last round's model did not become the present one
+        held                             its owner went back to a model, which stays the present one until it is released
 
 The training process stages a model; the agent's process publishes it by a rename, when the coordinator has committed the
 update. A model contains the private patch: directories are 0750 and files 0640, so that only the agent's group may read them.
@@ -80,7 +81,8 @@ SUMS_FILE = "SHA256SUMS"
 """`sha256sum -c SHA256SUMS` checks a model and its metadata."""
 
 _STAGED, _UNFINISHED, _REMOVED = ".staged", ".unfinished", ".removed"
-_LINK, _LOCK, _KEPT = ".link", ".lock", "kept.json"
+_LINK, _LOCK, _KEPT, _HELD = ".link", ".lock", "kept.json", "held"
+HELD_WORDS = "its owner went back to another model, which stays until `fedpatch-agent rollback --release`"
 _VERSION = re.compile(r"(\d{6,})-.+")
 _DIRECTORY_MODE, _FILE_MODE = 0o750, 0o640
 
@@ -224,6 +226,12 @@ class ModelStore:
             if staged is not None and (staged.run, staged.round) == (run, round):
                 last = max((_serial(path.name) for path in _versions(root)), default=0)
                 target = root / _version_name(last + 1, staged)
+                if (root / _HELD).exists():
+                    os.rename(root / _STAGED, target)
+                    sync_directory(root)
+                    self._tidy_versions(task, root)
+                    self.note_kept(task, StoredModel(run, round, HELD_WORDS))
+                    return None
                 _prepare_link(root, target)
                 sync_directory(root)
                 os.rename(root / _STAGED, target)
@@ -237,13 +245,16 @@ class ModelStore:
                 target = newest.path
             _replace_link(root)
             (root / _KEPT).unlink(missing_ok=True)
-            for stale in self.versions(task)[self._keep :]:
-                if not stale.current:
-                    _remove(root, stale.path)
+            self._tidy_versions(task, root)
         return ModelVersion(target, True, _read(target))
 
+    def _tidy_versions(self, task: str, root: Path) -> None:
+        for stale in self.versions(task)[self._keep :]:
+            if not stale.current:
+                _remove(root, stale.path)
+
     def roll_back(self, task: str, to_round: int | None = None) -> ModelVersion:
-        """Make the model before the current one, or the newest of round `to_round`, the current one.
+        """Make the model before the current one, or the newest of round `to_round`, the current one until `release`.
 
         Raises:
             UsageError: There is no such model; the text names the rounds that there are.
@@ -258,13 +269,28 @@ class ModelStore:
                 assert one.metadata is not None
                 earlier = present is None or one.serial < present
                 if earlier if to_round is None else one.metadata.round == to_round:
+                    write_atomic(root / _HELD, b"", mode=_FILE_MODE)
                     _point(root, one.path)
                     return ModelVersion(one.path, True, one.metadata)
         rounds = ", ".join(str(one.metadata.round) for one in whole if one.metadata) or "none"
         what = "of an earlier round" if to_round is None else f"of round {to_round}"
         raise UsageError(f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}")
 
+    def release(self, task: str) -> bool:
+        """Let the next round's model replace the one that `roll_back` chose; return whether it was held."""
+        root = self._root(task)
+        if not root.is_dir():
+            raise UsageError(f"{root}: holds no model of task {task!r}")
+        with self._changing(root):
+            held = (root / _HELD).exists()
+            (root / _HELD).unlink(missing_ok=True)
+            return held
+
     # ---- reading
+
+    def held(self, task: str) -> bool:
+        """Return whether the owner's choice of a model holds."""
+        return (self._root(task) / _HELD).exists()
 
     def tasks(self, *, noted: bool = False) -> list[str]:
         """Return the tasks with models; with `noted` also tasks with a note about a missing model."""

@@ -4,8 +4,9 @@ The candidate is the federated model (the global model of the round with the dev
 that the device trained alone, if that is better on the device's validation data. No margin favours either, so no device is
 worse off than alone on these data. The candidate is also compared with the present model on validation data; onnxruntime runs
 both, since the data may have grown. The user accuracy of the staged model is measured on test data, on which no choice is
-made: a choice on them would make it too high. Without validation data the newest model is staged. All this happens while the
-update travels, and a failure does not fail the round.
+made: a choice on them would make it too high. Without validation data the newest model is staged, unless it is worse than the
+present one on test data: no model is replaced by one that nothing tested. All this happens while the update travels, and a
+failure does not fail the round.
 """
 
 from __future__ import annotations
@@ -207,8 +208,9 @@ class ModelExport:
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
         metadata = self._describe(command, result, model, exported, parity)
         metadata = replace(metadata, source=choice.source, reason=choice.reason)
-        present = self._present_on_validation()
-        measured = {FEDERATED: choice.federated, ALONE: choice.alone, PREVIOUS: present}
+        present = self._present_measured()
+        validated = None if self._trainer.validation_data is None else present
+        measured = {FEDERATED: choice.federated, ALONE: choice.alone, PREVIOUS: validated}
         measured[choice.source] = metadata.validation_accuracy
         known = {name: value for name, value in measured.items() if value is not None}
         metadata = replace(metadata, candidates=known)
@@ -291,10 +293,11 @@ class ModelExport:
 
     def _worse_than_present(self, metadata: ModelMetadata, present: float | None) -> str:
         """Return the reason for which the present model stays, or ""; both are measured on the present data."""
-        found = metadata.validation_accuracy
         if present is None:
             return ""
-        where = f"on {metadata.validation_examples} validation examples"
+        found, where = metadata.validation_accuracy, f"on {metadata.validation_examples} validation examples"
+        if self._trainer.validation_data is None:
+            found, where = metadata.user_accuracy, f"on {metadata.test_examples} test examples, without validation data"
         where += "" if metadata.source == FEDERATED else f"; it is {SOURCES[metadata.source]}"
         if found is None:
             return f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is {present:.4g}"
@@ -308,26 +311,30 @@ class ModelExport:
 
     def _on_validation(self, model: OnnxModel) -> float | None:
         """Return the metric on validation data; None without such data, or if it is not a finite number."""
-        if self._trainer.validation_data is None:
-            return None
-        inputs, targets = self._trainer.validation_data
+        data = self._trainer.validation_data
+        return None if data is None else self._measured(model, *data)
+
+    def _measured(self, model: OnnxModel, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """Return the metric of a model; None if it is not a finite number."""
         measured = float(self._trainer.task.metric(torch.from_numpy(model.run(inputs.numpy())), targets))
         return measured if math.isfinite(measured) else None
 
-    def _present_on_validation(self) -> float | None:
-        """Return the metric of the present model on validation data; None if it cannot be compared.
+    def _present_measured(self) -> float | None:
+        """Return the metric of the present model on validation data, or else on test data; None if it cannot be compared.
 
         A model that was made without validation data may have been trained on the examples that are held out now, and look
         too good.
         """
         path = self._store.current(self._trainer.task.name)
-        if path is None or self._trainer.validation_data is None:
+        if path is None:
             return None
+        validation = self._trainer.validation_data
         file, described = path / MODEL_FILE, path / METADATA_FILE
         try:
-            if not from_json(described.read_bytes(), str(described)).validation_examples:
+            if validation is not None and not from_json(described.read_bytes(), str(described)).validation_examples:
                 return None
-            return self._on_validation(OnnxModel(file.read_bytes(), str(file)))
+            present = OnnxModel(file.read_bytes(), str(file))
+            return self._measured(present, *(self._trainer.test_data if validation is None else validation))
         except (OSError, FedpatchError) as error:
             why = str(error)
         except Exception as error:  # an error of the user's metric: else no model could ever replace the present one

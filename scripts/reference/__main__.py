@@ -17,6 +17,7 @@ from scripts.reference import (
     robustness,
     task_functions,
     topics,
+    what_leaves,
 )
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
@@ -32,6 +33,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/metrics.md": metrics.page,
     "reference/task-functions.md": task_functions.page,
     "reference/topics.md": topics.page,
+    "reference/what-leaves.md": what_leaves.page,
     "../results/personalisation/tables.md": personalisation.tables,
     "../results/robustness/tables.md": robustness.tables,
     "../results/table2/experiments.md": results.experiments,

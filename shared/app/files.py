@@ -230,12 +230,11 @@ def _remedy_of_place(error: OSError, path: Path) -> str:
 
 
 def _remedy_of_owner(path: Path, owner: int) -> str:
-    """Return the remedy for a path of another user: root's files are those of a copy, which root has restored."""
+    """Return the remedy for a path of another user. In a directory of the agent's user, it is from a copy that root restored."""
     holder = _holder(path)
-    if owner != 0 and holder in (None, owner):
+    if holder is None or holder == owner:
         return f"run as the user that owns it (sudo -u {_user_name(owner)})"
-    user = _user_name(os.geteuid() if holder is None else holder)
-    command = f"sudo chown -R {user}: {shlex.quote(str(_visible(path)))}"
+    command = f"sudo chown -R {_user_name(holder)}: {shlex.quote(str(_visible(path)))}"
     return f"give it back to the agent's user: {command} (only its owner is wrong, delete nothing)"
 
 
@@ -323,9 +322,11 @@ def check_state_directory(directory: Path) -> None:
     stat_result = directory.stat()
     if stat_result.st_uid != os.geteuid():
         owner = _user_name(stat_result.st_uid)
+        own = f"sudo chown -R {_user_name(os.geteuid())}: {shlex.quote(str(directory))}"
+        copied = f" (if root restored it from a copy: {own})" if stat_result.st_uid == 0 else ""
         raise UsageError(
             f"state directory {directory} belongs to user {owner}, who could replace its files; run as {owner}, or name "
-            "another directory with --state-dir"
+            f"another directory with --state-dir{copied}"
         )
     if stat_result.st_mode & WRITABLE_BY_OTHERS:
         raise UsageError(

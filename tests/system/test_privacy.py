@@ -24,6 +24,7 @@ from fedpatch.shared.wire.topics import parse_topic
 from tests.support.brokers import Mosquitto, client
 from tests.support.identities import Certified
 from tests.support.secured import SecuredMosquitto, rules
+from tests.support.sent_fields import unlisted_in
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model
 from tests.system.recording import Haystack, Recorder, distinct_windows
@@ -110,7 +111,16 @@ def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str, **plan:
         summary = start_run(settings, Silent())
     assert [record.reported for record in summary.rounds] == [len(DEVICES)] * (ROUNDS + 1)
     assert summary.rounds[-1].outcome == "evaluated"
+    _check_fields(stage.fleet.name, recorder.messages)
     return summary.run, Haystack(recorder.messages)
+
+
+def _check_fields(fleet: str, messages: list[tuple[str, bytes]]) -> None:
+    """Check that each field that a device sent is in the list of what leaves it."""
+    sent = [(parse_topic(fleet, topic), payload) for topic, payload in messages if payload]
+    payloads = [payload for topic, payload in sent if topic is not None and topic.kind in ("up", "device_state")]
+    assert payloads
+    assert set().union(*map(unlisted_in, payloads)) == set()
 
 
 def _key(policy: str) -> PatchKey:

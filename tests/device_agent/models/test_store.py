@@ -69,8 +69,22 @@ def test_a_rollback_goes_one_back_or_to_a_round(store, tmp_path):
         publish(store, round)
     for wanted, expected in ((None, 2), (None, 1), (3, 3), (1, 1)):
         assert store.roll_back("toy", wanted).metadata.round == present(tmp_path / "models") == expected
-    publish(store, 4)
-    assert (present(tmp_path / "models"), rounds(store)) == (4, [4, 3, 2])
+
+
+def test_rollback_holds_over_rounds_until_it_is_released(tmp_path):
+    store = ModelStore(tmp_path / "models", 3)
+    for round in (1, 2):
+        publish(store, round)
+    store.roll_back("toy", 1)
+    for round in (3, 4, 5):
+        assert publish(store, round) is None
+    kept = store.kept("toy")
+    assert kept is not None and (kept.round, "rollback --release" in kept.why) == (5, True)
+    assert (present(tmp_path / "models"), rounds(store), store.held("toy")) == (1, [5, 4, 3, 1], True)
+    assert [store.release("toy"), store.release("toy")] == [True, False]
+    assert present(tmp_path / "models") == 1
+    publish(store, 6)
+    assert present(tmp_path / "models") == 6
 
 
 def test_a_rollback_stays_where_the_round_is_committed_again(store, tmp_path):
@@ -83,7 +97,7 @@ def test_a_rollback_stays_where_the_round_is_committed_again(store, tmp_path):
     store.roll_back("toy", 2)
     assert present(tmp_path / "models") == 2
     publish(store, 3)
-    assert present(tmp_path / "models") == 3
+    assert present(tmp_path / "models") == 2
 
 
 def test_a_rollback_to_nowhere_changes_nothing(store, tmp_path):

@@ -493,7 +493,8 @@ def test_wrong_data_end_the_agent_before_it_connects(tmp_path):
 def test_decline_tells_its_reason_unless_the_owner_shares_none_and_the_history_has_it(tmp_path, shares, declined):
     wire = Wire()
     agent = agent_in(tmp_path, wire, admission="always", share_reasons=shares, dp_required="true")
-    for event in (CONNECTED, READY, *asked()[:1]):
+    request = replace(REQUEST, features=COORDINATOR_FEATURES)
+    for event in (CONNECTED, READY, *asked(request=request)[:1]):
         agent.turn(event)
     (answer,) = (one for one in wire.up if isinstance(one, Decline))
     assert (answer.reason, bool(answer.detail)) == (declined, shares == "true")

@@ -231,20 +231,32 @@ def test_a_validation_figure_that_is_no_number_loses_against_one(tmp_path, new, 
         assert kept is not None and "is no number on 15 validation examples" in kept.why
 
 
-@pytest.mark.parametrize("without", ["new", "present"])
-def test_without_validation_data_the_newest_model_is_published(tmp_path, without):
-    """Even if it is worse on test data. A model from before the validation data was trained on them, so it is not compared."""
+def test_model_made_without_validation_data_is_replaced_once_there_are_some(tmp_path):
+    """It was trained on them, so it would look too good on them."""
     device = Device(tmp_path, keep_margin=0.0)
-    none = replace(device.data, val_x=device.data.train_x[:0], val_y=device.data.train_y[:0])
-    for round, part in ((1, "present"), (2, "new")):
-        data = none if part == without else device.data
+    for round, data in ((1, without_validation(device)), (2, device.data)):
         device.trainer.take(data)
         device.trainer.task = task_scored([1.0 - round / 10] * 5)
         device.play(round)
         known = device.personal.metadata
         assert (known.round, known.user_accuracy) == (round, 1.0 - round / 10)
-        expected = (None, 0) if part == without else (known.user_accuracy, VALIDATION)
-        assert (known.validation_accuracy, known.validation_examples) == expected
+    assert known.validation_examples == VALIDATION
+
+
+@pytest.mark.parametrize(("figure", "stays"), [(0.89, True), (0.91, False)])
+def test_without_validation_data_a_model_that_is_worse_on_test_data_replaces_none(tmp_path, figure, stays):
+    device = Device(tmp_path, keep_margin=0.0)
+    device.trainer.take(without_validation(device))
+    for round, measured in ((1, [0.9] * 3), (2, [0.5, 0.5, figure, 0.9])):
+        device.trainer.task = task_scored(measured)
+        device.play(round)
+    kept = device.models.kept("toy")
+    assert (device.personal.metadata.round, kept is not None) == (1 if stays else 2, stays)
+    assert kept is None or "test examples, without validation data" in kept.why
+
+
+def without_validation(device: Device) -> Any:
+    return replace(device.data, val_x=device.data.train_x[:0], val_y=device.data.train_y[:0])
 
 
 def test_a_present_model_that_the_metric_cannot_take_is_replaced(tmp_path, caplog):

@@ -181,3 +181,22 @@ def test_appended_line_is_synced_before_the_call_returns_and_a_new_file_with_its
     append_durably(path, b"two\n")
     assert synced == [path]
     assert path.read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_file_of_root_in_a_directory_of_the_agents_user_is_given_back_and_not_deleted():
+    """A backup that root restored: only the owner is wrong."""
+    with open_directory() as directory:
+        state_dir, nobody = directory / "state", pwd.getpwnam("nobody")
+        state_dir.mkdir(0o700)
+        os.chown(state_dir, nobody.pw_uid, nobody.pw_gid)
+        file = state_dir / "x.patch"
+        file.write_bytes(b"private")
+        file.chmod(0o600)
+        with acting_as_nobody(), pytest.raises(StateError) as read:
+            read_state(file)
+        with acting_as_nobody(), pytest.raises(StateError) as opened, refusals_of(file):
+            file.read_bytes()
+    for error in (read, opened):
+        assert f"sudo chown -R nobody: {file} (only its owner is wrong, delete nothing)" in str(error.value)
+        assert "sudo -u root" not in str(error.value)
