@@ -17,6 +17,7 @@ from typing import Any
 
 from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
@@ -75,6 +76,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     check_state_dir(directory, space, checkup, private=True)
     _check_agent(directory, checkup)
     _check_stored(directory, checkup, settings.private)
+    _check_personal(directory, checkup)
     _check_preferences(settings, checkup, root)
     running = _is_running(directory)
     if running:
@@ -135,6 +137,18 @@ def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
             "patches, records, residuals, models trained alone, held model, waiting update and personal models are what was "
             "written",
         )
+
+
+def _check_personal(directory: Path, checkup: Checkup) -> None:
+    """Warn of a personal model that was made without validation data: then test data must keep it from becoming worse."""
+    with suppress(FedpatchError):
+        store = ModelStore(directory / DIRECTORY)
+        for task in store.tasks():
+            present = next((one.metadata for one in store.versions(task) if one.current), None)
+            if present is not None and not present.validation_examples:
+                text = f"the personal model of {task} was made without validation data; its figure may be a little too high"
+                remedy = "give the device more examples, or the task a validation part (validation_share)"
+                checkup.warn("personal_model", text, remedy)
 
 
 def _refused(name: str, error: FedpatchError, checkup: Checkup) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from fedpatch.device_agent.cli.backup import add_backup
 from fedpatch.device_agent.cli.bus import add_bus
 from fedpatch.device_agent.cli.conditions import ConditionsRoot, add_conditions
 from fedpatch.device_agent.cli.enrol import add_enrol
@@ -41,9 +42,9 @@ app = make_app(
     NAME,
     "The agent of one device: it trains with data and a patch that never leave the device.",
     panels={
-        "Set a device up": ["new-task", "check-task", "enrol", "unit"],
+        "Set a device up": ["new-task", "check-task", "enrol", "unit", "bus-unit"],
         "Serve a fleet": ["doctor", "run", "conditions", "bus"],
-        "Own a device": ["status", "pause", "resume", "history"],
+        "Own a device": ["status", "pause", "resume", "history", "backup", "restore", "remove"],
         "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
     },
 )
@@ -137,10 +138,19 @@ def patches(*, state_dir: Path, as_json: AsJson = False) -> None:
 
 add_bus(app)
 add_owner(app)
+add_backup(app)
 add_enrol(app)
 add_models(app)
 add_new_task(app)
 add_check_task(app, NAME)
 add_unit(
     app, NAME, "agent", "Print the systemd unit that runs this installation's agent as a watched and confined service."
+)
+add_unit(
+    app,
+    NAME,
+    "bus",
+    "Print the systemd unit that runs `fedpatch-agent bus` of this installation.",
+    name="bus-unit",
+    state_of="agent",
 )

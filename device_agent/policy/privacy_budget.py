@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
-from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger, RunAccount
+from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger, RunAccount
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
@@ -21,6 +21,9 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 _log = logging.getLogger("fedpatch.owner")
 _TOLD_RUNS = 20
 
+
+RESTORED_NAME = "privacy-ledger.restored"
+"""While this file is there, the account is that of an old backup, and misses rounds that were offered since."""
 
 DAMAGED_ACCOUNT = decline(DeclineReason.PRIVACY_SPENT, "the device's account of privacy cannot be read")
 """The answer to requests with differential privacy, until the owner restores the account or moves it away."""
@@ -155,7 +158,18 @@ class PrivacyBudget:
         return found if math.isfinite(found) else None
 
     def _open(self) -> PrivacyLedger | None:
-        """Return the ledger; None while it is damaged. Each call reads a damaged one again, since the owner may restore it."""
+        """Return the ledger; None while it is damaged, or old with a limit to keep.
+
+        Each call reads such a ledger again, since the owner may restore it.
+        """
+        restored = self._directory / RESTORED_NAME
+        if self._max_epsilon is not None and restored.exists():
+            self._damage = (
+                f"{self._directory / LEDGER_NAME}: is from a backup, and misses rounds since then; if there were any, copy the "
+                f"file of the old card over it, then delete {restored}"
+            )
+            self._ledger = None
+            return None
         if self._ledger is None:
             try:
                 self._ledger = PrivacyLedger(self._directory)

@@ -65,7 +65,7 @@ class PreferenceSettings(Settings):
 
     max_rounds_per_day: int | None = _daily(None, ge=1, le=10**6, unit="rounds", help="Rounds per day.")
     max_mib_per_day: int | None = _daily(
-        None, ge=1, le=2**30, unit="MiB", help="Traffic of models and updates per day."
+        None, ge=1, le=2**30, unit="MiB", help="Traffic per day, of all messages and models both ways."
     )
     max_minutes_per_day: int | None = _daily(None, ge=1, le=1440, unit="minutes", help="Training time per day.")
 

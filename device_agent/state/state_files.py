@@ -71,6 +71,11 @@ STATE_FILES: Sequence[StateFile] = (
         "offered updates with differential privacy, and their noise",
         "counted from zero: **`max_epsilon` is void for earlier rounds**",
     ),
+    StateFile(
+        "privacy-ledger.restored",
+        "the account is that of a backup; with `max_epsilon` every round is declined",
+        "rounds since the backup are not counted",
+    ),
     StateFile("downloads", "chunks of a global model above 1 MiB", "downloaded again"),
     StateFile("status.json", "for `fedpatch-agent status`", "written again"),
     StateFile(
@@ -79,5 +84,7 @@ STATE_FILES: Sequence[StateFile] = (
         "a former leader is obeyed until its successor's next request",
     ),
     StateFile("usage.json", "today's use of the allowance", "counted from zero"),
+    StateFile("history.jsonl", "for `fedpatch-agent history`, 90 days", "these entries"),
+    StateFile("models/TASK/held", "the owner went back to a model", "the next round's model replaces it"),
     StateFile("agent.lock", "lock of the running agent", "none, unless two start"),
 )

@@ -230,7 +230,7 @@ def _remedy_of_place(error: OSError, path: Path) -> str:
 
 
 def _remedy_of_owner(path: Path, owner: int) -> str:
-    """Return the remedy for a path of another user. In a directory of the agent's user, it is from a copy that root restored."""
+    """Return the remedy for a path of another user; in a directory of the agent's user, root has restored it from a copy."""
     holder = _holder(path)
     if holder is None or holder == owner:
         return f"run as the user that owns it (sudo -u {_user_name(owner)})"

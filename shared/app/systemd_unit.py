@@ -41,7 +41,10 @@ COORDINATOR = UnitService(
     package="fedpatch.coordinator", module="fedpatch", program="fedpatch", name="fedpatch-coordinator"
 )
 RELAY = UnitService(package="fedpatch.relay", module="fedpatch.relay", program="fedpatch-relay", name="fedpatch-relay")
-SERVICES = {"agent": AGENT, "coordinator": COORDINATOR, "relay": RELAY}
+BUS = UnitService(
+    package="fedpatch.device_agent", module="fedpatch.device_agent", program="fedpatch-agent", name="fedpatch-bus"
+)
+SERVICES = {"agent": AGENT, "bus": BUS, "coordinator": COORDINATOR, "relay": RELAY}
 
 
 @dataclass(frozen=True)

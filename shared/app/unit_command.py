@@ -10,14 +10,18 @@ import typer
 from fedpatch.shared.app.command import command
 
 
-def add_unit(app: typer.Typer, program: str, part: str, help_text: str) -> None:
+def add_unit(
+    app: typer.Typer, program: str, part: str, help_text: str, *, name: str = "unit", state_of: str = ""
+) -> None:
     """Add the command `unit` to a command line.
 
     Args:
         app: The command line, made by `make_app`.
         program: Its name.
-        part: The service: agent, coordinator or relay.
+        part: The service: agent, bus, coordinator or relay.
         help_text: The help of the command.
+        name: Name of the command.
+        state_of: The service whose state directory it uses; "" for its own.
 
     Example:
         >>> add_unit(typer.Typer(), "fedpatch-agent", "agent", "Print the unit.")
@@ -29,7 +33,7 @@ def add_unit(app: typer.Typer, program: str, part: str, help_text: str) -> None:
             f"/etc/fedpatch/{part}.toml"
         ),
         state_dir: Annotated[Path, typer.Option(metavar="PATH", help="State directory of the service.")] = Path(
-            f"/var/lib/fedpatch-{part}"
+            f"/var/lib/fedpatch-{state_of or part}"
         ),
     ) -> None:
         from fedpatch.shared.app.systemd_unit import SERVICES, unit_of_this_installation
@@ -38,4 +42,4 @@ def add_unit(app: typer.Typer, program: str, part: str, help_text: str) -> None:
         typer.echo(text, nl=False)
 
     unit.__doc__ = help_text
-    command(app, "unit", example=f"{program} unit --user fedpatch > fedpatch-{part}.service")(unit)
+    command(app, name, example=f"{program} {name} --user fedpatch > fedpatch-{part}.service")(unit)

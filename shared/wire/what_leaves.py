@@ -123,9 +123,7 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
             "a sign of life at the start of the training, and each 15 s: else the device counts as lost"
         ),
         "done": SentField("steps that are done: their times tell its speed", 'secure = "required" sends quarters'),
-        "total": SentField(
-            "count of steps: with the plan, nearly that of examples", 'secure = "required" sends 100'
-        ),
+        "total": SentField("count of steps: with the plan, nearly that of examples", 'secure = "required" sends 100'),
     },
     Offer: {
         "manifest": SentField("the update that waits"),

@@ -494,8 +494,9 @@ def test_decline_tells_its_reason_unless_the_owner_shares_none_and_the_history_h
     wire = Wire()
     agent = agent_in(tmp_path, wire, admission="always", share_reasons=shares, dp_required="true")
     request = replace(REQUEST, features=COORDINATOR_FEATURES)
-    for event in (CONNECTED, READY, *asked(request=request)[:1]):
-        agent.turn(event)
+    agent.turn(CONNECTED)
+    agent.turn(READY)
+    agent.turn(asked(request=request)[0])
     (answer,) = (one for one in wire.up if isinstance(one, Decline))
     assert (answer.reason, bool(answer.detail)) == (declined, shares == "true")
     (entry,) = read_history(tmp_path)

@@ -15,6 +15,7 @@ import pytest
 from fedpatch.shared.app.files import (
     append_durably,
     check_state_directory,
+    read_state,
     refusals_of,
     remedy_at,
     remedy_for,
@@ -23,6 +24,7 @@ from fedpatch.shared.app.files import (
 )
 from fedpatch.shared.errors import StateError, UsageError
 from tests.support.disks import small_disk
+from tests.support.other_users import acting_as_nobody, open_directory
 from tests.support.paths import ROOT
 from tests.support.synced import record_syncs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from queue import SimpleQueue
@@ -26,26 +27,37 @@ def test_traffic_adds_up_and_has_a_difference():
 
 
 class Meter:
-    """Forwards one connection to a broker, and counts its bytes both ways."""
+    """Forwards one connection to a broker within the `with`, and counts its bytes both ways."""
 
     def __init__(self, port: int) -> None:
         self.up = self.down = 0
-        self._port = port
+        self._broker_port = port
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Meter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
 
     def _serve(self) -> None:
-        near, _ = self._listener.accept()
-        far = socket.create_connection((HOST, self._port))
-        threading.Thread(target=self._pass, args=(far, near, "down"), daemon=True).start()
-        self._pass(near, far, "up")
+        broker = (HOST, self._broker_port)
+        with self._listener, self._listener.accept()[0] as near, socket.create_connection(broker) as far:
+            back = threading.Thread(target=self._pass, args=(far, near, "down"))
+            back.start()
+            self._pass(near, far, "up")
+            back.join()
 
     def _pass(self, source: socket.socket, target: socket.socket, way: str) -> None:
-        while data := source.recv(65_536):
-            setattr(self, way, getattr(self, way) + len(data))
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                setattr(self, way, getattr(self, way) + len(data))
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.medium
@@ -53,8 +65,7 @@ class Meter:
 def test_link_counts_the_bytes_of_its_socket_within_five_percent():
     """Small messages, acknowledgements and a large message, both ways."""
     events: SimpleQueue[LinkEvent] = SimpleQueue()
-    with Mosquitto() as broker:
-        meter = Meter(broker.port)
+    with Mosquitto() as broker, Meter(broker.port) as meter:
         link = MqttLink(f"mqtt://{HOST}:{meter.port}", client_id="pi", events=events.put, clean_start=True)
         link.subscribe("echo")
         link.start()

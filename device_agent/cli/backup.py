@@ -1,0 +1,143 @@
+"""`fedpatch-agent backup`, `restore` and `remove`: a new card, and the end of taking part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpatch.device_agent.cli.state_dir import place_of
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.app.command import command
+from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.errors import UsageError
+
+_Passphrase = Annotated[
+    Path, typer.Option("--passphrase-file", metavar="PATH", help="File whose first line is the passphrase.")
+]
+_Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="Settings file of the agent.")]
+_StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="PATH", help="State directory of the agent.")]
+
+CONNECT_S = 15.0
+SEND_S = 5.0
+
+
+def add_backup(app: typer.Typer) -> None:
+    """Give `app` the commands."""
+    for add in (_add_backup, _add_restore, _add_remove):
+        add(app)
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return (path.read_text("utf-8").splitlines() or [""])[0]
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise UsageError(f"{path}: {words}; write the passphrase into a file that only you may read") from None
+
+
+def _add_backup(app: typer.Typer) -> None:
+    @command(
+        app, "backup", example="fedpatch-agent backup pi-1.backup --passphrase-file passphrase --config agent.toml"
+    )
+    def backup(
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, mode 0600.")],
+        passphrase_file: _Passphrase,
+        config: _Config = Path("agent.toml"),
+        state_dir: _StateDir = None,
+    ) -> None:
+        """Write an encrypted backup: settings, patches, personal models, identity, history and accounts.
+
+        The agent may run. With the backup a new card is the same device.
+        """
+        from fedpatch.device_agent.cli.backup_file import seal_backup
+        from fedpatch.shared.app.files import refusals_of, write_atomic
+
+        place = place_of(state_dir, config)
+        if not place.is_dir():
+            raise UsageError(f"no agent has run in {place}; say where its state is with --state-dir or --config")
+        with refusals_of(config):
+            settings = config.read_bytes()
+        data = seal_backup(place, settings, _first_line(passphrase_file), salt=os.urandom(16), nonce=os.urandom(12))
+        with refusals_of(file):
+            write_atomic(file, data)
+        typer.echo(f"wrote {file}, {len(data)} bytes; keep it and the passphrase apart from this device")
+
+
+def _add_restore(app: typer.Typer) -> None:
+    @command(
+        app, "restore", example="fedpatch-agent restore pi-1.backup --passphrase-file passphrase --config agent.toml"
+    )
+    def restore(
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `backup` wrote.")],
+        passphrase_file: _Passphrase,
+        config: _Config = Path("agent.toml"),
+        state_dir: _StateDir = None,
+    ) -> None:
+        """Make this card the device of a backup. The old card must not run any more.
+
+        The allowance of today counts as spent. With max_epsilon rounds are declined until you have decided about rounds
+        since the backup. An existing settings file stays.
+        """
+        from fedpatch.device_agent.cli.backup_file import open_backup, read_backup, restore_backup
+        from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
+        from fedpatch.device_agent.policy.usage import local_now
+        from fedpatch.shared.app.files import refusals_of, write_atomic
+
+        if state_dir is None and not config.exists():
+            raise UsageError(f"{config}: no such file; name the state directory with --state-dir")
+        place = place_of(state_dir, None if state_dir else config).absolute()
+        archive = open_backup(read_backup(file), _first_line(passphrase_file), str(file))
+        settings = restore_backup(archive, place, local_now().date())
+        if not config.exists():
+            with refusals_of(config):
+                write_atomic(config, settings)
+            typer.echo(f"wrote {config}")
+        typer.echo(f"restored {place}; give it to the agent's user if this is another one: chown -R USER: {place}")
+        typer.echo("the allowance of today counts as spent")
+        typer.echo(f"with max_epsilon, rounds are declined while {place / RESTORED_NAME} is there")
+        typer.echo("end the old card's agent for good: two cards with one name are reported as a problem")
+
+
+REMAINS = (
+    ("the state directory {state}, with patches and personal models", "you: delete it"),
+    ("settings {config} and the file .env beside it, units and drop-ins in /etc/systemd/system", "you: delete them"),
+    ("the journal of the service", "you: journalctl --rotate, then --vacuum-time"),
+    ("the identity {device} at the broker, and its certificate", "the operator: fedpatch device remove {device}"),
+    ("the coordinator's records of rounds, with this device's name and figures", "the operator of fleet {fleet}"),
+    ("global models to which this device has contributed", "nobody can take a contribution out of them"),
+)
+"""What remains after `remove`, and who can delete it."""
+
+
+def _add_remove(app: typer.Typer) -> None:
+    @command(app, "remove", example="fedpatch-agent remove --config agent.toml --bus-config bus.toml")
+    @cli_options(AgentSettings)
+    def remove(
+        settings: AgentSettings,
+        bus_config: Annotated[
+            Path | None,
+            typer.Option(
+                "--bus-config", metavar="FILE", help="Settings of `fedpatch-agent bus`, to clear its topics too."
+            ),
+        ] = None,
+    ) -> None:
+        """Clear the retained messages of this device at its brokers, and list what remains and whom to ask.
+
+        The agent must have ended. Nothing on this device is deleted.
+        """
+        from fedpatch.device_agent.cli.removal import clear_bus, clear_presence
+
+        device = clear_presence(settings, CONNECT_S, SEND_S)
+        typer.echo(f"cleared the presence of {device} at {settings.broker}")
+        if bus_config is not None:
+            for topic in clear_bus(bus_config, settings, device, CONNECT_S, SEND_S):
+                typer.echo(f"cleared {topic}")
+        else:
+            typer.echo("the bus was not asked: name its settings with --bus-config if this device was on one")
+        typer.echo("what remains:")
+        names = {"state": settings.state_dir, "config": "agent.toml", "device": device, "fleet": settings.fleet}
+        for what, who in REMAINS:
+            typer.echo(f"  {what.format(**names)} - {who.format(**names)}")

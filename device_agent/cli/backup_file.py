@@ -1,0 +1,198 @@
+"""A device's backup: one encrypted file of what a new card needs to be the same device, and its restoration.
+
+The file has the settings, patches, personal models, identity and history, and the accounts of the allowance and of privacy. The
+accounts of an old state miss what was spent since. So a restored device has spent the allowance of its day, and has spent
+its privacy until the owner says otherwise: no allowance and no budget is spent twice.
+
+Not in it: status.json (the starts of the old card would hide a twin of this device), and updates, secrets and parts of models
+of rounds that are over.
+
+    line MAGIC, 16 bytes of salt, 12 bytes of nonce, ChaCha20-Poly1305 of a tar archive; the key is scrypt of the passphrase
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
+from fedpatch.device_agent.policy.usage import USAGE_NAME, DailyBudget, DayUsage, Usage
+from fedpatch.device_agent.state.history import HISTORY_NAME
+from fedpatch.device_agent.state.leader_epoch import FILE as LEADER_EPOCH
+from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
+from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
+from fedpatch.device_agent.state.storage_check import PATCHES
+from fedpatch.shared.app.files import make_directory, refusals_of, sync_directory, write_atomic
+from fedpatch.shared.errors import DataError, StateError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+MAGIC = b"fedpatch device backup 1\n"
+SETTINGS = "agent.toml"
+"""Name of the settings file within the archive."""
+MAX_BYTES = 4 * 2**30
+
+_IDENTITY = "identity"
+_KEPT = (PATCHES, MODELS, _IDENTITY, LEDGER_NAME, RESTORED_NAME, USAGE_NAME, LEADER_EPOCH, HISTORY_NAME)
+_SALT, _NONCE = 16, 12
+_ALL_SPENT = Usage(rounds=10**6, traffic_bytes=2**50, training_s=86_400.0)
+"""More than any allowance of a day."""
+
+
+def seal_backup(state_dir: Path, settings: bytes, passphrase: str, *, salt: bytes, nonce: bytes) -> bytes:
+    """Return the backup of a state directory. The agent may run: its files are replaced as a whole.
+
+    Args:
+        state_dir: State directory of the agent.
+        settings: Content of its settings file.
+        passphrase: Passphrase of the backup.
+        salt: 16 random bytes.
+        nonce: 12 random bytes.
+
+    Raises:
+        StateError: A file cannot be read.
+        UsageError: `cryptography` is not installed, or the passphrase is empty.
+    """
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        _add(tar, SETTINGS, settings)
+        for path in _files(state_dir):
+            with refusals_of(path):
+                name = path.relative_to(state_dir).as_posix()
+                if path.is_symlink():
+                    link = tarfile.TarInfo(name)
+                    link.type, link.linkname = tarfile.SYMTYPE, os.readlink(path)
+                    tar.addfile(link)
+                else:
+                    _add(tar, name, path.read_bytes(), path.stat().st_mode & 0o777)
+    return MAGIC + salt + nonce + _cipher(passphrase, salt).encrypt(nonce, archive.getvalue(), MAGIC)
+
+
+def open_backup(data: bytes, passphrase: str, where: str) -> bytes:
+    """Return the archive in a backup.
+
+    Raises:
+        DataError: It is no backup, is damaged, or has another passphrase.
+        UsageError: As `seal_backup`.
+    """
+    from cryptography.exceptions import InvalidTag
+
+    head = len(MAGIC)
+    if not data.startswith(MAGIC) or len(data) < head + _SALT + _NONCE:
+        raise DataError(f"{where}: is no backup of a device; name a file that `fedpatch-agent backup` wrote")
+    salt, nonce = data[head : head + _SALT], data[head + _SALT : head + _SALT + _NONCE]
+    try:
+        return _cipher(passphrase, salt).decrypt(nonce, data[head + _SALT + _NONCE :], MAGIC)
+    except InvalidTag:
+        raise DataError(f"{where}: cannot be opened: the passphrase is another one, or the file is damaged") from None
+
+
+def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
+    """Write the files of a backup into an empty state directory, and return the settings.
+
+    The accounts are written before all else, so that an interruption leaves no state that could spend anything twice.
+
+    Args:
+        archive: As of `open_backup`.
+        state_dir: State directory, which is made.
+        today: The local day, whose allowance counts as spent.
+
+    Raises:
+        UsageError: The directory has patches or an account already.
+        StateError: The disk refused.
+        DataError: The archive has a name that no backup has.
+    """
+    with refusals_of(state_dir):
+        if found := [name for name in _KEPT if os.path.lexists(state_dir / name)]:
+            raise UsageError(f"{state_dir}: has a state already ({', '.join(found)}); restore into an empty directory")
+        make_directory(state_dir, 0o750)
+        spent = DayUsage(today, DailyBudget(today, _ALL_SPENT))
+        write_atomic(state_dir / RESTORED_NAME, b"")
+        write_atomic(state_dir / USAGE_NAME, msgspec.json.encode(spent))
+        settings = b""
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+            for one in tar:
+                settings = _extract(tar, one, state_dir) or settings
+        sync_directory(state_dir)
+    return settings
+
+
+def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> bytes:
+    """Write one file, and return the content of the settings; b"" for another file."""
+    path = PurePosixPath(one.name)
+    if path.is_absolute() or ".." in path.parts or ".." in PurePosixPath(one.linkname).parts or "/" in one.linkname:
+        raise DataError(f"the backup has a file {one.name!r}, which no backup has")
+    source = tar.extractfile(one) if one.isreg() else None
+    content = b"" if source is None else source.read()
+    if one.name == SETTINGS:
+        return content
+    if path.parts[0] not in _KEPT:
+        raise DataError(f"the backup has a file {one.name!r}, which no backup has")
+    if one.name in (USAGE_NAME, RESTORED_NAME):
+        return b""
+    target = state_dir / path
+    open_to_group = path.parts[0] == MODELS
+    make_directory(target.parent, 0o750 if open_to_group else 0o700)
+    if one.issym():
+        os.symlink(one.linkname, target)
+    else:
+        write_atomic(target, content, mode=one.mode & (0o640 if open_to_group else 0o600), durable=False)
+    return b""
+
+
+def _files(state_dir: Path) -> Iterator[Path]:
+    """Return all files of the backup, by name. StateError where a directory cannot be read."""
+    for name in _KEPT:
+        place = state_dir / name
+        with refusals_of(place):
+            if place.is_file():
+                yield place
+            for folder, _, files in os.walk(place, onerror=_raise):
+                links = [one for one in os.listdir(folder) if (Path(folder) / one).is_symlink()]
+                for file in sorted({*files, *links}):
+                    if RESIDUAL_SUFFIX not in file and not file.endswith((".tmp", ".lock")):
+                        yield Path(folder) / file
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600) -> None:
+    about = tarfile.TarInfo(name)
+    about.size, about.mode = len(content), mode
+    tar.addfile(about, io.BytesIO(content))
+
+
+def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
+    """Return the cipher of a passphrase. UsageError where `cryptography` is not installed, or the passphrase is empty."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    except ImportError:
+        remedy = "pip install 'fedpatch[secure]'"
+        raise UsageError(f"a backup is encrypted with cryptography, which is not installed; {remedy}") from None
+    if not passphrase:
+        raise UsageError("the passphrase is empty; write one into the file of --passphrase-file")
+    key = hashlib.scrypt(passphrase.encode(), salt=salt, dklen=32, n=2**15, r=8, p=1, maxmem=64 * 2**20)
+    return ChaCha20Poly1305(key)
+
+
+def read_backup(path: Path) -> bytes:
+    """Return the bytes of a backup's file; UsageError if it cannot be read, StateError if it is too large."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise StateError(f"{path}: has more than {MAX_BYTES} bytes, which no backup has; name another file")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; name a file that `fedpatch-agent backup` wrote") from None

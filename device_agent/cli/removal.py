@@ -1,0 +1,85 @@
+"""Clears the retained messages of a device: its presence at the fleet's broker, its discovery and state at its owner's bus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedpatch.device_agent.bus.home_assistant import BusTopics, discovery
+from fedpatch.device_agent.bus.settings import FORMS, BusSettings
+from fedpatch.device_agent.runtime.presence import Identity
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id
+from fedpatch.shared.app.locks import is_held
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import BrokerError, UsageError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.shared.wire import topics
+
+
+def clear_presence(settings: AgentSettings, connect_s: float, send_s: float) -> str:
+    """Clear the device's retained state, and return the device's name.
+
+    Args:
+        settings: Settings of the agent, which must have ended.
+        connect_s: Longest wait for the broker.
+        send_s: Longest wait for its acknowledgement.
+
+    Raises:
+        UsageError: The agent is running.
+        BrokerError: The broker does not answer.
+    """
+    lock = settings.state_dir / LOCK_NAME
+    if lock.exists() and is_held(lock):
+        raise UsageError(
+            f"the agent is running with {settings.state_dir}; end it first: systemctl disable --now fedpatch-agent"
+        )
+    identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
+    _clear(settings, identity.client_id, [topics.device_state(identity.fleet, identity.device)], connect_s, send_s)
+    return identity.device
+
+
+def clear_bus(file: Path, agent: AgentSettings, device: str, connect_s: float, send_s: float) -> Sequence[str]:
+    """Clear what `fedpatch-agent bus` has retained, in every form of discovery; return the topics.
+
+    Args:
+        file: Settings file of the bus.
+        agent: Settings of the agent.
+        device: Name of the device, unless the file names it.
+        connect_s: As of `clear_presence`.
+        send_s: As of `clear_presence`.
+
+    Raises:
+        BrokerError: The broker does not answer.
+    """
+    settings = load(BusSettings, file=file, environ=os.environ, flags={})
+    fleet = settings.fleet if settings.fleet != BusSettings.fleet else agent.fleet
+    bus = BusTopics(settings.topic, fleet, settings.device_id or device)
+    messages = [discovery(bus, settings.discovery_prefix, form, switch=True) for form in FORMS]
+    retained = list(dict.fromkeys([topic for one in messages for topic in one] + [bus.state, bus.availability]))
+    _clear(settings, f"fedpatch-bus.{bus.fleet}.{bus.device}", retained, connect_s, send_s)
+    return retained
+
+
+def _clear(settings: BrokerSettings, client_id: str, retained: Sequence[str], connect_s: float, send_s: float) -> None:
+    link = MqttLink(
+        settings.broker,
+        client_id=client_id,
+        events=lambda _: None,
+        username=settings.username,
+        password=password_of(settings),
+        tls=settings.tls_files,
+        profile=settings.profile,
+        clean_start=True,
+    )
+    link.start()
+    try:
+        link.wait_connected(connect_s)
+        for topic in retained:
+            link.publish(topic, b"", retain=True)
+    finally:
+        link.stop(send_s)
+    if not link.idle:
+        raise BrokerError(f"{settings.broker}: did not acknowledge within {send_s:g} s; repeat the command")

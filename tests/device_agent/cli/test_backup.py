@@ -1,0 +1,189 @@
+"""`fedpatch-agent backup`, `restore` and `remove`: a new card is the same device and spends nothing twice."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from fedpatch.device_agent.bus.home_assistant import BusTopics, discovery
+from fedpatch.device_agent.cli.backup import REMAINS
+from fedpatch.device_agent.cli.backup_file import MAGIC, SETTINGS, open_backup, restore_backup, seal_backup
+from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
+from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
+from fedpatch.device_agent.runtime.presence import DuplicateIdDetector
+from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
+from fedpatch.device_agent.state.status_file import StatusFile, former_boots, lock_state_dir
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.shared.mqtt.events import LinkEvent, Received
+from fedpatch.shared.privacy.skellam import Release
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, DeviceState
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from tests.device_agent.jobs import REQUEST
+from tests.support.brokers import Mosquitto
+
+SALT, NONCE = bytes(16), bytes(12)
+DAY = date(2026, 5, 4)
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+NOISY = replace(REQUEST, privacy=PrivacyTerms(GAUSSIAN, 2.0, 1.0, 1e-5, 10), features=COORDINATOR_FEATURES)
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    """The state directory of a device that has worked."""
+    state = tmp_path / "old"
+    for name in ("patches/t-1.patch", "patches/t-1.residual", "models/t/000001-r-1/model.onnx", "identity/client.pem"):
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_bytes(name.encode())
+    (state / "models/t/current").symlink_to("000001-r-1")
+    (state / "masking.bin").write_bytes(b"secret")
+    StatusFile(state, {"boots": ["old-card"]}).write({})
+    UsageLedger(state, lambda: NOON).note(Usage(rounds=1))
+    PrivacyLedger(state).count("home", "r", "t", "ab", Release(2.0, 0))
+    return state
+
+
+def restored(card: Path, target: Path) -> bytes:
+    """Restore a backup of the card, and return the settings."""
+    data = seal_backup(card, b"data = 'x'\n", "secret", salt=SALT, nonce=NONCE)
+    return restore_backup(open_backup(data, "secret", "file"), target, DAY)
+
+
+def test_new_card_has_settings_patch_model_and_identity_and_nothing_of_rounds_that_are_over(card, tmp_path):
+    new = tmp_path / "new"
+    assert restored(card, new) == b"data = 'x'\n"
+    for name in ("patches/t-1.patch", "models/t/current/model.onnx", "identity/client.pem"):
+        assert (new / name).read_bytes() == (card / name).read_bytes()
+    assert (new / "identity/client.pem").stat().st_mode & 0o077 == 0
+    assert not any((new / name).exists() for name in ("status.json", "masking.bin", "patches/t-1.residual"))
+
+
+def test_backup_of_the_morning_restored_in_the_evening_has_spent_the_allowance_of_the_day(card, tmp_path):
+    restored(card, tmp_path / "new")
+    spent = read_today(tmp_path / "new", lambda: NOON)
+    assert (spent.rounds >= 10**6, spent.traffic_bytes >= 2**40, spent.training_s >= 86_400.0) == (True, True, True)
+    assert read_today(tmp_path / "new", lambda: NOON.replace(day=5)) == Usage()
+
+
+def test_restored_account_declines_until_the_owner_has_decided_about_rounds_since_the_backup(card, tmp_path):
+    new = tmp_path / "new"
+    restored(card, new)
+    budget = PrivacyBudget(new, fleet="home", max_epsilon=1e5)
+    assert budget.refusal(NOISY) == DAMAGED_ACCOUNT
+    assert "is from a backup" in budget.declines
+    (new / RESTORED_NAME).unlink()
+    assert budget.refusal(NOISY) is None
+    assert budget.status()["rounds"] == 1
+
+
+def test_backup_of_a_restored_card_keeps_its_account_closed(card, tmp_path):
+    restored(card, tmp_path / "new")
+    restored(tmp_path / "new", tmp_path / "newer")
+    assert (tmp_path / "newer" / RESTORED_NAME).exists()
+
+
+def test_old_card_that_still_runs_is_a_twin_of_the_new_one(card, tmp_path):
+    """Its start is not among those that the new card takes for its own."""
+    restored(card, tmp_path / "new")
+    detector = DuplicateIdDetector("new-card", 60.0, former_boots=former_boots(tmp_path / "new"))
+    detector.connected()
+    detector.observe(DeviceState(online=True, boot="new-card"), 0.0)
+    detector.connected()
+    assert detector.observe(DeviceState(online=True, boot="old-card"), 1.0)
+
+
+def test_backup_is_opened_by_its_passphrase_only_and_shows_no_content(card):
+    data = seal_backup(card, b"data", "secret", salt=SALT, nonce=NONCE)
+    assert b"patches" not in data and b"client.pem" not in data
+    for wrong, passphrase in ((data, "other"), (data[:-1] + bytes([data[-1] ^ 1]), "secret")):
+        with pytest.raises(DataError, match="the passphrase is another one, or the file is damaged"):
+            open_backup(wrong, passphrase, "file")
+    with pytest.raises(DataError, match="is no backup"):
+        open_backup(b"hello", "secret", "file")
+
+
+def test_restore_into_a_state_changes_nothing(card):
+    archive = open_backup(seal_backup(card, b"", "secret", salt=SALT, nonce=NONCE), "secret", "file")
+    before = {path: path.read_bytes() for path in card.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="has a state already"):
+        restore_backup(archive, card, DAY)
+    assert {path: path.read_bytes() for path in card.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "patches/../../x", "else"])
+def test_archive_with_a_foreign_name_is_refused(tmp_path, name):
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(DataError, match="which no backup has"):
+        restore_backup(archive.getvalue(), tmp_path / "new", DAY)
+
+
+def test_owner_makes_a_backup_and_restores_it_by_command(agent, card, tmp_path):
+    config, secret, file = tmp_path / "agent.toml", tmp_path / "passphrase", tmp_path / "x.backup"
+    config.write_text(f'state_dir = "{card}"\n')
+    secret.write_text("secret\n")
+    assert agent("backup", file, "--passphrase-file", secret, "--config", config).code == 0
+    assert file.read_bytes().startswith(MAGIC) and file.stat().st_mode & 0o077 == 0
+    target = ("--config", tmp_path / "new" / SETTINGS, "--state-dir", tmp_path / "new" / "state")
+    (tmp_path / "new").mkdir()
+    done = agent("restore", file, "--passphrase-file", secret, *target)
+    assert (done.code, "the allowance of today counts as spent" in done.out) == (0, True), done.err
+    assert (tmp_path / "new" / SETTINGS).read_text() == config.read_text()
+
+
+def test_remove_is_refused_while_the_agent_runs(agent, tmp_path):
+    with lock_state_dir(tmp_path):
+        done = agent("remove", "--data", "x", "--state-dir", tmp_path, "--broker", "mqtt://127.0.0.1:1")
+    assert done.code == 2 and "the agent is running" in done.err
+
+
+def retained_at(url: str, names: Sequence[str]) -> set[str]:
+    """Topics that have a retained message at a broker; a message of our own comes after all of them."""
+    events: SimpleQueue[LinkEvent] = SimpleQueue()
+    link = MqttLink(url, client_id="reader", events=events.put, clean_start=True)
+    link.subscribe(*names, "end")
+    link.start()
+    link.wait_connected(30.0)
+    link.publish("end", b"x")
+    found: set[str] = set()
+    try:
+        while True:
+            event = events.get(timeout=30.0)
+            if isinstance(event, Received):
+                if event.topic == "end":
+                    return found
+                found.add(event.topic)
+    except Empty:
+        raise AssertionError("the broker is silent") from None
+    finally:
+        link.stop()
+
+
+@pytest.mark.medium
+@pytest.mark.broker
+def test_remove_clears_what_the_device_retained_and_lists_what_remains(agent, tmp_path):
+    bus, state = BusTopics("fedpatch-bus", "lab", "pi"), topics.device_state("lab", "pi")
+    retained = [state, bus.state, bus.availability, *discovery(bus, "homeassistant", "device", switch=True)]
+    with Mosquitto() as broker:
+        link = MqttLink(broker.url, client_id="pi", events=lambda _: None, clean_start=True)
+        link.start()
+        link.wait_connected(30.0)
+        for topic in retained:
+            link.publish(topic, b"x", retain=True)
+        link.stop(5.0)
+        assert retained_at(broker.url, retained) == set(retained)
+        (tmp_path / "bus.toml").write_text(f'broker = "{broker.url}"\n')
+        names = ("--fleet", "lab", "--device-id", "pi", "--broker", broker.url, "--state-dir", tmp_path / "state")
+        done = agent("remove", "--data", "x", *names, "--bus-config", tmp_path / "bus.toml")
+        assert retained_at(broker.url, retained) == set()
+    assert done.code == 0, done.err
+    assert all(line.partition("{")[0] in done.out for line, _ in REMAINS)
