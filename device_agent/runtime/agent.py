@@ -48,6 +48,7 @@ from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent
+from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
@@ -88,7 +89,7 @@ class Reload:
     """A request to read the preferences again."""
 
 
-Event = LinkEvent | TrainerEvent | Facts | FetchEvent | Stop | Reload
+Event = LinkEvent | TrainerEvent | Facts | FetchEvent | NameChecked | Stop | Reload
 EventQueue = SimpleQueue[Event]
 
 # How long an ending agent waits for a personal model; a Raspberry Pi makes one in a second or two.
@@ -119,6 +120,8 @@ class Agent:
         status: status.json.
         leader: The highest epoch of the fleet's leaders.
         settings: The settings in force; None where they are not the agent's own.
+        ask_for_name: Begins to find out whether another agent is online under this name, which ends with a NameChecked; None
+            to connect at once.
         clock: Returns monotonic seconds.
     """
 
@@ -139,6 +142,7 @@ class Agent:
         status: StatusFile,
         leader: LeaderEpoch,
         settings: SettingsInForce | None = None,
+        ask_for_name: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
@@ -155,6 +159,8 @@ class Agent:
         self._status = status
         self._leader = leader
         self._settings = settings
+        self._ask_for_name = ask_for_name
+        self._is_linked = False
         self._clock = clock
         self._tasks: tuple[TaskCapability, ...] = ()
         self._waiting_request: Envelope | None = None  # waits for facts
@@ -187,18 +193,36 @@ class Agent:
             self._stop()
 
     def start(self) -> None:
-        """Start the training process. The link connects once task and data are loaded.
+        """Start the training process and connect.
 
-        An agent that cannot work must not cut off the connection of a running agent with the same name.
+        While another agent is online under this name, it connects only once task and data are loaded: an agent that cannot
+        work must not cut off a running one.
         """
         self._trainer.start()
         self._link.subscribe(*topics.device_filters(self._identity.fleet, self._identity.device))
+        if self._ask_for_name is None:
+            self._connect()
+        else:
+            self._ask_for_name()
+
+    def _connect(self) -> None:
+        if not self._is_linked:
+            self._is_linked = True
+            self._link.start()
+
+    def _on_name(self, in_use: bool) -> list[Effect]:
+        if in_use and not self._tasks:
+            me = self._identity.device
+            _log.warning("an agent with the name %s is online; connecting once task and data are loaded", me)
+        else:
+            self._connect()
+        return []
 
     def _reload(self) -> None:
         if self._settings is not None:
             self._settings.reload(lambda settings: self._owner.use(Preferences.of(settings)))
 
-    def turn(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | None) -> None:
+    def turn(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | NameChecked | None) -> None:
         """Do one turn of the loop: handle an event, if there is one, then let time pass."""
         if event is not None:
             self._perform(self._handle(event, self._clock()))
@@ -261,7 +285,7 @@ class Agent:
     def _effects_of(self, events: Iterable[JobEvent], now: float) -> list[Effect]:
         return [effect for event in events for effect in self._job.handle(event, now)]
 
-    def _handle(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent, now: float) -> list[Effect]:
+    def _handle(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | NameChecked, now: float) -> list[Effect]:
         match event:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
@@ -276,6 +300,8 @@ class Agent:
                 return self._on_received(event, now)
             case Facts():
                 return self._on_facts(event, now)
+            case NameChecked():
+                return self._on_name(event.in_use)
             case ChunkFetched() | FetchEnded():
                 return self._effects_of(self._runner.fetched(event), now)
             case _:
@@ -409,7 +435,7 @@ class Agent:
         self._limits.take(ready)
         first = not self._tasks
         if first:
-            self._link.start()
+            self._connect()
         members = members_field(ready.members)
         self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples, members),)
         # Not earlier: without the model it is unknown which tensors may leave.

@@ -28,6 +28,7 @@ from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
+from fedpatch.device_agent.runtime.name_check import ask_in_thread
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.training_launch import launch_through
@@ -75,6 +76,7 @@ class Ports:
         trainer: Makes the training process from its setup and the function that takes its events.
         manager: Connection to systemd.
         root: Root of the file system in which facts about the device are read.
+        ask_for_name: Begins to find out whether another agent is online under this name; None to connect at once.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -82,6 +84,7 @@ class Ports:
     trainer: Callable[[WorkerSetup, Callable[[TrainerEvent], None]], Trainer] = Trainer
     manager: ServiceManager = field(default_factory=ServiceManager)
     root: Path = Path("/")
+    ask_for_name: Callable[[], None] | None = None
 
 
 def run_agent(
@@ -108,7 +111,13 @@ def run_agent(
     check_holder(settings.tls_files, identity.fleet, "device", identity.device)
     queue: EventQueue = SimpleQueue()
     trainer = partial(Trainer, launch=launch_through(fork_server))
-    ports = Ports(trainer=trainer, manager=ServiceManager.from_environment(), root=root)
+    boots = former_boots(settings.state_dir.absolute())
+    ports = Ports(
+        trainer=trainer,
+        manager=ServiceManager.from_environment(),
+        root=root,
+        ask_for_name=partial(ask_in_thread, settings, identity, boots, queue.put),
+    )
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
     with lock_state_dir(settings.state_dir.absolute()):
@@ -241,6 +250,7 @@ def make_agent(
         status=StatusFile(directory, fixed),
         leader=LeaderEpoch(directory, identity.fleet),
         settings=SettingsInForce(settings, source),
+        ask_for_name=ports.ask_for_name,
         clock=ports.clock,
     )
 

@@ -26,6 +26,7 @@ from fedpatch.device_agent.policy.usage import UsageLedger
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.startup import Ports, make_agent
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
@@ -462,28 +463,40 @@ class Unstarted(Silent):
         """Start nothing."""
 
 
-def agent_in(directory: Path, wire: Wire, **given: str) -> Agent:
+def agent_in(directory: Path, wire: Wire, *, asks: bool = False, **given: str) -> Agent:
     """An agent without a training process."""
     flags = {"data": "none", "fleet": "lab", "state_dir": str(directory), **given}
     settings = load(AgentSettings, file=None, environ={}, flags=flags)
-    ports = Ports(link=lambda *_, **__: wire, trainer=Unstarted, root=directory)
+    asking = (lambda: None) if asks else None
+    ports = Ports(link=lambda *_, **__: wire, trainer=Unstarted, root=directory, ask_for_name=asking)
     return make_agent(settings, Identity.new("lab", "pi"), EventQueue(), ports)
 
 
-def test_agent_connects_only_once_task_and_data_are_loaded(tmp_path):
+def test_agent_whose_name_is_in_use_connects_once_task_and_data_are_loaded(tmp_path):
     """Else an agent with wrong data would cut off a running one with the same name."""
     wire = Wire()
-    agent = agent_in(tmp_path, wire)
+    agent = agent_in(tmp_path, wire, asks=True)
     agent.start()
+    agent.turn(NameChecked(in_use=True))
     before = wire.started
     agent.turn(READY)
     assert (before, wire.started) == (False, True)
 
 
-def test_wrong_data_end_the_agent_before_it_connects(tmp_path):
+def test_agent_whose_name_is_free_connects_while_its_task_is_loaded(tmp_path):
     wire = Wire()
-    agent = agent_in(tmp_path, wire)
+    agent = agent_in(tmp_path, wire, asks=True)
     agent.start()
+    before = wire.started
+    agent.turn(NameChecked(in_use=False))
+    assert (before, wire.started) == (False, True)
+
+
+def test_wrong_data_end_the_agent_before_it_cuts_off_a_running_one(tmp_path):
+    wire = Wire()
+    agent = agent_in(tmp_path, wire, asks=True)
+    agent.start()
+    agent.turn(NameChecked(in_use=True))
     with pytest.raises(UsageError, match="no such data"):
         agent.turn(SetupFailed("no such data", UsageError.exit_code))
     assert not wire.started

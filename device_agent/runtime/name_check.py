@@ -1,0 +1,93 @@
+"""Whether another agent is online under the name of this device, asked with a client id of its own before the agent connects.
+
+The broker ends the connection of a client when another one connects with its id. So an agent that may fail at its task or data
+would cut off a running one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from fedpatch.device_agent.runtime.presence import Identity
+from fedpatch.shared.errors import FedpatchError, WireError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.shared.mqtt.events import LinkEvent, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import DeviceState
+
+CONNECT_S = 2.0
+"""Longest wait for the broker; without an answer nobody is taken to be online."""
+RETAINED_S = 0.3
+"""Longest wait for the retained state; a name that was never used has none."""
+
+
+@dataclass(frozen=True)
+class NameChecked:
+    """The answer: whether another agent is online under this device's name."""
+
+    in_use: bool
+
+
+def ask_in_thread(
+    settings: BrokerSettings, identity: Identity, boots: Collection[str], events: Callable[[NameChecked], None]
+) -> None:
+    """Ask in a thread of its own, and pass the answer to `events`.
+
+    Args:
+        settings: Settings of the connection.
+        identity: Names of this agent.
+        boots: Nonces of earlier starts of this agent.
+        events: Takes the answer; it must only enqueue it.
+    """
+
+    def ask() -> None:
+        events(NameChecked(is_name_in_use(settings, identity, boots)))
+
+    threading.Thread(target=ask, name="name check", daemon=True).start()
+
+
+def is_name_in_use(settings: BrokerSettings, identity: Identity, boots: Collection[str]) -> bool:
+    """Return whether the broker retains an online state of another agent; False where that cannot be found out."""
+    received: SimpleQueue[LinkEvent] = SimpleQueue()
+    try:
+        link = MqttLink(
+            settings.broker,
+            client_id=f"{identity.client_id}.look",
+            events=received.put,
+            username=settings.username,
+            password=password_of(settings),
+            tls=settings.tls_files,
+            profile=settings.profile,
+            clean_start=True,
+        )
+        link.subscribe(topics.device_state(identity.fleet, identity.device))
+        link.start()
+        try:
+            link.wait_connected(CONNECT_S)
+            state = _state(received)
+        finally:
+            link.stop(0.0)
+    except FedpatchError:
+        return False
+    return state is not None and state.online and state.boot not in (*boots, identity.boot)
+
+
+def _state(received: SimpleQueue[LinkEvent]) -> DeviceState | None:
+    give_up_at = time.monotonic() + RETAINED_S
+    while True:
+        try:
+            event = received.get(timeout=max(0.0, give_up_at - time.monotonic()))
+        except Empty:
+            return None
+        if isinstance(event, Received):
+            try:
+                body = decode(event.payload).body
+            except WireError:
+                return None
+            return body if isinstance(body, DeviceState) else None
