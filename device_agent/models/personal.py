@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,14 @@ from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks.examples import Examples, from_arrays, from_frame, read, windows
 from fedpatch.shared.tasks.input_statistics import differences
 from fedpatch.shared.tasks.model_metadata import (
+    INPUTS_FILE,
     INT8_FILE,
     METADATA_FILE,
     MODEL_FILE,
     ModelMetadata,
     Preparation,
     from_json,
+    inputs_from_json,
 )
 from fedpatch.shared.tasks.prepare import prepared as prepared_by
 from fedpatch.shared.tasks.prepare import require_same_prepare
@@ -277,10 +280,18 @@ def only_task(store: ModelStore, state_dir: Path) -> str:
     return tasks[0]
 
 
+def _with_inputs(metadata: ModelMetadata, file: Path) -> ModelMetadata:
+    """Return the metadata with the statistics of the training inputs, where this user may read them."""
+    try:
+        return replace(metadata, inputs=inputs_from_json(file.read_bytes(), str(file)))
+    except (FileNotFoundError, PermissionError):
+        return metadata
+
+
 def _read(path: Path, threads: int, int8: bool) -> tuple[ModelMetadata, OnnxModel]:
     file = path / METADATA_FILE
     try:
-        metadata = from_json(file.read_bytes(), str(file))
+        metadata = _with_inputs(from_json(file.read_bytes(), str(file)), path / INPUTS_FILE)
         used = metadata.int8 if int8 else None
         file = path / (MODEL_FILE if used is None else INT8_FILE)
         model = file.read_bytes()

@@ -4,6 +4,7 @@
         current -> 000012-RUN-ROUND      a link that is replaced in one rename: it always leads to a whole model
         000012-RUN-ROUND/model.onnx      beside it metadata.json (shared.tasks.model_metadata)
         000012-RUN-ROUND/model.int8.onnx the same in int8 (keep_int8)
+        000012-RUN-ROUND/inputs.json     statistics of the training inputs, 0600: not for the group
         .staged/                         trained, and not yet known to be committed
         kept.json                        why the last round's model did not become the present one
         held                             its owner went back to a model, which stays the present one until it is released
@@ -28,7 +29,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -37,7 +38,15 @@ from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfini
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import StateError, UsageError
-from fedpatch.shared.tasks.model_metadata import INT8_FILE, METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
+from fedpatch.shared.tasks.model_metadata import (
+    INPUTS_FILE,
+    INT8_FILE,
+    METADATA_FILE,
+    MODEL_FILE,
+    ModelMetadata,
+    from_json,
+    to_json,
+)
 from fedpatch.shared.typed_values import learn_types
 
 MARK = ".attempt"
@@ -84,7 +93,7 @@ _STAGED, _UNFINISHED, _REMOVED = ".staged", ".unfinished", ".removed"
 _LINK, _LOCK, _KEPT, _HELD = ".link", ".lock", "kept.json", "held"
 HELD_WORDS = "its owner went back to another model, which stays until `fedpatch-agent rollback --release`"
 _VERSION = re.compile(r"(\d{6,})-.+")
-_DIRECTORY_MODE, _FILE_MODE = 0o750, 0o640
+_DIRECTORY_MODE, _FILE_MODE, _PRIVATE_MODE = 0o750, 0o640, 0o600
 
 
 @dataclass(frozen=True)
@@ -158,7 +167,9 @@ class ModelStore:
                 write_atomic(unfinished / MODEL_FILE, model, mode=_FILE_MODE)
                 if metadata.int8 is not None:
                     write_atomic(unfinished / INT8_FILE, int8, mode=_FILE_MODE)
-                described = to_json(metadata)
+                described = to_json(replace(metadata, inputs=None))
+                if metadata.inputs is not None:
+                    write_atomic(unfinished / INPUTS_FILE, msgspec.json.encode(metadata.inputs), mode=_PRIVATE_MODE)
                 write_atomic(unfinished / METADATA_FILE, described, mode=_FILE_MODE)
                 sums = _sums(metadata, hashlib.sha256(described).hexdigest())
                 write_atomic(unfinished / SUMS_FILE, sums, mode=_FILE_MODE)

@@ -48,6 +48,11 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("models/TASK/NUMBER-RUN-ROUND/model.int8.onnx", "the same in int8", "this version in int8"),
     StateFile("models/TASK/NUMBER-RUN-ROUND/metadata.json", "description, accuracy, checksum", "this version"),
     StateFile(
+        "models/TASK/NUMBER-RUN-ROUND/inputs.json",
+        "statistics of the training inputs",
+        "no warning of unlike inputs",
+    ),
+    StateFile(
         "models/TASK/NUMBER-RUN-ROUND/SHA256SUMS",
         "checksums of both",
         "the doctor checks the model alone",

@@ -19,6 +19,8 @@ INPUT, OUTPUT = "input", "output"
 """Names of the model's only input and only output."""
 
 MODEL_FILE, METADATA_FILE, INT8_FILE = "model.onnx", "metadata.json", "model.int8.onnx"
+INPUTS_FILE = "inputs.json"
+"""Statistics of the training inputs, for the agent's user alone: other programs may read the model, not the data's figures."""
 
 FEDERATED, ALONE, PREVIOUS = "federated", "alone", "previous"
 SOURCES = {FEDERATED: "federated", ALONE: "trained alone"}
@@ -104,7 +106,7 @@ class ModelMetadata:
 
     `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
     must apply to raw inputs (None: there is none), `inputs` the training inputs after it. Both are computed from the
-    device's data, and stay on the device as the model does.
+    device's data, and stay on the device as the model does. The agent keeps `inputs` in INPUTS_FILE.
 
     `readings` are columns and windows of the files that the task's `load_data` reads, which predictions take too; None where
     the task does not declare them.
@@ -156,6 +158,14 @@ learn_types(ModelMetadata)
 def to_json(metadata: ModelMetadata) -> bytes:
     """Return JSON for people and programs; a number that is not finite becomes null."""
     return msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n"
+
+
+def inputs_from_json(text: bytes, where: str) -> InputStatistics:
+    """Read the content of INPUTS_FILE. StateError, which names `where`, if it is damaged."""
+    try:
+        return msgspec.json.decode(text, type=InputStatistics)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StateError(f"{where}: does not describe inputs ({error})") from error
 
 
 def from_json(text: bytes, where: str) -> ModelMetadata:

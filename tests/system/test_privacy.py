@@ -16,7 +16,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
-from fedpatch.shared.tasks.model_metadata import METADATA_FILE, from_json
+from fedpatch.shared.tasks.model_metadata import INPUTS_FILE, inputs_from_json
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy, policy_of_names
@@ -143,10 +143,9 @@ def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict
 
 
 def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
-    """Return the input statistics in the metadata of the device's personal model, in both precisions."""
-    file = agent.patches.parent / DIRECTORY / TASK.name / "current" / METADATA_FILE
-    known = from_json(file.read_bytes(), str(file)).inputs
-    assert known is not None
+    """Return the input statistics beside the metadata of the device's personal model, in both precisions."""
+    file = agent.patches.parent / DIRECTORY / TASK.name / "current" / INPUTS_FILE
+    known = inputs_from_json(file.read_bytes(), str(file))
     found: dict[str, Array] = {}
     for name in ("mean", "std", "min", "max"):
         values = getattr(known, name)

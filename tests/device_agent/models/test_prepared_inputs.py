@@ -18,7 +18,7 @@ from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrain
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks.data_checks import load_checked
-from fedpatch.shared.tasks.model_metadata import METADATA_FILE
+from fedpatch.shared.tasks.model_metadata import INPUTS_FILE, METADATA_FILE
 from fedpatch.shared.tasks.prepare import preparation_of
 from fedpatch.shared.tasks.task import Task
 from tests.device_agent.device_rounds import SGD, Scene
@@ -144,9 +144,18 @@ def test_metadata_hold_input_statistics_and_a_trace_of_prepare(state_dir):
     data = load_checked(TASK, "good", Path(), "device pi").data
     assert known["task_ref"] == REFERENCE
     assert known["prepare"]["raw_shape"] == [3] and known["prepare"]["probe"]
-    np.testing.assert_allclose(known["inputs"]["mean"], data.train_x.mean(axis=0), atol=1e-4)
-    assert known["inputs"]["examples"] == len(data.train_x)
+    statistics = json.loads(file.with_name(INPUTS_FILE).read_bytes())
+    np.testing.assert_allclose(statistics["mean"], data.train_x.mean(axis=0), atol=1e-4)
+    assert statistics["examples"] == len(data.train_x)
     assert file.stat().st_size < 10_000
+
+
+def test_group_may_read_the_model_and_not_the_statistics_of_the_data(state_dir):
+    folder = state_dir / DIRECTORY / TASK.name / "current"
+    modes = {name: (folder / name).stat().st_mode & 0o777 for name in (METADATA_FILE, INPUTS_FILE)}
+    assert modes == {METADATA_FILE: 0o640, INPUTS_FILE: 0o600}
+    assert json.loads((folder / METADATA_FILE).read_bytes())["inputs"] is None
+    assert PersonalModel(folder.resolve()).metadata.inputs is not None
 
 
 def _csv(folder: Path, text: str) -> Path:
