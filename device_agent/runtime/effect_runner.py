@@ -54,7 +54,7 @@ from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEvent
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cut_from_file
-from fedpatch.device_agent.state.history import DECLINED, STOPPED, WORKED, History
+from fedpatch.device_agent.state.history import DECLINED, STOPPED, WORKED, DeviceHistory
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
@@ -112,7 +112,7 @@ class EffectRunner:
         directory: Path,
         models: ModelStore | None = None,
         fetcher: ModelFetcher | None = None,
-        history: History | None = None,
+        history: DeviceHistory | None = None,
         shares_reasons: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -134,7 +134,7 @@ class EffectRunner:
         self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
         self._fetcher = fetcher
-        self._history = History(None) if history is None else history
+        self._history = DeviceHistory(None) if history is None else history
         self._shares_reasons = shares_reasons
         self._by_url_bytes = 0
         self._work: tuple[JobKey, str] | None = None  # the last work that trained, and its global model

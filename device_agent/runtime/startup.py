@@ -35,7 +35,7 @@ from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.history import History
+from fedpatch.device_agent.state.history import DeviceHistory
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
@@ -205,7 +205,7 @@ def make_agent(
         directory=directory,
         models=models,
         fetcher=ModelFetcher.of(settings, settings.models_ca_file, queue.put) if settings.models_by_url else None,
-        history=History(directory, settings.broker),
+        history=DeviceHistory(directory, settings.broker),
         shares_reasons=settings.share_reasons,
         clock=ports.clock,
     )

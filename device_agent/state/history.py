@@ -72,7 +72,7 @@ class HistoryEntry:
 learn_types(HistoryEntry)
 
 
-class History:
+class DeviceHistory:
     """The history of one agent.
 
     Args:

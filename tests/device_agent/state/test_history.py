@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.state import history as module
-from fedpatch.device_agent.state.history import DECLINED, KEEP_DAYS, REPEAT_S, STOPPED, WORKED, History, read_history
+from fedpatch.device_agent.state.history import (
+    DECLINED,
+    KEEP_DAYS,
+    REPEAT_S,
+    STOPPED,
+    WORKED,
+    DeviceHistory,
+    read_history,
+)
 from fedpatch.shared.mqtt.traffic import Traffic
 
 KEY = JobKey("a-run", 1, 3, "digits")
@@ -33,7 +41,7 @@ def clock() -> Clock:
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), min_size=1, max_size=6))
 def test_bytes_of_all_entries_are_those_that_the_process_moved(tmp_path_factory, moves):
     directory = tmp_path_factory.mktemp("state")
-    history, traffic = History(directory, "mqtt://hub", lambda: 1e9), Traffic()
+    history, traffic = DeviceHistory(directory, "mqtt://hub", lambda: 1e9), Traffic()
     for sent, received in moves:
         traffic = traffic.plus(Traffic(sent, received))
         history.note(WORKED, "committed", traffic, KEY, "ab")
@@ -43,14 +51,14 @@ def test_bytes_of_all_entries_are_those_that_the_process_moved(tmp_path_factory,
 
 
 def test_entry_has_run_round_broker_and_model(tmp_path, clock):
-    History(tmp_path, "mqtt://hub", clock).note(WORKED, "committed", Traffic(5, 6), KEY, "ab")
+    DeviceHistory(tmp_path, "mqtt://hub", clock).note(WORKED, "committed", Traffic(5, 6), KEY, "ab")
     (entry,) = read_history(tmp_path)
     assert (entry.run, entry.round, entry.task, entry.broker, entry.model) == ("a-run", 3, "digits", "mqtt://hub", "ab")
     assert (tmp_path / "history.jsonl").stat().st_mode & 0o077 == 0
 
 
 def test_same_decline_is_written_once_an_hour_with_the_number_of_those_before(tmp_path, clock):
-    history = History(tmp_path, "", clock)
+    history = DeviceHistory(tmp_path, "", clock)
     for _ in range(4):
         history.note(DECLINED, "unwilling: quiet hours", Traffic(), KEY)
     clock.now += REPEAT_S
@@ -59,18 +67,18 @@ def test_same_decline_is_written_once_an_hour_with_the_number_of_those_before(tm
 
 
 def test_entries_are_deleted_after_the_stated_days(tmp_path, clock):
-    History(tmp_path, "", clock).note(STOPPED, "old", Traffic())
+    DeviceHistory(tmp_path, "", clock).note(STOPPED, "old", Traffic())
     clock.now += (KEEP_DAYS - 1) * DAY_S
-    History(tmp_path, "", clock).note(STOPPED, "new", Traffic())
+    DeviceHistory(tmp_path, "", clock).note(STOPPED, "new", Traffic())
     assert [one.words for one in read_history(tmp_path)] == ["old", "new"]
     clock.now += 2 * DAY_S
-    History(tmp_path, "", clock)
+    DeviceHistory(tmp_path, "", clock)
     assert [one.words for one in read_history(tmp_path)] == ["new"]
 
 
 def test_large_file_loses_its_older_half(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(module, "MAX_BYTES", 2000)
-    history = History(tmp_path, "", clock)
+    history = DeviceHistory(tmp_path, "", clock)
     for index in range(40):
         history.note(WORKED, f"outcome {index}", Traffic())
     assert (tmp_path / "history.jsonl").stat().st_size <= 2000 + 300
@@ -78,14 +86,14 @@ def test_large_file_loses_its_older_half(tmp_path, clock, monkeypatch):
 
 
 def test_damaged_line_is_left_out(tmp_path, clock):
-    History(tmp_path, "", clock).note(WORKED, "first", Traffic())
+    DeviceHistory(tmp_path, "", clock).note(WORKED, "first", Traffic())
     with (tmp_path / "history.jsonl").open("ab") as file:
         file.write(b"{half\n\xff\n[1]\n")
-    History(tmp_path, "", clock).note(WORKED, "second", Traffic())
+    DeviceHistory(tmp_path, "", clock).note(WORKED, "second", Traffic())
     assert [one.words for one in read_history(tmp_path)] == ["first", "second"]
 
 
 def test_full_disk_costs_the_entry_only(tmp_path, clock, caplog):
-    history = History(tmp_path / "absent", "", clock)
+    history = DeviceHistory(tmp_path / "absent", "", clock)
     history.note(WORKED, "committed", Traffic())
     assert "this entry of the history is lost" in caplog.text
