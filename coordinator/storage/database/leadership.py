@@ -35,6 +35,7 @@ from fedpatch.coordinator.storage.database.postgresql import (
     lost_to,
     make_engine,
     next_epoch,
+    refuse_pooler,
 )
 from fedpatch.shared.errors import LeadershipGivenUp, LeadershipLost, StateError, UsageError
 
@@ -304,6 +305,7 @@ class Leadership:
 
     def _connect(self) -> Connection:
         session = self._engine.connect()
+        refuse_pooler(self._engine, session, self._url)
         version = int(session.exec_driver_sql("SHOW server_version_num").scalar_one())
         if version < _LEAST_VERSION:
             session.close()

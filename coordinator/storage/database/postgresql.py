@@ -47,7 +47,8 @@ _CONNECT_ARGS = {
 }
 LEASE_S = 5.0
 """Seconds without a sign of life after which the server ends the sessions of a leader with standbys."""
-_FENCED = f"SET idle_in_transaction_session_timeout = '{LEASE_S:g}s'"
+_FENCED = f"SET LOCAL idle_in_transaction_session_timeout = '{LEASE_S:g}s'"
+_PROCESS = "SELECT pg_backend_pid()"
 _LOCK = "fedpatch fleet "
 # The server ends the session of a process a moment after the process has ended.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
@@ -57,6 +58,7 @@ _UNDONE_TIMES = 5
 _REMEDIES = {
     "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
     "25006": "it was opened to read, or the server is a standby",
+    "08P01": "if a pooler refuses this, use the address of the server itself",
     "53100": "make room on the server's disk",
     "42P01": "its tables are gone; restore a backup, or use an empty database and `fedpatch runs --rebuild`",
 }
@@ -79,11 +81,12 @@ class PostgresDatabase(Database):
         StateError: The database cannot be reached or used, is not fedpatch's, or of a newer version.
     """
 
-    _begin = "BEGIN"
-
     def __init__(self, path: Path, url: str, *, readonly: bool = False, patient: bool = False) -> None:
-        self._engine = make_engine(url)
+        # A pooler may give each read another session, which has none of our prepared statements.
+        self._engine = make_engine(url, prepare_threshold=None) if readonly else make_engine(url)
         self._readonly = readonly
+        self._begin = "BEGIN READ ONLY" if readonly else "BEGIN"
+        self._durably: tuple[str, ...] = ()
         self._patience_s = 0.0 if readonly else PATIENCE_S
         self._fleets: set[str] = set()
         self._fence: tuple[str, int] | None = None
@@ -141,8 +144,6 @@ class PostgresDatabase(Database):
         """As Database.lead: take the advisory lock of a fleet until the database is closed, or check `epoch` at each change."""
         if epoch is not None:
             self._fence = (fleet, epoch)
-            with self.errors():
-                self._lasting(lambda: self._connection.exec_driver_sql(_FENCED))
             return epoch
         with self.errors():
             for pause_s in (*_LOCK_PAUSES_S, None):
@@ -168,7 +169,13 @@ class PostgresDatabase(Database):
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
         self._in_doubt = None
-        return super()._transaction(lambda db: self._noted(self._fenced(work, db)))
+        return super()._transaction(lambda db: self._noted(self._fenced(work, self._set_up(db))))
+
+    def _set_up(self, db: Connection) -> Connection:
+        """Give a transaction its settings, none of which outlives it: behind a pooler the session belongs to others next."""
+        for setting in (*self._durably, *([_FENCED] if self._fence is not None else ())):
+            db.exec_driver_sql(setting)
+        return db
 
     def _fenced(self, work: Callable[[Connection], T], db: Connection) -> T:
         """Do `work` as the leader of the present epoch; raise LeadershipLost in a later one."""
@@ -249,8 +256,6 @@ class PostgresDatabase(Database):
             if not lock(self._connection, fleet):
                 raise _NotYet(StateError(in_use(self.name, fleet)))
         status = self._status_in_doubt()
-        if self._fence is not None:
-            self._connection.exec_driver_sql(_FENCED)
         if status is None:  # a commit in doubt may itself have begun an epoch
             for run, epoch in self._connection.execute(select(runs.c.id, runs.c.epoch).where(runs.c.id.in_(self.led))):
                 if epoch > self.led[run] and self._fence is None:
@@ -288,13 +293,13 @@ class PostgresDatabase(Database):
 
     def _connect(self) -> Connection:
         connection = self._engine.connect()
+        if self._readonly:
+            return connection
+        refuse_pooler(self._engine, connection, self.name)
         durable = connection.exec_driver_sql("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
         synchronous, fsync = durable.one()
-        if synchronous == "off":
-            connection.exec_driver_sql("SET synchronous_commit = on")
-        if self._readonly:
-            connection.exec_driver_sql("SET default_transaction_read_only = on")
-        elif fsync == "off":
+        self._durably = ("SET LOCAL synchronous_commit = on",) if synchronous == "off" else ()
+        if fsync == "off":
             _log.warning("%s: the server has fsync = off, so a power cut loses committed changes", self.name)
         return connection
 
@@ -347,6 +352,40 @@ def make_engine(url: str, name: str = "fedpatch", **arguments: Any) -> Engine:
         raise UsageError(f"{url}: needs psycopg; pip install 'fedpatch[postgresql]'") from None
     except (ArgumentError, ValueError):
         raise UsageError(f"{url}: is no URL of a PostgreSQL database") from None
+
+
+def refuse_pooler(engine: Engine, session: Connection, url: str) -> None:
+    """Refuse a pooler that gives each transaction another session: locks and settings of a session would be those of others.
+
+    A pooler announces another number of a process than the server's. It keeps sessions apart if a second connection has
+    another process, and the first one still its own.
+
+    Args:
+        engine: Makes the second connection.
+        session: The first one, outside of a transaction; it is closed if the pooler is refused.
+        url: URL of the database.
+
+    Raises:
+        StateError: The pooler does so.
+    """
+    driver = cast(Any, session.connection.dbapi_connection)
+    own = session.exec_driver_sql(_PROCESS).scalar()
+    if driver.info.backend_pid == own:
+        return
+    with engine.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        try:
+            apart = other.exec_driver_sql(_PROCESS).scalar() != own
+            apart = apart and session.exec_driver_sql(_PROCESS).scalar() == own
+        finally:
+            other.exec_driver_sql("ROLLBACK")
+    if not apart:
+        session.close()
+        raise StateError(
+            f"{url}: a pooler is there that gives each transaction another session (PgBouncer: pool_mode = transaction), "
+            "without which no lock of a fleet lasts; use the address of the server itself, or pool_mode = session for this "
+            "database"
+        )
 
 
 def _version(db: Connection, name: str) -> int:

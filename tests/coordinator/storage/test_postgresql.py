@@ -188,7 +188,10 @@ def test_commits_wait_for_the_disk_although_the_server_would_not(path: Path, pos
     url = (path.parent / URL_FILE).read_text()
     (path.parent / URL_FILE).write_text(f"{url}%20-csynchronous_commit%3Doff")
     with Registry(path) as registry:
-        assert database_of(registry)._connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+        database = database_of(registry)
+        shown = "SHOW synchronous_commit"
+        assert database.change(lambda db: db.exec_driver_sql(shown).scalar()) == "on"
+        assert database._connection.exec_driver_sql(shown).scalar() == "off"
 
 
 def test_one_coordinator_leads_a_fleet_from_whatever_directory(tmp_path: Path, path: Path):
