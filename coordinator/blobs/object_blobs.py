@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from obstore import sign
 from obstore.exceptions import BaseError
@@ -42,6 +43,9 @@ _MOST_SIGNED_S = 7 * 24 * 3600.0  # AWS accepts no longer time
 _PROBE = "write-check"
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_METHOD = re.compile(r"\b(?:GET|HEAD|PUT|POST|DELETE) https?://[^\s?]+")
+_UNKNOWN_REQUEST = re.compile(r"\b(?:405 Method Not Allowed|501 Not Implemented)\b")
+_PASSING = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout")
 _RIGHTS = "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
 _CREDENTIALS = "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"
 _REMEDIES = {
@@ -78,25 +82,32 @@ class ObjectBlobs:
         self._retry_s = retry_s
         self._bucket, self._prefix = bucket, prefix
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        self._scheme, self._host = urlsplit(endpoint).scheme or "https", urlsplit(endpoint).hostname or "amazonaws.com"
         self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         pause = timedelta(seconds=min(_MAX_PAUSE_S, retry_s))
-        try:
-            self._store = S3Store(
+        self._deletes_many: bool | None = None  # whether the store has DeleteObjects; None: not known yet
+
+        def made(most_retries: int = _MAX_RETRIES, *, singly: bool = False) -> S3Store:
+            return S3Store(
                 bucket,
                 prefix=prefix,
                 region=region,
+                disable_bulk_delete=singly,
                 client_options={
                     "allow_http": endpoint.startswith("http://"),
                     "timeout": timedelta(seconds=_TIMEOUT_S),
                     "connect_timeout": timedelta(seconds=_MAX_PAUSE_S),
                 },
                 retry_config={
-                    "max_retries": _MAX_RETRIES,
+                    "max_retries": most_retries,
                     "retry_timeout": timedelta(seconds=retry_s),
                     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": pause, "base": 2},
                 },
             )
+
+        try:
+            self._store, self._impatient, self._singly = made(), made(0), made(singly=True)
         except (BaseError, ValueError) as error:
             # The error's text is left out: it may show a value of the environment.
             raise UsageError(f"blobs: {self.where()}: the AWS_* environment cannot be used; correct it") from error
@@ -151,7 +162,23 @@ class ObjectBlobs:
         with self._refusals(keys[0] if keys else ""):
             for folder in set(keys) - set(paths):
                 paths += self._request(partial(self._names, folder.rstrip("/")))
-            self._request(lambda: self._store.delete(paths))
+            self._request(partial(self._delete, paths))
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        """Delete objects by one request for all, or by one request each in a store without DeleteObjects.
+
+        The first request for all is not repeated, since a store without it may answer as if it were out of order.
+        """
+        if self._deletes_many is None and len(paths) > 1:
+            try:
+                self._impatient.delete(paths)
+                self._deletes_many = True
+                return
+            except (BaseError, OSError) as error:
+                if _lacks_operation(error):
+                    self._deletes_many = False
+                    _log.info("%s: the store deletes one object at a time only", self.where())
+        (self._store if self._deletes_many and len(paths) > 1 else self._singly).delete(paths)
 
     def _names(self, folder: str) -> Sequence[str]:
         return [one["path"] for page in self._store.list(folder) for one in page]
@@ -189,11 +216,13 @@ class ObjectBlobs:
             code, text = _code(error), str(error)
             if code:
                 problem, remedy = code, _REMEDIES.get(code, "see the log of the object store")
+                if code not in _REMEDIES and (operation := _METHOD.search(text)):
+                    problem = f"{code} in answer to {operation[0]}"
             elif "/latest/api/token" in text:  # from which a machine in AWS gets the credentials of its role
                 problem, remedy = "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             else:
                 problem = f"{self._endpoint} does not answer"
-                remedy = "start the object store, or correct AWS_ENDPOINT_URL"
+                remedy = f"start the object store, or correct AWS_ENDPOINT_URL{_proxy_hint(self._scheme, self._host)}"
             raise StoreUnavailable(f"{self.where(key)}: {problem}; {remedy}") from error
 
 
@@ -201,6 +230,20 @@ def _fail(done: Future[Any], error: BaseException | None = None) -> None:
     """End the wait for a request; without an error it is abandoned."""
     with suppress(InvalidStateError):
         done.set_exception(error or TimeoutError("abandoned"))
+
+
+def _proxy_hint(scheme: str, host: str) -> str:
+    """Return the remedy for a proxy of the environment (http_proxy, https_proxy, all_proxy) that requests go through; or ""."""
+    proxies = getproxies()
+    if proxy_bypass(host) or not (proxies.get(scheme) or proxies.get("all")):
+        return ""
+    return f", or its proxy: requests go through {scheme}_proxy of the environment unless no_proxy has {host}"
+
+
+def _lacks_operation(error: Exception) -> bool:
+    """Return whether a store has refused a request as unknown, and not for a reason that every request would have."""
+    code = _code(error)
+    return (code != "" and code not in _REMEDIES and code not in _PASSING) or bool(_UNKNOWN_REQUEST.search(str(error)))
 
 
 def _code(error: Exception) -> str:
