@@ -25,6 +25,7 @@ from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.lost_directory import agent_of_lost_directory
+from fedpatch.device_agent.state.machine import clone_problem
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
 from fedpatch.shared.app.files import refusals_of
@@ -74,6 +75,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
+    _check_machine(directory, checkup, root)
     _check_agent(directory, checkup)
     _check_stored(directory, checkup, settings.private)
     _check_personal(directory, checkup)
@@ -90,6 +92,13 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
         _check_task(settings, trainer, answers, checkup, directory / PATCHES)
+
+
+def _check_machine(directory: Path, checkup: Checkup, root: Path) -> None:
+    """Warn if another machine began the state directory; there is no finding without a problem."""
+    with suppress(StateError):  # the check `stored` finds a file that cannot be read
+        if found := clone_problem(directory, root):
+            checkup.warn("state_machine", *found)
 
 
 def _check_agent(directory: Path, checkup: Checkup) -> None:
@@ -218,7 +227,7 @@ def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, 
 def _is_running(directory: Path) -> bool:
     try:
         return is_held(directory / LOCK_NAME)
-    except OSError:
+    except (OSError, StateError):  # without locks `state_dir` has failed
         return False
 
 

@@ -37,6 +37,7 @@ from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import DeviceHistory
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
+from fedpatch.device_agent.state.machine import clone_problem, note_machine
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.offered_bases import OfferedBases
@@ -52,6 +53,7 @@ from fedpatch.device_agent.state.storage_check import PATCHES, Storage
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
 from fedpatch.shared import __version__
+from fedpatch.shared.app.file_systems import passing_mount
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.diagnostics.own_certificate import check_holder
@@ -121,11 +123,21 @@ def run_agent(
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
     with lock_state_dir(settings.state_dir.absolute()):
+        _watch_over_state(settings.state_dir.absolute(), root)
         agent = make_agent(settings, identity, queue, ports, source)
         if until_stdin_closes:
             stop_at_end_of_stdin(queue)
         with forward_signals(lambda number: queue.put(_event_of(number)), also=(signal.SIGHUP,)):
             return agent.run()
+
+
+def _watch_over_state(directory: Path, root: Path) -> None:
+    """Warn about a state directory that a reboot deletes or that another machine began, and note this machine in a new one."""
+    if passing := passing_mount(directory):
+        log.warning("%s: daily limits, patch and privacy account then begin anew; %s", passing.problem, passing.remedy)
+    if found := clone_problem(directory, root):
+        log.warning("%s; %s", *found)
+    note_machine(directory, root)
 
 
 def _event_of(number: int) -> Stop | Reload:

@@ -9,19 +9,38 @@ import time
 from pathlib import Path
 from typing import Self
 
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import StateError, UsageError
 
 # `is_held` in another process holds the lock for an instant, so a failure is retried.
 _PAUSES_S = (0.05, 0.2)
 
 
+# NFS without its lock service, some FUSE and 9p file systems.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def _flock(fd: int, operation: int, path: Path) -> None:
+    """Call flock; raise StateError if the file system of `path` has no locks."""
+    try:
+        fcntl.flock(fd, operation)
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            raise StateError(
+                f"{path}: this file system has no locks ({error.strerror}); use a directory on a local disk, or mount it with "
+                "locks (NFS: without nolock, with rpc.statd)"
+            ) from error
+        raise
+
+
 class _LockFile:
     """The file of a lock, open until `release`. It is made (mode 0600) if absent, and never deleted.
 
-    Raises UsageError if `path` is a symbolic link, which is not followed, and OSError if the file cannot be made.
+    Raises UsageError if `path` is a symbolic link, which is not followed, OSError if the file cannot be made, and StateError if
+    its file system has no locks.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -57,7 +76,7 @@ class FileLock(_LockFile):
     def _acquire(self, held: str) -> None:
         for pause_s in (*_PAUSES_S, None):
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self._path)
                 return
             except BlockingIOError:
                 if pause_s is None:
@@ -72,13 +91,15 @@ class FileLock(_LockFile):
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock. Raises OSError if the file is absent or unreadable.
+    """Return whether a process holds the lock.
+
+    Raises OSError if the file is absent or unreadable, and StateError if its file system has no locks.
 
     It tries a shared lock, so that two callers do not count each other as a holder.
     """
     fd = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, path)
     except BlockingIOError:
         return True
     finally:
@@ -95,12 +116,12 @@ class SharedLock(_LockFile):
     def take(self) -> bool:
         """Take the lock. Returns True if it is held alone now, False if shared; waits while another process holds it alone."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self._path)
         except BlockingIOError:
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            _flock(self._fd, fcntl.LOCK_SH, self._path)
             return False
         return True
 
     def share(self) -> None:
         """Change from holding the lock alone to sharing it."""
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        _flock(self._fd, fcntl.LOCK_SH, self._path)

@@ -16,9 +16,12 @@ from pathlib import Path
 
 from fedpatch import shared
 from fedpatch.shared.app.clock import is_synchronised
+from fedpatch.shared.app.file_systems import passing_mount
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.formatting import minute, size
+from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.diagnostics.checks import Checkup
+from fedpatch.shared.errors import StateError
 
 # torch 2.10 and later dies with SIGILL on the Cortex-A53 and A72 of a Pi 3 and a Pi 4 (see pyproject.toml).
 _LAST_TORCH_ON_AARCH64 = (2, 9)
@@ -98,7 +101,9 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
 
 
 def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private: bool) -> None:
-    """Check `state_dir` and `disk` by writing to the directory; no file stays.
+    """Check `state_dir` and `disk` by writing to the directory and locking a file; no file stays.
+
+    `state_lasts` is a warning for a directory that does not survive a reboot; there is no such finding for others.
 
     Args:
         directory: State directory; it may be absent.
@@ -111,13 +116,24 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
         with _made(directory) as fresh:
             with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as inner:
                 write_atomic(Path(inner) / "probe", bytes(_PROBE_BYTES))
+                FileLock(Path(inner) / "lock", "").release()
             if not fresh:
                 _check_owner(directory, checkup, private)
             else:
                 checkup.good("state_dir", f"{directory} can be made")
+            if passing := passing_mount(directory):
+                checkup.warn("state_lasts", passing.problem, passing.remedy)
             _check_space(directory, space, checkup)
+    except StateError as error:  # no locks
+        checkup.fail("state_dir", *_parts(error, directory))
     except OSError as error:
         checkup.fail("state_dir", f"nothing can be written in {directory}: {error.strerror}", _write_remedy(error))
+
+
+def _parts(error: StateError, directory: Path) -> tuple[str, str]:
+    """Return problem and remedy of a file system without locks, with the directory in place of the probe."""
+    problem, _, remedy = str(error).partition("; ")
+    return f"{directory}: {problem.partition(': ')[2]}", remedy
 
 
 def _write_remedy(error: OSError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.shared.app.locks import FileLock, SharedLock, is_held
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import StateError, UsageError
 
 HELD = "somebody is at work here; go elsewhere"
 HOLDER = """
@@ -130,3 +131,20 @@ def test_lock_path_that_is_a_link_is_not_followed(tmp_path):
     with pytest.raises(UsageError, match=r"agent\.lock is a symbolic link"):
         FileLock(tmp_path / "agent.lock", HELD)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_system_without_locks_is_named_with_the_remedy(path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    path.touch()
+    shared = SharedLock(path)
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for take in (lambda: FileLock(path, HELD), lambda: is_held(path), shared.take, shared.share):
+        with pytest.raises(
+            StateError, match=r"the\.lock: this file system has no locks .*use a directory on a local disk"
+        ):
+            take()
+    shared.release()

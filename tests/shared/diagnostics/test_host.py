@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.shared.app.file_systems import passing_mount
 from fedpatch.shared.diagnostics import host
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.diagnostics.host import (
@@ -160,3 +163,21 @@ def test_a_torch_that_ends_a_raspberry_pi_with_sigill(checkup, monkeypatch, mach
     monkeypatch.setattr(host, "_version", lambda name: version)
     check_versions("agent", checkup, machine)
     assert named(checkup, "versions").verdict == verdict
+
+
+def test_state_directory_without_locks_fails_with_the_remedy(checkup, tmp_path, monkeypatch):
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    check_state_dir(tmp_path, SPACE, checkup, private=False)
+    found = named(checkup, "state_dir")
+    assert found.verdict == "fail" and found.detail == f"{tmp_path}: this file system has no locks (No locks available)"
+    assert "local disk" in found.remedy and list(tmp_path.iterdir()) == []
+
+
+def test_state_directory_in_memory_is_a_warning(checkup, memory_path):
+    check_state_dir(memory_path, SPACE, checkup, private=False)
+    kind = passing_mount(memory_path)
+    assert kind is None or (named(checkup, "state_lasts").verdict == "warn")
+    assert kind is not None or not any(one.name == "state_lasts" for one in checkup.findings)

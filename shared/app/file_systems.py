@@ -1,0 +1,87 @@
+"""File systems that do not keep a directory: in memory, or a layer over another file system.
+
+An overlay is as lasting as its upper directory. That of a container or of `overlayroot` is often hidden; an overlay with
+a hidden upper directory counts as passing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = ("tmpfs", "ramfs")
+_OVERLAYS = ("overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs")
+
+
+@dataclass(frozen=True)
+class PassingMount:
+    """Why a directory is lost with the next boot or with its container, in words, and the remedy."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class _Mount:
+    place: str
+    kind: str
+    options: str
+
+
+def passing_mount(directory: Path, mounts: Path = _MOUNTS) -> PassingMount | None:
+    """Return why the file system of a directory does not keep it; None if it does, or if the kernel does not tell.
+
+    Args:
+        directory: The directory; it may be absent.
+        mounts: The kernel's list of mounts.
+    """
+    try:
+        known = [mount for line in mounts.read_text("utf-8", "replace").splitlines() if (mount := _parse(line))]
+    except OSError:
+        return None
+    mount = _mount_of(directory, known)
+    if mount is None:
+        return None
+    remedy = "use a directory on a disk or card, or a volume of the container (--state-dir)"
+    if mount.kind in _IN_MEMORY:
+        return PassingMount(
+            f"{directory} is in memory ({mount.kind} at {mount.place}) and does not survive a reboot", remedy
+        )
+    if mount.kind in _OVERLAYS and not _upper_lasts(mount, known):
+        text = f"{directory} is on an overlay ({mount.kind} at {mount.place}), and is lost at a reboot or with its container"
+        return PassingMount(
+            text, f"{remedy}; on a Raspberry Pi switch the overlay off (raspi-config, Performance Options)"
+        )
+    return None
+
+
+def _mount_of(directory: Path, known: list[_Mount]) -> _Mount | None:
+    """Return the mount that holds a directory: of the longest place, and the last one of that place."""
+    path = os.path.realpath(directory)
+    holders = [one for one in known if path == one.place or path.startswith(f"{one.place.rstrip('/')}/")]
+    return max(enumerate(holders), key=lambda item: (len(item[1].place), item[0]), default=(0, None))[1]
+
+
+def _upper_lasts(overlay: _Mount, known: list[_Mount]) -> bool:
+    upper = re.search(r"(?:^|,)upperdir=([^,]+)", overlay.options)
+    if upper is None or not os.path.isdir(upper[1]):
+        return False
+    mount = _mount_of(Path(upper[1]), known)
+    return mount is not None and mount.kind not in (*_IN_MEMORY, *_OVERLAYS)
+
+
+def _parse(line: str) -> _Mount | None:
+    """Return the mount of a line of mountinfo (proc(5)); None for another line."""
+    before, separator, after = line.partition(" - ")
+    fields, others = before.split(), after.split()
+    if not separator or len(fields) < 5 or len(others) < 3:
+        return None
+    return _Mount(_plain(fields[4]), others[0], _plain(others[2]))
+
+
+def _plain(text: str) -> str:
+    """Return a text of mountinfo without the octal escapes of space, tab, newline and backslash."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
