@@ -23,7 +23,7 @@ _upwards, _downwards, _round, _limit = (
 # The settings of a broker connection, with the fields of RelaySettings that have them.
 _UPWARDS: Mapping[str, str] = {"broker": "up", "fleet": "up_fleet", "broker_profile": "up_broker_profile"}
 _DOWNWARDS: Mapping[str, str] = {"broker": "down", "fleet": "fleet"}
-_CONNECTION = ("username", "password", "password_file", "ca_file", "cert_file", "key_file", "insecure")
+_CONNECTION = ("username", "password", "password_file", "ca_file", "cert_file", "key_file", "accept_lax_ca", "insecure")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class RelaySettings(Settings):
     up_key_file: Path | None = _upwards(
         "key_file", default_means="in up_cert_file", help="Key of up_cert_file, PEM, mode 0600."
     )
+    up_accept_lax_ca: bool = _upwards("accept_lax_ca")
     up_insecure: bool = _upwards(
         "insecure", help="Allow mqtt:// to the parent's broker on another machine: the network can read everything."
     )
@@ -71,6 +72,7 @@ class RelaySettings(Settings):
     down_key_file: Path | None = _downwards(
         "key_file", default_means="in down_cert_file", help="Key of down_cert_file, PEM, mode 0600."
     )
+    down_accept_lax_ca: bool = _downwards("accept_lax_ca")
     down_insecure: bool = _downwards(
         "insecure", help="Allow mqtt:// to the site's broker on another machine: the network can read everything."
     )

@@ -38,6 +38,9 @@ class BrokerSettings(Settings):
         None, default_means="none", help="Own certificate, PEM; it may contain the key."
     )
     key_file: Path | None = _connection(None, default_means="in cert_file", help="Key of cert_file, PEM, mode 0600.")
+    accept_lax_ca: bool = _connection(
+        False, help="Accept a CA certificate without the extensions of RFC 5280, which Python 3.13 requires."
+    )
     insecure: bool = _connection(
         False, help="Allow mqtt:// to another machine: the network can then read and change everything."
     )
@@ -57,7 +60,7 @@ class BrokerSettings(Settings):
     @property
     def tls_files(self) -> TlsFiles:
         """The files of CA certificates, own certificate and key."""
-        return TlsFiles(self.ca_file, self.cert_file, self.key_file)
+        return TlsFiles(self.ca_file, self.cert_file, self.key_file, self.accept_lax_ca)
 
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of the settings, such as a password without user name (MQTT 3.1.1, section 3.1.2.9)."""

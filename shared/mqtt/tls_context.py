@@ -23,11 +23,13 @@ class TlsFiles:
         ca_file: Trusted CAs; None: the system's.
         cert_file: Own certificate; None: there is none.
         key_file: Key of the certificate; None: in `cert_file`. A single file for both can be replaced by one rename.
+        accept_lax_ca: Whether a CA certificate may lack extensions that RFC 5280 requires; Python 3.13 checks them.
     """
 
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
+    accept_lax_ca: bool = False
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths that are set, each once."""
@@ -56,6 +58,8 @@ def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
             f"{files.ca_file}: not a file of CA certificates in PEM form ({error.strerror or error})"
         ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if files.accept_lax_ca:
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.sslsocket_class = AlertCapturingSocket
     if files.cert_file is not None:
         load_own(context, files.cert_file, files.key_file or files.cert_file)

@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,28 @@ RENEW = "fedpatch device rotate, then fedpatch-agent enrol; for a coordinator: f
 _SIGNATURE, _NOT_YET_VALID, _EXPIRED, _REVOKED, _PURPOSE = 7, 9, 10, 23, 26
 _UNKNOWN_CA = (18, 19, 20, 21, _SIGNATURE)
 _OTHER_NAME = (62, 64)
+_FOR_SIGNING = "keyUsage=critical,keyCertSign,cRLSign"
+# The extension at fault, whether it is the CA's, and whether accept_lax_ca accepts it: OpenSSL checks some in any case.
+_EXTENSIONS: Mapping[int, tuple[str, bool, bool]] = {
+    24: ("basicConstraints=critical,CA:TRUE", True, False),
+    32: (_FOR_SIGNING, True, False),
+    79: (f"basicConstraints=critical,CA:TRUE, and {_FOR_SIGNING}", True, False),
+    82: ("basicConstraints=critical,CA:TRUE", True, True),
+    85: ("authorityKeyIdentifier=keyid", False, True),
+    86: ("subjectKeyIdentifier=hash", True, True),
+    87: ("subjectAltName=DNS:{host}", False, True),
+    88: ("subjectAltName=critical,DNS:{host}", False, True),
+    89: ("basicConstraints=critical,CA:TRUE", True, True),
+    90: ("authorityKeyIdentifier=keyid (not critical)", False, True),
+    91: ("subjectKeyIdentifier=hash (not critical)", True, True),
+    92: (_FOR_SIGNING, True, True),
+}
+_MAKE_CA = (
+    "make the CA and the broker's certificate anew with `fedpatch ca init` and `fedpatch ca broker`, or by "
+    "`openssl req -x509 -newkey rsa:2048 -nodes -days 3650 -subj /CN=myca -keyout ca.key -out ca.crt "
+    "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign`"
+)
+_MAKE_CERTIFICATE = "sign the broker's certificate anew (openssl x509 -req -extfile FILE, with the extension in FILE)"
 
 
 @dataclass(frozen=True)
@@ -109,7 +132,20 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
     if code == _PURPOSE:
         remedy = "give the broker a server's certificate (fedpatch ca broker)"
         return TrustError(f"{broker} cannot be trusted: its certificate is a client's, not a server's", remedy)
+    if code in _EXTENSIONS:
+        return _lax(broker, problem, code)
     return TrustError(problem, "check the CA file and the host name")
+
+
+def _lax(broker: BrokerUrl, problem: str, code: int) -> TrustError:
+    """Return the problem for a certificate whose extensions are not those of RFC 5280; Python 3.13 checks more of them."""
+    extension, is_ca, can_accept = _EXTENSIONS[code]
+    whose = "its CA certificate" if is_ca else "its certificate"
+    accept = "; until then, accept_lax_ca = true accepts it" if can_accept else ""
+    return TrustError(
+        f"{problem}: {whose} needs the extension {extension.format(host=broker.host)}",
+        f"{_MAKE_CA if is_ca else _MAKE_CERTIFICATE}{accept}",
+    )
 
 
 def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> TrustError:
