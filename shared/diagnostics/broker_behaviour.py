@@ -23,6 +23,7 @@ from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.broker_profile import PROFILES, fitting_profile
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.mqtt.connection_errors import TEST_LARGE_PACKETS
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
@@ -31,6 +32,9 @@ from fedpatch.shared.wire.topics import BROKER_DROPS, DROPS_REMEDY, Kind
 ROUND_TRIPS = 9
 SLOW_ROUND_TRIP_MS = 35.0
 """Nagle's algorithm with delayed acknowledgements takes 40 ms or more, a local network a few ms."""
+
+_PACKET_BYTES = 2000
+"""More than the 1500 bytes of an Ethernet packet, less than any broker's limit."""
 
 _QUIET_S = 0.5
 _SMALL = b"fedpatch doctor"
@@ -44,7 +48,7 @@ class Asked:
     Attributes:
         reached: How the broker was reached.
         foreign: Topics of the other side that this side may write to.
-        presence: Retained messages on the topics of presence.
+        presence: Messages since the subscription to the topics of presence: the retained ones first.
     """
 
     reached: Reached
@@ -165,6 +169,7 @@ class _Broker:
         probe.subscribe(topic)
         self._echoes = probe.publish(topic, _SMALL) == "taken" and probe.gets(topic, timeout_s=_QUIET_S) is not None
         self._check_round_trip()
+        known = len(probe.received)
         presence = self._presence()
         foreign = check_rights(self._settings, side, probe, self._checkup)
         self._check_retained(any(one.retained for one in presence))
@@ -172,7 +177,7 @@ class _Broker:
         if side.party == "coordinator":
             self._check_drops()
         self._check_chunk(chunk_bytes)  # last, because it may end the connection
-        return Asked(self._reached, foreign, presence)
+        return Asked(self._reached, foreign, [one for one in probe.received[known:] if one.payload])
 
     def _presence(self) -> list[Received]:
         probe = self._probe
@@ -308,7 +313,18 @@ class _Broker:
                 f"raise the broker's limit (mosquitto: message_size_limit) above {size(fits)}, or give the coordinator "
             )
             remedy += "a smaller --chunk-kib"
+            if not self._packet_passes():
+                fault = f": messages of {_PACKET_BYTES} bytes do not pass, and small ones do (path MTU)"
+                remedy = TEST_LARGE_PACKETS.format(host=parse_broker_url(self._settings.broker).host)
             self._checkup.fail("chunk", f"{text} does not pass{fault}", remedy)
+
+    def _packet_passes(self) -> bool:
+        """Return whether a message of more than one full packet passes on a connection of its own, where nothing waits."""
+        try:
+            with Probe(self._settings, self._side.probe_id("b")) as probe:
+                return probe.publish(self._side.echo_topic("packet"), bytes(_PACKET_BYTES)) != "lost"
+        except BrokerError:
+            return True  # another fault: a broker that accepts no connection has no problem of packets
 
     def _chunk_passes(self, chunk_bytes: int) -> bool:
         topic = self._side.echo_topic("chunk")

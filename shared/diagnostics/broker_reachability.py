@@ -8,13 +8,14 @@ import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
+from fedpatch.shared.mqtt.connection_errors import NAME_INTERFACE, needs_interface
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
 from fedpatch.shared.mqtt.tls_errors import TrustError, refused_by_broker, trust_error_of
 from fedpatch.shared.mqtt.url import BrokerUrl
@@ -113,6 +114,8 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> tuple
     elif isinstance(fault, TimeoutError):
         text = f"{broker} does not answer within {STEP_TIMEOUT_S:g} s"
         checkup.fail("broker_port", text, "check the address, that the host is on, and the firewalls in between")
+    elif needs_interface(broker, fault):
+        checkup.fail("broker_port", f"{broker} cannot be reached: {fault.strerror}", NAME_INTERFACE)
     else:
         text = f"{broker} cannot be reached: {fault.strerror or fault}"
         checkup.fail("broker_port", text, "check this machine's network (ip route) and the address of the broker")
@@ -122,7 +125,7 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> tuple
 def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, peer: Any, checkup: Checkup) -> bool:
     try:
         # Without the own certificate, which has a check of its own and must not hide a fault of the broker's.
-        context = tls_context(broker, TlsFiles(files.ca_file))
+        context = tls_context(broker, replace(files, cert_file=None, key_file=None))
     except UsageError as error:
         checkup.fail(
             "broker_tls", str(error), "give --ca-file the PEM file of the CA that signed the broker's certificate"

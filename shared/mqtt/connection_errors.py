@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass
@@ -10,6 +12,11 @@ from typing import Protocol
 from fedpatch.shared.mqtt.url import BrokerUrl
 
 SAME_NAME = "another client has our name"
+TEST_LARGE_PACKETS = (
+    "if small messages pass and large ones do not, packets of full size are lost on the way (path MTU): "
+    "`ping -M do -s 1400 {host}` must be answered; else lower the interface's MTU (ip link set DEVICE mtu 1280), "
+    "or set net.ipv4.tcp_mtu_probing=1 on both sides"
+)
 USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
 
 _GIVE_IT = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
@@ -67,8 +74,30 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
         return ConnectionFault(f"no answer from {broker}; check the address and the firewall")
     if isinstance(error, ConnectionError):
         return _unanswered(broker)
+    if needs_interface(broker, error):
+        return ConnectionFault(f"cannot reach {broker}: {NAME_INTERFACE}")
     detail = error.strerror if isinstance(error, OSError) else None
     return ConnectionFault(f"cannot reach {broker}: {detail or error}")
+
+
+NAME_INTERFACE = (
+    "a link-local address needs its interface; write mqtts://[fe80::1%eth0]:8883, or a name such as broker.local"
+)
+
+
+def needs_interface(broker: BrokerUrl, error: BaseException | None) -> bool:
+    """Return whether a connection failed because the broker's address is link-local (fe80::/10) and names no interface."""
+    try:
+        address = ipaddress.ip_address(broker.host)
+    except ValueError:
+        return False
+    return (
+        isinstance(error, OSError)
+        and error.errno in (errno.EINVAL, errno.ENODEV, errno.ENETUNREACH)
+        and isinstance(address, ipaddress.IPv6Address)
+        and address.is_link_local
+        and not address.scope_id
+    )
 
 
 def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_password: bool) -> ConnectionFault:
@@ -125,7 +154,9 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
         if not accepted:
             return _unanswered(broker)
         silence = code == _KEEPALIVE_TIMEOUT
-        return ConnectionFault(f"{broker} has been silent for too long") if silence else lost_silently(broker)
+        if not silence:
+            return lost_silently(broker)
+        return ConnectionFault(f"{broker} has been silent for too long; {TEST_LARGE_PACKETS.format(host=broker.host)}")
     if code == _TAKEN_OVER:
         return ConnectionFault(f"{broker} closed the connection: {SAME_NAME}; give every device its own")
     if code == _PACKET_TOO_LARGE:
@@ -152,7 +183,10 @@ def _unanswered(broker: BrokerUrl) -> ConnectionFault:
 
 def unacknowledged(broker: BrokerUrl) -> ConnectionFault:
     """Return the fault for a connection on which the broker acknowledges a message not in time, or nothing at all."""
-    return ConnectionFault(f"{broker} did not acknowledge a message in time, so the link is made anew")
+    return ConnectionFault(
+        f"{broker} did not acknowledge a message in time, so the link is made anew; "
+        f"{TEST_LARGE_PACKETS.format(host=broker.host)}"
+    )
 
 
 def renewed(broker: BrokerUrl) -> ConnectionFault:

@@ -238,7 +238,12 @@ def data_root() -> Path:
         '/srv/data'
     """
     chosen = os.environ.get("FEDPATCH_DATA")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedpatch" / "data"
+    try:
+        return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedpatch" / "data"
+    except RuntimeError:
+        raise UsageError(
+            "this user has no home directory, below which data would be; set FEDPATCH_DATA (or --data-root) or HOME"
+        ) from None
 
 
 def use_data_root(root: Path) -> None:

@@ -158,6 +158,7 @@ def test_a_broker_without_retained_messages(side):
         ("max_packet_size 5000", "fail", "max_packet_size"),
         ("max_packet_size 50000", "ok", ""),
         ("message_size_limit 50000", "fail", "--chunk-kib"),
+        ("message_size_limit 1500", "fail", "ping -M do -s 1400 127.0.0.1"),
     ],
 )
 def test_packet_limits(limit, verdict, words):

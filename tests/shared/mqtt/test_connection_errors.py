@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import ssl
 
@@ -9,7 +11,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
-from fedpatch.shared.mqtt.connection_errors import lost, refused, unreachable
+from fedpatch.shared.mqtt.connection_errors import lost, refused, unacknowledged, unreachable
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
 BROKER = BrokerUrl("broker.lan", 1883, False)
@@ -110,3 +112,28 @@ def test_broker_without_room_for_another_client_has_a_sentence_with_the_limit_to
     assert f"broker.lan:1883 has no room for another client ({name.lower()})" in fault.reason
     assert "max_connections" in fault.reason
     assert not fault.lasting
+
+
+@pytest.mark.parametrize(
+    ("host", "number", "named"),
+    [
+        ("fe80::1", errno.EINVAL, True),
+        ("fe80::1%eth0", errno.EINVAL, False),
+        ("192.168.1.2", errno.EINVAL, False),
+        ("fe80::1", errno.EHOSTUNREACH, False),
+        ("broker.local", errno.EINVAL, False),
+    ],
+)
+def test_link_local_address_without_interface_has_the_right_form_as_remedy(host: str, number: int, named: bool):
+    url = BrokerUrl(host, 8883, True, None, True)
+    reason = unreachable(url, OSError(number, os.strerror(number))).reason
+    assert ("write mqtts://[fe80::1%eth0]:8883" in reason) == named
+
+
+def test_silence_and_a_missing_acknowledgement_name_the_test_of_the_path_mtu():
+    """Smaller chunks would not help: the least chunk is larger than a packet."""
+    url = parse_broker_url("mqtts://hub.example")
+    silence = ReasonCode(PacketTypes.DISCONNECT, identifier=0x8D)
+    for fault in (lost(url, silence, by_broker=False, accepted=True), unacknowledged(url)):
+        assert "path MTU" in fault.reason and "ping -M do -s 1400 hub.example" in fault.reason
+        assert "chunk" not in fault.reason

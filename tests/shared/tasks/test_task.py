@@ -251,3 +251,13 @@ def test_data_folder_is_chosen_by_the_environment(monkeypatch):
 def test_finding_a_task_loads_no_torch(module):
     program = f"import sys, fedpatch.shared.tasks.{module}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+
+
+def test_user_without_home_is_told_what_to_set(monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FEDPATCH_DATA", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(UsageError, match=r"no home directory.*set FEDPATCH_DATA"):
+        data_root()
