@@ -132,13 +132,19 @@ def status_message(engine: Engine, now: float, phase: str = "") -> StatusMessage
         round_bytes_down=traffic.down,
         round_bytes_up=traffic.up,
         starting=engine.fleet.starting,
-        missing=engine.fleet.missing_words() if waits else "",
+        missing=_missing(engine) if waits else "",
         waits_s=_seconds(engine.wait_s(now)) if waits else UNSET,
     )
     records = tuple(engine.records)
     unwilling = engine.fleet.unwilling() if current is None else {}
     status = bounded(status, devices=_participants(engine), records=records, unwilling=unwilling)
     return StatusMessage(spec.run, engine.last_round, status, records)
+
+
+def _missing(engine: Engine) -> str:
+    """Return which devices are missing, after the devices whose presence is not true."""
+    words = "; ".join(filter(None, (*engine.fleet.false_presence.words(), engine.fleet.missing_words())))
+    return words if len(words) <= _MAX_TEXT else f"{words[: _MAX_TEXT - 3]}..."
 
 
 def bounded(

@@ -30,7 +30,7 @@ from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import Space, check_clock, check_memory, check_state_dir, check_versions
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
-from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError, StateError
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
@@ -89,7 +89,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
 def _is_running(directory: Path, fleet: str) -> bool:
     try:
         return is_held(fleet_lock_file(directory, fleet))
-    except OSError:
+    except (OSError, StateError):  # without locks `state_dir` has failed
         return False
 
 
@@ -218,6 +218,9 @@ def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Aske
         checkup.warn("devices", f"{text}; a run waits for {settings.devices}", remedy)
     else:
         checkup.good("devices", text)
+    if shared := _shared_ids(settings.fleet, asked.presence):
+        remedy = "give each agent its own --device-id (a cloned card has that of its first device), or see the log of its agent"
+        checkup.warn("device_id", f"{_names(shared)}: several agents have come with this id within seconds", remedy)
     for name, names, words, remedy in _misfits(settings, prepared, online):
         checkup.warn(name, f"{_names(names)} {words}", remedy)
 
@@ -228,6 +231,14 @@ def _online(fleet: str, presence: Sequence[Received]) -> Iterator[tuple[str, Dev
         body = body_of(one)
         if topic and topic.kind == "device_state" and isinstance(body, DeviceState) and body.online:
             yield topic.device, body
+
+
+def _shared_ids(fleet: str, presence: Sequence[Received]) -> list[str]:
+    """Return the devices that came online with the nonces of two or more starts while the doctor was listening."""
+    boots: dict[str, set[str]] = {}
+    for device, state in _online(fleet, presence):
+        boots.setdefault(device, set()).add(state.boot)
+    return sorted(device for device, seen in boots.items() if len(seen) > 1)
 
 
 def _misfits(

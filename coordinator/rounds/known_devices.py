@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET
 
 from fedpatch.coordinator.cohort.selection import Standing
+from fedpatch.coordinator.rounds.false_presence import FalsePresence
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
@@ -150,6 +151,7 @@ class Fleet:
         offenders: Offenders, which this run does not invite again, each with its offence.
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
         unsteady: Devices that were absent too often to count (coordinator.rounds.missed_rounds).
+        false_presence: Ids that several agents use, and devices that are shown online and do not answer.
         awaited: Devices of the fleet's last run, which the first round waits for by name.
     """
 
@@ -179,6 +181,7 @@ class Fleet:
         self.unsteady: Collection[str] = frozenset()
         self.awaited: frozenset[str] = frozenset()
         self._last_run: frozenset[str] = frozenset()
+        self.false_presence = FalsePresence()
         # The devices that were seen with the task, and the sets of these devices that do not count
         # (coordinator.cohort.selection).
         self._able: set[str] = set()
@@ -407,6 +410,7 @@ class Fleet:
             words.append(f"{unwilling.total()} of those that are there are unwilling: {counted(unwilling)}")
         if missing := self.missing_words():
             words.append(f"missing: {missing}; `fedpatch devices drain DEVICE` takes one out of the count")
+        words += self.false_presence.words()
         if not words and not self.starting:
             words.append(
                 "are the agents running, with this broker, fleet and task? "

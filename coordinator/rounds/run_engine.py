@@ -51,7 +51,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 )
 from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
 from fedpatch.coordinator.rounds.round_messages import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
-from fedpatch.coordinator.rounds.round_phases import RETURN_S, STARTING_S
+from fedpatch.coordinator.rounds.round_phases import NO_ANSWER, RETURN_S, STARTING_S
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
     EffectHandler,
@@ -302,6 +302,7 @@ class Engine:
             self._arrived_at = now
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
+            self.fleet.false_presence.started(device, now)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
         self._note_carrier(device, known_boot, state, now)
         return effects + self._advance(now)
@@ -852,7 +853,8 @@ class Engine:
             return f"no round began: {self.fleet.missing_text(self.required_devices(), waited_s)}"
         if any(record.outcome == "aggregated" for record in trained):
             return ""
-        return f"no round succeeded, so the model is unchanged; {_last_words(trained[-1])}"
+        why = "; ".join((_last_words(trained[-1]), *self.fleet.false_presence.words()))
+        return f"no round succeeded, so the model is unchanged; {why}"
 
     def _note_failure(self, now: float, *, excused: bool) -> None:
         """Count a failed round, unless it is excused, or follows the last failure within the recruiting deadline."""
@@ -910,6 +912,11 @@ class Engine:
             current.round.left | self.fleet.left,
             () if failed else current.failed,
         )
+        invited = current.round.participants
+        mute = {
+            device for device in current.missed if invited[device].reason == NO_ANSWER and self.fleet.is_online(device)
+        }
+        self.fleet.false_presence.round_over(mute, invited.keys() - mute)
         self.fleet.absent, self.fleet.unsteady = absent, self._absences.unsteady
         news = (absent.keys() - known | set(current.failed)) - before
         self._reveals_absent = bool(news) and not self._standing.all_count

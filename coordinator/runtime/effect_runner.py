@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
+from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CheckLink,
@@ -69,11 +70,13 @@ class EffectRunner:
         self._say = say
         # Devices without the run's encoding that were shown to the operator.
         self._lacking: set[str] = set()
+        self._told: list[str] = []
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
         """Run one effect; yield the completion events that are available now, each made on demand."""
         clock = self._connection.event_queue.clock
         began_at = clock()
+        self._tell_of_false_presence()
         yield from self._run(effect)
         self.observer.performed(effect, began_at, clock())
 
@@ -163,6 +166,14 @@ class EffectRunner:
         self.updates.finish_round(effect)
         if warning := loss_warning([record], self._engine.spec.private):
             self._say(f"warning: {warning}")
+
+    def _tell_of_false_presence(self) -> None:
+        """Tell the operator once of ids that several agents use, and of devices that are shown online and do not answer."""
+        words = self._engine.fleet.false_presence.words(MUTE_ROUNDS)
+        for line in words:
+            if line not in self._told:
+                self._say(f"warning: {line}")
+        self._told = words
 
     def _show_lacking_encoding(self, device: str, body: Body) -> None:
         """Show once for each device that it lacks the run's encoding: it takes part, but its updates are larger."""

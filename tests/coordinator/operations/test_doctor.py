@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.operations.doctor import examine
+from fedpatch.coordinator.operations.doctor import _shared_ids, examine
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
@@ -247,3 +248,11 @@ def test_leader_of_a_fleet_with_standbys_is_named(settings: RunSettings, postgre
     expected = ("ok", "no coordinator has led the fleet yet") if reached else ("fail", "cannot be used")
     assert found.verdict == expected[0]
     assert expected[1] in found.detail
+
+
+def test_id_with_two_starts_within_the_check_is_called_shared():
+    def came(device: str, boot: str) -> Received:
+        return Received(topics.device_state("home", device), encode(Envelope(DeviceState(True, boot))), False)
+
+    presence = [came("pi", "b1"), came("other", "b1"), came("pi", "b2"), came("other", "b1")]
+    assert _shared_ids("home", presence) == ["pi"]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.cohort.selection import Selection, Standing, select
+from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import (
@@ -24,7 +25,19 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, engine, join, report_all, report_of, send
+from tests.coordinator.engines import (
+    BLOB,
+    DIGEST,
+    accept,
+    asking,
+    current,
+    engine,
+    join,
+    leave,
+    report_all,
+    report_of,
+    send,
+)
 from tests.support.specs import gone, model, report, there, update
 
 
@@ -251,6 +264,22 @@ class TestRounds:
         made.handle(TimePassed(), 10.0)
         made.handle(Aggregated(), 10.0)
         assert made.records[0].absent == {"c": 1}
+
+    def test_devices_shown_online_without_an_answer_are_named_after_two_rounds(self):
+        """Their broker died behind a bridge, so that nobody published their last wills."""
+        made = asking("abcde", quorum=0.5, grace_s=10.0, rejoin_s=10.0, rounds=40)
+        presence = made.fleet.false_presence
+        now = self.play(made, "abc", 0.0)
+        assert presence.mute == {"d": 1, "e": 1} and presence.words(MUTE_ROUNDS) == []
+        self.play(made, "abc", now)
+        (words,) = presence.words(MUTE_ROUNDS)
+        assert words.startswith("shown online without any answer: d, e; their broker may have died behind a bridge")
+
+    def test_device_that_is_shown_offline_is_not_called_mute(self):
+        made = asking("abcd", quorum=0.5, grace_s=10.0, rejoin_s=10.0, rounds=40)
+        leave(made, "d", 0.5)
+        self.play(made, "abc", 0.0)
+        assert made.records and made.fleet.false_presence.mute == {}
 
     def test_device_that_is_gone_for_too_long_is_absent(self):
         made = asking("abc", quorum=0.5, rejoin_s=30.0, grace_s=100.0)

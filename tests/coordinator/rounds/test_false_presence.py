@@ -1,0 +1,44 @@
+"""Devices whose presence is not true: two agents with one id, and devices that are shown online and never answer."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePresence
+from fedpatch.coordinator.rounds.run_events import TimePassed
+from tests.coordinator.engines import end_of, engine, join
+
+
+@given(st.lists(st.floats(0.0, 1000.0), max_size=12).map(sorted))
+def test_id_is_shared_only_after_many_starts_in_a_short_time(times: list[float]):
+    presence = FalsePresence()
+    for at in times:
+        presence.started("pi", at)
+    close = any(late - early <= WINDOW_S for early, late in zip(times, times[STARTS - 1 :], strict=False))
+    assert ("pi" in presence.shared) == close
+
+
+def test_run_that_waits_in_vain_names_the_id_that_agents_share():
+    made = engine(devices=2, wait_s=50.0)
+    for number in range(STARTS + 1):
+        join(made, "a", float(number), boot=f"b{number}")
+    end = end_of(made.handle(TimePassed(), 60.0))
+    assert "1 of 2 devices came" in end.detail
+    assert "several agents use the id a " in end.detail and "its own --device-id" in end.detail
+    assert "are the agents running" not in end.detail
+
+
+def test_device_that_restarts_now_and_then_is_not_called_shared():
+    made = engine(devices=2, wait_s=50.0)
+    for number in range(STARTS + 1):
+        join(made, "a", number * WINDOW_S / 2, boot=f"b{number}")
+    assert made.fleet.false_presence.words() == []
+
+
+def test_answer_ends_the_silence_of_a_device():
+    presence = FalsePresence()
+    presence.round_over({"a", "b"}, ())
+    presence.round_over({"b"}, {"a"})
+    assert presence.mute == {"b": 2}
+    assert presence.words(3) == [] and len(presence.words(2)) == 1
