@@ -148,7 +148,7 @@ BETWEEN = {
     "--broker-name broker.local --broker-name localhost\nfedpatch device add pi-1 --broker mqtts://broker.local "
     "--out pi-1.bundle\n",
     ("broker_config/README.md", "sudo install -d"): "cp -r fedpatch-state/ca/. carried && cd carried\n"
-    "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf .\n",
+    "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf $READER_ROOT/broker_config/set-aside-database.sh .\n",
     ("broker_config/README.md", "fedpatch doctor"): PAGE,
     ("docs/how-to/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
     ("docs/how-to/brokers.md", "fedpatch-agent run"): "(umask 077; echo word > pi-1.password)\n",

@@ -1,0 +1,80 @@
+"""A database of mosquitto that a power cut has broken is set aside, and no other one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+SCRIPT = ROOT / "broker_config" / "set-aside-database.sh"
+# The head of a database of mosquitto 2 (persist.h): zeros of a checksum, its name, and the version of its format.
+_HEAD = b"\x00\xb5\x00mosquitto db" + b"\0\0\0\0" + (6).to_bytes(4, "big")
+_BROKEN = {
+    "zeros": bytes(300),
+    "cut in its head": _HEAD[:9],
+    "cut in a record": _HEAD + b"\0\0\0\1\0\0\0\x10\1\2\3",
+}
+
+
+def _fail(folder: Path, result: str = "exit-code") -> subprocess.CompletedProcess[str]:
+    """Run the script as systemd does after mosquitto has ended with `result`."""
+    environment = {**os.environ, "SERVICE_RESULT": result}
+    return subprocess.run(
+        ["sh", SCRIPT, folder], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.medium
+@pytest.mark.broker
+@pytest.mark.parametrize("kind", _BROKEN)
+def test_database_that_mosquitto_cannot_read_is_set_aside(tmp_path: Path, kind: str):
+    database = tmp_path / "mosquitto.db"
+    database.write_bytes(_BROKEN[kind])
+    done = _fail(tmp_path)
+    assert (done.returncode, database.exists()) == (0, False), done.stderr
+    assert (tmp_path / "mosquitto.db.damaged").read_bytes() == _BROKEN[kind]
+    assert "set aside" in done.stderr
+
+
+@pytest.mark.medium
+@pytest.mark.broker
+def test_whole_database_stays_after_a_failure_with_another_cause(tmp_path: Path):
+    mosquitto = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert mosquitto is not None
+    config = tmp_path / "m.conf"
+    user = "user root\n" if os.geteuid() == 0 else ""  # the folder of a test is closed to the user mosquitto
+    config.write_text(
+        f"{user}listener 0 {tmp_path}/socket\npersistence true\npersistence_location {tmp_path}/\nautosave_interval 1\n"
+    )
+    broker = subprocess.Popen([mosquitto, "-c", config], stderr=subprocess.PIPE, text=True)
+    assert broker.stderr is not None
+    assert any("running" in line for line in broker.stderr)
+    broker.terminate()  # it writes its database
+    broker.wait()
+    database = tmp_path / "mosquitto.db"
+    content = database.read_bytes()
+    done = _fail(tmp_path)
+    assert (done.returncode, done.stderr, database.read_bytes()) == (0, "", content)
+
+
+def test_nothing_is_done_after_a_success_or_without_a_database(tmp_path: Path):
+    assert _fail(tmp_path).returncode == 0
+    (tmp_path / "mosquitto.db").write_bytes(b"broken")
+    assert _fail(tmp_path, "success").returncode == 0
+    assert (tmp_path / "mosquitto.db").exists()
+
+
+def test_unit_and_role_call_the_script_where_it_is_installed():
+    unit = (ROOT / "broker_config" / "mosquitto-limits.conf").read_text()
+    tasks = (ROOT / "ansible" / "roles" / "broker" / "tasks" / "main.yml").read_text()
+    place = "/etc/systemd/system/mosquitto.service.d/set-aside-database.sh"
+    assert f"ExecStopPost=-/bin/sh {place} " in unit
+    installed = [task for block in yaml.safe_load(tasks) for task in block.get("block", ())]
+    copies = [task["ansible.builtin.copy"] for task in installed if "ansible.builtin.copy" in task]
+    assert place in [copy["dest"] for copy in copies]
