@@ -57,6 +57,7 @@ from fedpatch.shared.app.file_systems import passing_mount
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.diagnostics.own_certificate import check_holder
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
@@ -135,9 +136,12 @@ def _watch_over_state(directory: Path, root: Path) -> None:
     """Warn about a state directory that a reboot deletes or that another machine began, and note this machine in a new one."""
     if passing := passing_mount(directory):
         log.warning("%s: daily limits, patch and privacy account then begin anew; %s", passing.problem, passing.remedy)
-    if found := clone_problem(directory, root):
-        log.warning("%s; %s", *found)
-    note_machine(directory, root)
+    try:
+        if found := clone_problem(directory, root):
+            log.warning("%s; %s", *found)
+        note_machine(directory, root)
+    except StateError as error:  # an agent whose disk refuses runs, and declines
+        log.warning("%s", error)
 
 
 def _event_of(number: int) -> Stop | Reload:

@@ -7,6 +7,7 @@ that each copy has it. The file has a digest only. A machine without both, such 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from fedpatch.device_agent.sensors.filesystem import SysFs
@@ -46,12 +47,8 @@ def clone_problem(directory: Path, root: Path = Path("/")) -> tuple[str, str] | 
     Raises:
         StateUnreadable: The file cannot be read now.
     """
-    here = machine_digest(root)
     path = directory / MACHINE_NAME
-    try:
-        stored = read_state(path).decode("ascii", "replace").strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    here, stored = machine_digest(root), _stored(path)
     if not here or not stored or stored == here:
         return None
     problem = (
@@ -66,7 +63,7 @@ def clone_problem(directory: Path, root: Path = Path("/")) -> tuple[str, str] | 
 
 
 def note_machine(directory: Path, root: Path = Path("/")) -> None:
-    """Store this machine's digest in a state directory that has none.
+    """Store this machine's digest in a state directory that has none, or a damaged one.
 
     Args:
         directory: The state directory, which the caller has locked.
@@ -80,8 +77,17 @@ def note_machine(directory: Path, root: Path = Path("/")) -> None:
     if not digest:
         return
     with refusals_of(path):
-        if not path.exists():
+        if not _stored(path):
             write_atomic(path, f"{digest}\n".encode())
+
+
+def _stored(path: Path) -> str:
+    """Return the digest in a file; "" if there is none, or something else."""
+    try:
+        text = read_state(path).decode("ascii", "replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return text if re.fullmatch("[0-9a-f]{64}", text) else ""
 
 
 def _digest(text: str) -> str:

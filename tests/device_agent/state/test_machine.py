@@ -70,6 +70,22 @@ def test_file_has_no_serial_number(tmp_path: Path, state: Path):
     assert b"abcd" not in (state / MACHINE_NAME).read_bytes()
 
 
+def test_damaged_file_is_no_other_machine_and_is_written_anew(tmp_path: Path, state: Path):
+    root = _board(tmp_path / "board", SERIAL, "1\0")
+    (state / MACHINE_NAME).write_bytes(bytes(65))
+    assert clone_problem(state, root) is None
+    note_machine(state, root)
+    assert (state / MACHINE_NAME).read_text().strip() == machine_digest(root)
+
+
+def test_agent_whose_disk_refuses_starts_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(startup, "passing_mount", lambda directory: None)
+    startup._watch_over_state(tmp_path / "absent", _board(tmp_path / "board", SERIAL, "1\0"))
+    assert "absent/machine: " in caplog.text
+
+
 def test_agent_warns_about_state_that_a_reboot_deletes_or_a_clone_has(
     tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
