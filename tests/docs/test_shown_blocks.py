@@ -55,6 +55,7 @@ BY_OTHERS = {
     ("docs/how-to/own-strategy.md", "[project"): "tests/docs/test_own_strategy.py",
     ("docs/reference/conditions.md", "#!/bin/sh"): "tests/docs/test_conditions.py",
     ("docs/reference/conditions.md", "ups ="): "tests/docs/test_conditions.py",
+    ("docs/how-to/brokers.md", "connection central"): "tests/broker/test_bridge.py",
     ("docs/how-to/monitoring.md", "global:"): "tests/docs/test_runbooks.py",
     ("docs/how-to/personal-model.md", "from fedpatch import PersonalModel"): "tests/docs/test_personal_model.py",
     ("docs/reference/preferences.md", "broker ="): "tests/docs/test_preferences.py",
