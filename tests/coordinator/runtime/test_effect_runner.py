@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.observability.round_text import troubles
-from fedpatch.coordinator.rounds.run_effects import CountEvent, EndRun
+from fedpatch.coordinator.rounds.run_effects import CountEvent, EndRun, RetractModel
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.runtime.run_preparation import Prepared
@@ -147,3 +147,16 @@ def test_updates_are_folded_alike_from_memory_and_from_the_store(tmp_path, prepa
             models.append(bench.aggregator.state.tensors)
     assert models[0].keys() == models[1].keys()
     assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_shared_id_and_mute_devices_are_told_once(bench: Bench):
+    presence = bench.engine.fleet.false_presence
+    presence.shared.add("a")
+    for _ in range(2):
+        presence.round_over({"b"}, ())
+    before = len(bench.lines)
+    for _ in range(2):
+        bench.perform([RetractModel()])
+    shared, mute = bench.lines[before:]
+    assert shared.startswith("warning: several agents use the id a ")
+    assert mute.startswith("warning: shown online without any answer: b;")
