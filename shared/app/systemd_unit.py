@@ -26,16 +26,25 @@ _CONFINEMENT = Path(__file__).with_name("confinement.conf")
 
 @dataclass(frozen=True)
 class UnitService:
-    """A service: `package` holds its template, `module` and `program` are its command, `name` is its name."""
+    """A service: `package` holds its template, `module` and `program` are its command, `name` is its name.
+
+    `state_mode` is the mode of its state directory.
+    """
 
     package: str
     module: str
     program: str
     name: str
+    state_mode: str = "0750"
 
 
 AGENT = UnitService(
-    package="fedpatch.device_agent", module="fedpatch.device_agent", program="fedpatch-agent", name="fedpatch-agent"
+    package="fedpatch.device_agent",
+    module="fedpatch.device_agent",
+    program="fedpatch-agent",
+    name="fedpatch-agent",
+    # Private patches: the group passes through to the personal models, and lists nothing (shared.diagnostics.host).
+    state_mode="0710",
 )
 COORDINATOR = UnitService(
     package="fedpatch.coordinator", module="fedpatch", program="fedpatch", name="fedpatch-coordinator"
@@ -99,7 +108,7 @@ class Unit:
         cache = f"CacheDirectory={self.service.name}"
         if self.state_dir.is_relative_to(_STATE_ROOT) and self.state_dir != _STATE_ROOT:
             name = self.state_dir.relative_to(_STATE_ROOT)
-            return [f"StateDirectory={name}", "StateDirectoryMode=0750", cache]
+            return [f"StateDirectory={name}", f"StateDirectoryMode={self.service.state_mode}", cache]
         return [f"ReadWritePaths={self.state_dir}", cache]
 
     def _backoff(self) -> list[str]:

@@ -168,7 +168,7 @@ def _check_owner(directory: Path, checkup: Checkup, private: bool) -> None:
         checkup.warn("state_dir", text, "run fedpatch as one user always (sudo -u USER), or it will lack rights later")
     elif private and stat.S_IMODE(found.st_mode) & _OPEN:
         text = f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):o}), and holds private patches"
-        checkup.warn("state_dir", text, f"chmod 700 {directory}")
+        checkup.warn("state_dir", text, f"chmod g-rw,o-rwx {directory}")
     elif stat.S_IMODE(found.st_mode) & 0o002:
         checkup.warn("state_dir", f"anybody may write in {directory}", f"chmod o-w {directory}")
     else:

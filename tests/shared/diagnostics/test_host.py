@@ -56,7 +56,7 @@ def test_a_state_directory_that_is_absent_is_tried_and_not_left(checkup, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("mode", "private", "remedy"), [(0o755, True, "chmod 700 {}"), (0o710, True, ""), (0o755, False, "")]
+    ("mode", "private", "remedy"), [(0o755, True, "chmod g-rw,o-rwx {}"), (0o710, True, ""), (0o755, False, "")]
 )
 def test_state_directory_with_private_patches_that_others_can_read_is_a_warning(
     checkup, tmp_path, mode, private, remedy
