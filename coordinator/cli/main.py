@@ -26,6 +26,7 @@ from fedpatch.coordinator.cli.doctor import add_doctor
 from fedpatch.coordinator.cli.enrol import add_identities
 from fedpatch.coordinator.cli.export import add_export
 from fedpatch.coordinator.cli.inventory import add_inventory
+from fedpatch.coordinator.cli.metrics import add_metrics
 from fedpatch.coordinator.cli.options import PasswordFile, StateDir, state_dir_to_read
 from fedpatch.coordinator.cli.privacy import add_privacy
 from fedpatch.coordinator.cli.report import add_report
@@ -53,7 +54,17 @@ app = make_app(
     panels={
         "Try it on this machine": ["demo", "simulate", "check-task", "tasks", "strategies"],
         "Train with a fleet": ["doctor", "privacy", "run", "stop", "resume"],
-        "Look at runs and devices": ["console", "watch", "runs", "show", "evaluate", "report", "devices", "export"],
+        "Look at runs and devices": [
+            "console",
+            "watch",
+            "runs",
+            "show",
+            "evaluate",
+            "report",
+            "metrics",
+            "devices",
+            "export",
+        ],
         "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
     },
 )
@@ -113,6 +124,10 @@ def run(
             help="Only print the last run if it ended and had the same settings.",
         ),
     ] = False,
+    keep_metrics: Annotated[
+        bool,
+        typer.Option("--keep-metrics", help="After a finished run, serve its last metrics until a signal."),
+    ] = False,
     console: Annotated[
         str | None,
         typer.Option("--console", metavar="HOST:PORT", help="Show the run in a web console on this machine."),
@@ -135,7 +150,10 @@ def run(
             ignore_signals()
         if not settings.standby:
             _print_resume_command(summary, settings.state_dir)
-        _end(summary, as_json)
+        code = _print_end(summary, as_json)
+    if keep_metrics and code == 0:
+        _keep_metrics(settings, summary.run)
+    raise typer.Exit(code)
 
 
 @command(app, "resume", example="fedpatch resume last --rounds 60")
@@ -352,14 +370,15 @@ add_unit(
     "coordinator",
     """Print the systemd unit that runs this installation's coordinator as a confined service.
 
-    It calls `fedpatch run --unless-done`: a boot resumes an interrupted run and leaves a finished one alone. Secrets
-    such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends in .env.
+    It calls `fedpatch run --unless-done --keep-metrics`: a boot resumes an interrupted run and leaves a finished one
+    alone, whose last metrics it serves. Secrets such as FEDPATCH_PASSWORD=... are in a file beside the settings that
+    ends in .env.
     """,
 )
 add_devices(app)
 for add in (
     *(add_console, add_identities, add_doctor, add_export, add_inventory),
-    *(add_privacy, add_report, add_watch),
+    *(add_metrics, add_privacy, add_report, add_watch),
 ):
     add(app)
 
@@ -441,11 +460,24 @@ def _print_resume_command(summary: RunSummary, state_dir: Path) -> None:
         say(f"to go on: fedpatch resume {summary.run} --state-dir {shlex.quote(str(state_dir))}")
 
 
+def _keep_metrics(settings: RunSettings, run: str) -> None:
+    """Become the process that serves the last metrics of the run; return if it could not serve them."""
+    from fedpatch.coordinator.observability.ended_run import become, keeper
+
+    if keeps := keeper(settings.metrics, run, settings.state_dir):
+        become(keeps)
+
+
 def _end(summary: RunSummary, as_json: bool) -> NoReturn:
+    raise typer.Exit(_print_end(summary, as_json))
+
+
+def _print_end(summary: RunSummary, as_json: bool) -> int:
+    """Print the result of a run, and return the exit code."""
     from fedpatch.coordinator.cli.tables import print_summary
 
     if as_json:
         typer.echo(summary.to_json())
     else:
         print_summary(summary)
-    raise typer.Exit(_EXIT_CODES.get(summary.stopped_because, 1 if summary.in_vain else 0))
+    return _EXIT_CODES.get(summary.stopped_because, 1 if summary.in_vain else 0)

@@ -30,6 +30,7 @@ STALENESS_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
 DEVICE_PHASES = ("download", "train", "upload")
 PULL_STATS = ("p50", "p90", "max")
+ENDS = ("target_ua", "max_rounds", "deadline")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
 EVALUATION_STATS = ("mean", "p10", "min", "devices")
 FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
@@ -68,6 +69,9 @@ class RoundGauges:
             "strategy",
             "metric",
             "goal",
+        )
+        self.ended = gauge(
+            "run_ended", "1 after the end of the run, by reason: target_ua, max_rounds, deadline", "reason"
         )
         self.number = gauge("round_number", "Open round, else the last one; 0: none yet")
         self.planned = gauge("rounds_planned", "Rounds of the run")
@@ -135,6 +139,7 @@ class RoundGauges:
             registry=registry,
             buckets=BUCKETS_S,
         )
+        begin(self.ended, ENDS)
         begin(self.outcomes, OUTCOMES)
         begin(self.pulls, PULL_STATS)
         begin(self.weights, FIFTHS)

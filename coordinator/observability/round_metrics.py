@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from fedpatch.coordinator.observability.metric_definitions import EVALUATION_STATS, MOMENTS, PULL_STATS, RoundGauges
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.rounds.run_spec import policy_of
 from fedpatch.shared import __version__
-from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
 INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gain_median", "gain_p10", "gaining", "losing"})
@@ -80,9 +80,9 @@ class RoundMetrics:
     def _record(self, record: RoundRecord, began_at: float, ended_at: float) -> None:
         metrics, aggregated = self._metrics, record.outcome == "aggregated"
         if record.is_evaluation:
-            self._evaluation(record)
+            _set_evaluation(metrics, record)
             return
-        metrics.outcomes.labels(record.outcome if aggregated else record.failure).inc()
+        _count_outcome(metrics, record)
         metrics.seconds.observe(ended_at - self._began_at)
         self._ended_at = ended_at
         seconds = asdict(record.phase_seconds)
@@ -93,10 +93,7 @@ class RoundMetrics:
             metrics.last_phases.labels(phase).set(max(0.0, spent_s))
         self._failed = 0 if aggregated else self._failed + 1
         metrics.failed_in_a_row.set(self._failed)
-        for stat in INDEPENDENT_STATS & record.independent.keys():
-            metrics.independent.labels(stat).set(record.independent[stat])
-        for stat in PULL_STATS:
-            metrics.pulls.labels(stat).set(record.pull_quantiles.get(stat, 0.0))
+        _set_comparison(metrics, record)
         if (buffered := record.buffered) is not None:
             metrics.carried.set(buffered.carried)
             metrics.unused.inc(buffered.unused)
@@ -110,18 +107,10 @@ class RoundMetrics:
             metrics.aggregated_at.set_to_current_time()
             self._user_accuracy(record)
 
-    def _evaluation(self, record: RoundRecord) -> None:
-        """Set the figures of an evaluate round; without an answer the earlier figures stay."""
-        self._metrics.outcomes.labels(record.outcome).inc()
-        values = (record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min)
-        for stat, value in zip(EVALUATION_STATS, (*values, record.measured), strict=True):
-            if record.measured and value is not None:
-                self._metrics.evaluation.labels(stat).set(value)
-
     def _user_accuracy(self, record: RoundRecord) -> None:
         reports = [report for report in self._reports.values() if report is not None]
         if not reports:
-            self._summed_accuracy(record)
+            _set_summed_accuracy(self._metrics, record)
             return
         measured = zip(
             MOMENTS,
@@ -132,16 +121,66 @@ class RoundMetrics:
             for stat, value in spread(values, self._engine.spec.metric).items():
                 self._metrics.user_accuracy.labels(stat, moment).set(value)
 
-    def _summed_accuracy(self, record: RoundRecord) -> None:
-        """Set the figures of a masked round, which has only sums."""
-        sums = (
-            ("mean", MOMENTS[0], record.user_accuracy),
-            ("p10", MOMENTS[0], record.user_accuracy_p10),
-            ("mean", MOMENTS[1], record.user_accuracy_after),
-        )
-        for stat, moment, value in sums:
-            if value is not None:
-                self._metrics.user_accuracy.labels(stat, moment).set(value)
+
+def set_from_records(metrics: RoundGauges, info: RunInfo, records: Sequence[RoundRecord]) -> None:
+    """Set the metrics that follow from the records of a run's rounds, without the reports of its devices.
+
+    Args:
+        metrics: New metrics.
+        info: The run.
+        records: Its rounds, in order.
+    """
+    metrics.build.labels(__version__).set(1)
+    last = records[-1] if records else None
+    terms = (last.metric, last.metric_goal) if last else (ACCURACY, "max")
+    metrics.run.labels(info.id, info.task, info.strategy, *terms).set(1)
+    for record in records:
+        if record.is_evaluation:
+            _set_evaluation(metrics, record)
+            continue
+        _count_outcome(metrics, record)
+        _set_comparison(metrics, record)
+        metrics.deadline.set(record.deadline_s)
+        metrics.seconds.observe(record.seconds)
+        for phase, spent_s in asdict(record.phase_seconds).items():
+            metrics.phases.labels(phase, "coordinator").observe(spent_s)
+            metrics.last_phases.labels(phase).set(spent_s)
+        if record.outcome == "aggregated":
+            _set_summed_accuracy(metrics, record)
+            if record.user_accuracy_min is not None:
+                metrics.user_accuracy.labels("min", MOMENTS[0]).set(record.user_accuracy_min)
+
+
+def _count_outcome(metrics: RoundGauges, record: RoundRecord) -> None:
+    metrics.outcomes.labels(record.outcome if record.outcome == "aggregated" else record.failure).inc()
+
+
+def _set_comparison(metrics: RoundGauges, record: RoundRecord) -> None:
+    for stat in INDEPENDENT_STATS & record.independent.keys():
+        metrics.independent.labels(stat).set(record.independent[stat])
+    for stat in PULL_STATS:
+        metrics.pulls.labels(stat).set(record.pull_quantiles.get(stat, 0.0))
+
+
+def _set_evaluation(metrics: RoundGauges, record: RoundRecord) -> None:
+    """Set the figures of an evaluate round; without an answer the earlier figures stay."""
+    metrics.outcomes.labels(record.outcome).inc()
+    values = (record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min)
+    for stat, value in zip(EVALUATION_STATS, (*values, record.measured), strict=True):
+        if record.measured and value is not None:
+            metrics.evaluation.labels(stat).set(value)
+
+
+def _set_summed_accuracy(metrics: RoundGauges, record: RoundRecord) -> None:
+    """Set the figures of a round whose devices' reports are not known, such as a masked one."""
+    sums = (
+        ("mean", MOMENTS[0], record.user_accuracy),
+        ("p10", MOMENTS[0], record.user_accuracy_p10),
+        ("mean", MOMENTS[1], record.user_accuracy_after),
+    )
+    for stat, moment, value in sums:
+        if value is not None:
+            metrics.user_accuracy.labels(stat, moment).set(value)
 
 
 def spread(values: Iterable[float | None], metric: MetricTerms) -> dict[str, float]:

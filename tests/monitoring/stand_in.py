@@ -96,6 +96,7 @@ class _Fleet(Collector):
         labels = ("run", "task", "strategy", "metric", "goal")
         yield _gauge("run_info", labels, [(("r1", "digits", "fedavg-adam", "accuracy", "max"), 1)])
         yield _gauge("certificate_expiry_timestamp_seconds", ("certificate",), [(("ca",), time.time() + 1e7)])
+        yield _gauge("run_ended", ("reason",), [(("target_ua",), 0), (("max_rounds",), 0)])
         yield _gauge("round_number", (), [((), self._step)])
         yield _gauge("last_round_timestamp_seconds", (), [((), time.time())])
 

@@ -42,7 +42,7 @@ UNITS = {
 }
 COMMANDS = [
     (AGENT, fedpatch.device_agent.cli.main.main, "run --config /etc/fedpatch/agent.toml"),
-    (COORDINATOR, fedpatch.cli.main, "run --unless-done --config /etc/fedpatch/coordinator.toml"),
+    (COORDINATOR, fedpatch.cli.main, "run --unless-done --keep-metrics --config /etc/fedpatch/coordinator.toml"),
     (RELAY, fedpatch.relay.cli.main, "run --config /etc/fedpatch/relay.toml"),
 ]
 
@@ -106,6 +106,7 @@ def test_agent_that_uses_up_each_of_its_time_limits_ends_before_systemd_kills_it
         (IN_A_HOME, "ProtectHome", ["tmpfs"]),
         (IN_A_HOME, "BindReadOnlyPaths", ["/home/ann/venv"]),
         (PLAIN, "StateDirectory", ["fedpatch-agent"]),
+        (PLAIN, "StateDirectoryMode", ["0710"]),
         (IN_A_HOME, "ReadWritePaths", ["/mnt/ssd/agent"]),
         (replace(PLAIN, systemd=252), "RestartSteps", []),
         (replace(PLAIN, systemd=257), "RestartSteps", ["6"]),
