@@ -235,16 +235,20 @@ class History:
 
 
 def standing(member: Member, task: str, *, offender: bool = False) -> str:
-    """Return the state of a device, one of FLEET_STATES; `offender` marks an offender. Offline has precedence."""
+    """Return the state of a device, one of FLEET_STATES; `offender` marks an offender.
+
+    A device that is held or revoked is that, online or not: an operator took it out, so nobody looks for it. Otherwise offline
+    has precedence.
+    """
+    if member.held:
+        return "barred" if member.held == REVOKED else member.held
     if not member.state.online:
         return "offline"
     if not member.state.tasks:
         return "starting"
     if not any(one.task == task for one in member.state.tasks):
         return "other_task"
-    if member.held not in ("", REVOKED):
-        return member.held
-    if member.held or member.barred or offender:
+    if member.barred or offender:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
+from importlib import import_module
+from typing import Any
 
 import pytest
+import typer.main
 import yaml
 
 from tests.monitoring.prometheus import promtool
@@ -43,7 +47,41 @@ def test_the_links_of_both_pages_lead_somewhere():
     for link in links:
         path, _, section = link.partition("#")
         assert not path or (ROOT / "docs" / "how-to" / path).exists(), link
-        assert not section or section in {rule["alert"].lower() for rule in RULES}, link
+        assert path or section in {rule["alert"].lower() for rule in RULES}, link
+
+
+def _program(name: str) -> Any:
+    module = {"fedpatch": "fedpatch.coordinator.cli.main", "fedpatch-agent": "fedpatch.device_agent.cli.main"}[name]
+    return typer.main.get_command(import_module(module).app)
+
+
+COMMANDS = sorted(set(re.findall(r"`((?:fedpatch|fedpatch-agent) [^`]+)`", RUNBOOKS)))
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_each_command_of_the_page_exists_with_its_options(line):
+    """On hosts of the playbooks it is typed as it stands: test_operator_commands.py has what is added there."""
+    name, *argv = shlex.split(line)
+    group, path = _program(name), [name]
+    while (
+        argv
+        and hasattr(group, "get_command")
+        and (inner := group.get_command(group.make_context(name, ["--help"], resilient_parsing=True), argv[0]))
+    ):
+        path.append(argv.pop(0))
+        group = inner
+    assert len(path) > 1, line
+    group.make_context(" ".join(path), argv)
+
+
+@pytest.mark.parametrize("service", ["coordinator", "device_agent"])
+def test_no_command_of_the_page_is_refused_on_hosts_of_the_playbooks(service):
+    """Work of a service is named for hosts without a service only, with those words."""
+    variables = yaml.safe_load((ROOT / "ansible" / "roles" / service / "vars" / "main.yml").read_text("utf-8"))
+    command = variables[f"{service}_command"]
+    refused = [f"{command['name']} {word}" for word in command["of_service"]]
+    paragraphs = [text for text in RUNBOOKS.split(". ") if any(f"`{one}" in text for one in refused)]
+    assert all("Without a service, " in text for text in paragraphs), paragraphs
 
 
 def test_the_page_names_every_file():

@@ -243,6 +243,15 @@ def test_each_device_has_one_state_and_eligible_devices_can_be_invited(events):
     assert found["unwilling"] == fleet.unwilling().total()
 
 
+@pytest.mark.parametrize(("held", "state"), [("", "offline"), ("drained", "drained"), ("revoked", "barred")])
+def test_device_that_the_operator_took_out_does_not_count_as_offline(held, state):
+    """Nobody looks for it, and no alert tells of it."""
+    fleet = engine(devices=2).fleet
+    fleet.update("pi-1", there())
+    fleet.update("pi-1", gone())
+    assert standing(replace(fleet.members["pi-1"], held=held), TASK) == state
+
+
 @pytest.mark.medium
 def test_large_fleet_has_series_of_max_devices_only(tmp_path):
     _, metrics = _play(1000, tmp_path, 50)
