@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import yaml
 
 from tests.hosts.plays import HERE, ROLES, by_ansible, played
+from tests.monitoring.prometheus import promtool
 
 MONITORING = ROLES / "monitoring"
 
@@ -72,3 +74,30 @@ def test_prometheus_on_the_host_of_one_coordinator_reaches_the_other_one(tmp_pat
     found = dict(re.findall(r'"msg": "(\S+) (.*)"', done.stdout))
     assert found["hub"] == "at 127.0.0.1:9464 admits ; 127.0.0.1:9464 [fd00::2]:9464", done.stdout + done.stderr
     assert found["hub-2"].startswith("at [::]:9464 admits fd00::1; ")
+
+
+@by_ansible
+def test_alertmanagers_and_entries_of_the_inventory_are_in_the_configuration_of_prometheus(tmp_path):
+    files = [str(ROLES / name / "main.yml") for name in ("fleet/defaults", "fleet/vars", "monitoring/defaults")]
+    more = {
+        "monitoring_alertmanagers": ["127.0.0.1:9093", "am.lab:9093"],
+        "monitoring_remote_write": [{"url": "https://store.lab/write", "basic_auth": {"username": "hub"}}],
+        "monitoring_scrapes": [{"job_name": "router", "static_configs": [{"targets": ["router.lab:9100"]}]}],
+        "monitoring_rule_files": ["/etc/prometheus/ours.yml"],
+    }
+    groups: dict[str, Any] = {group: {"hosts": {"hub": {}}} for group in ("monitoring", "broker", "coordinator")}
+    written = []
+    for name, variables in {"plain": {}, "more": more}.items():
+        copied = {"src": str(MONITORING / "templates" / "prometheus.yml.j2"), "dest": str(tmp_path / f"{name}.yml")}
+        play = {"hosts": "hub", "vars_files": files, "tasks": [{"ansible.builtin.template": copied}]}
+        done = played(tmp_path, {"vars": HERE, "children": groups}, play, "-e", json.dumps(variables))
+        assert done.returncode == 0, done.stdout + done.stderr
+        checked = promtool("check", "config", "--syntax-only", tmp_path / f"{name}.yml")
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        written.append(yaml.safe_load((tmp_path / f"{name}.yml").read_text()))
+    plain, full = written
+    assert set(plain) == {"global", "rule_files", "scrape_configs"}
+    assert full["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == more["monitoring_alertmanagers"]
+    assert full["remote_write"] == more["monitoring_remote_write"]
+    assert full["scrape_configs"] == plain["scrape_configs"] + more["monitoring_scrapes"]
+    assert full["rule_files"] == plain["rule_files"] + more["monitoring_rule_files"]
