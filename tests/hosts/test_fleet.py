@@ -191,7 +191,9 @@ def test_a_revoked_device_is_locked_out(fleet):
     fleet.machines.ssh(DEVICES[1], f"cp -a {kept} /root/kept")
     assert _knock(fleet, DEVICES[1]) == "let in"
     fleet.control.play("retire.yml", retired=DEVICES[1], retire_reason="stolen")
-    assert fleet.machines.ssh(DEVICES[1], "ls /var/lib/fedpatch").strip() == ""
+    paths = "/var/lib/fedpatch /etc/fedpatch /usr/local/bin/fedpatch-agent /usr/bin/prometheus-node-exporter"
+    left = f"ls -d {paths} 2>/dev/null; getent passwd fedpatch; getent group fedpatch; true"
+    assert fleet.machines.ssh(DEVICES[1], left).strip() == ""
     assert _knock(fleet, DEVICES[1]) == "refused"
     await_serving(fleet.machines, DEVICES[0])
     again = fleet.control.play("site.yml", "--limit", DEVICES[1], check=False)
