@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from fedpatch.coordinator.pki.issued_certificates import mark_revoked
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo, RunSummary, summary_of
+from fedpatch.coordinator.settings import CA_DIRECTORY
 from fedpatch.coordinator.storage.database.opening import must_exist
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import as_it_is, find, find_to_resume
@@ -93,9 +95,10 @@ class Client:
             return summary_of(info, registry.records_as_written(info.id))
 
     def devices(self, fleet: str | None = None) -> Rows[DeviceInfo]:
-        """Return all devices ever seen, or those of a fleet."""
+        """Return all devices ever seen, or those of a fleet; a device that the CA has revoked is not online."""
         with Registry(self.state_dir() / REGISTRY_FILE, readonly=True) as registry:
-            return Rows(one for one in registry.devices() if fleet in (None, one.fleet))
+            known = [one for one in registry.devices() if fleet in (None, one.fleet)]
+        return Rows(mark_revoked(known, self.state_dir() / CA_DIRECTORY))
 
     def quarantine(self, device: str, reason: str, fleet: str | None = None) -> HoldChange:
         """Within seconds, reject a device's messages and do not ask it again.

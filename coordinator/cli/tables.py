@@ -115,7 +115,9 @@ def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -
     for one in devices:
         counts = [str(getattr(one, counter)) for counter in counters]
         state = Text("online", style="green") if one.online else Text("offline", style="red")
-        if hold := one.quarantined or one.drained:
+        if one.revoked:
+            state = Text("revoked", style="red")
+        elif hold := one.quarantined or one.drained:
             word = "quarantined" if one.quarantined else "drained"
             state = Text(f"{word} {age(max(0.0, now - hold.since))}: {hold.reason}", style="yellow")
         last_seen = age(max(0.0, now - one.last_seen))

@@ -26,7 +26,9 @@ from fedpatch.coordinator.console.documents import (
 from fedpatch.coordinator.console.snapshot import Snapshot, with_devices, with_live, with_runs
 from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless_document
 from fedpatch.coordinator.observability.status_message import TIMES
+from fedpatch.coordinator.pki.issued_certificates import mark_revoked
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
+from fedpatch.coordinator.settings import CA_DIRECTORY
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.database.sqlite_file import stamp_of_parts
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -122,7 +124,8 @@ class RegistryReader:
         counts = registry.rounds.counts()
         snapshot = with_runs(snapshot, [run_row(run, counts.get(run.id, 0)) for run in runs])
         devices = [one for one in registry.devices() if self._fleet in (None, one.fleet)]
-        snapshot = with_devices(snapshot, [device_row(one) for one in devices])
+        known = mark_revoked(devices, self._path.parent / CA_DIRECTORY)
+        snapshot = with_devices(snapshot, [device_row(one) for one in known])
         return self._with_rounds(registry, snapshot, runs)
 
     def _with_rounds(self, registry: Registry, snapshot: Snapshot, runs: Sequence[RunInfo]) -> Snapshot:

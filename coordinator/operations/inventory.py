@@ -26,7 +26,8 @@ def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Colle
     Raises:
         UsageError: Two fleets have a device of the same id.
     """
-    groups: Inventory = {"devices": {"hosts": []}}
+    # Ansible warns of a pattern with a group that does not exist, such as !offline.
+    groups: Inventory = {name: {"hosts": []} for name in ("devices", "online", "offline")}
     variables: dict[str, dict[str, Any]] = {}
     for device in devices:
         if device.id in without:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from fedpatch.coordinator.rounds.run_records import DeviceInfo
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.fields import Name
 from fedpatch.shared.errors import StateError, UsageError
@@ -157,3 +158,18 @@ def write_index(directory: Path, index: Index) -> None:
     """Write the record durably."""
     with refusals_of(directory):
         write_atomic(directory / INDEX_NAME, encode_index(index))
+
+
+def mark_revoked(devices: Iterable[DeviceInfo], directory: Path) -> list[DeviceInfo]:
+    """Mark the devices that the CA has revoked: their last presence is no longer true, since the broker refuses them.
+
+    Args:
+        devices: Devices of the registry.
+        directory: Directory of the CA.
+
+    Raises:
+        StateError: The CA's record cannot be read.
+    """
+    index = read_index(directory)
+    out = {(index.fleet, device) for device in index.revoked_devices()} if index is not None else set()
+    return [replace(one, online=False, revoked=True) if (one.fleet, one.id) in out else one for one in devices]

@@ -506,6 +506,7 @@ class DeviceInfo:
         offences: Offences since its last release (coordinator.cohort.offences).
         quarantined: The hold if it is in quarantine.
         drained: The hold if the operator has drained it.
+        revoked: Whether the CA has revoked it.
     """
 
     id: str
@@ -528,6 +529,7 @@ class DeviceInfo:
     offences: int = 0
     quarantined: Hold | None = None
     drained: Hold | None = None
+    revoked: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ _SHOWN = ("declined", "failed", "refused")
 _HEARD = ("accepted", "declined", "reported")
 """Events that a message of the device has caused: it was seen at that moment."""
 
+_HEARD_EVERY_S = 60.0
+
 
 class DeviceCounters:
     """Counts events of devices, and notes their presence, until the next `flush`.
@@ -77,6 +79,12 @@ class DeviceCounters:
             excluded = "; it is not asked again in this run"
         if event.what in _SHOWN:
             self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + excluded)
+
+    def heard(self, device: str) -> None:
+        """Note a message of an online device, such as its vitals, at most once in _HEARD_EVERY_S: each note is a write."""
+        known, now = self._known.get(device), self._unix_time()
+        if known is not None and known.online and not 0 <= now - known.now < _HEARD_EVERY_S:
+            self._sightings[device] = self._known[device] = replace(known, now=now)
 
     def note_presence(self, device: str, state: DeviceState) -> None:
         """Note the presence of `device`; `flush` writes many devices with one wait for the disk."""

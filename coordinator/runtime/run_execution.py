@@ -612,6 +612,7 @@ def _play_rounds(
     blobs = _places(settings, spec.run, connection, guard).own()
     state, unfinished, waiting, rest_s = opening.state, opening.unfinished, opening.waiting, opening.rest_s
     records = registry.rounds.records(spec.run)
+    registry.none_online(settings.fleet)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting, rest_s)
     served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s + MARGIN_S)

@@ -250,6 +250,8 @@ class Service:
             if topic.kind == "update_chunk":
                 return self._engine.handle(ChunkReceived(topic.device, decode_chunk(event.payload)), now)
             envelope = decode(event.payload)
+            if topic.kind == "up":
+                self._runner.counters.heard(topic.device)
             if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
                 return self._on_state(topic.device, envelope.body, now)
             if topic.kind == "up" and isinstance(envelope.body, Vitals):

@@ -343,6 +343,10 @@ class Registry(Tables):
 
         self._change(see)
 
+    def none_online(self, fleet: str) -> None:
+        """Note that no device of the fleet has been heard yet: each presence was told to an earlier coordinator."""
+        self._change(lambda db: db.execute(update(devices).where(devices.c.fleet == fleet).values(online=0)))
+
     def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
         """Add to counters of devices (database.migrations.COUNTERS), all in one transaction.
 

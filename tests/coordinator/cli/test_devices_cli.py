@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from tests.coordinator.registry_builders import seen
 from tests.support.programs import Ended, Program
@@ -83,3 +84,17 @@ def test_option_on_either_side_of_the_command_overrides_the_variable(
     options = [["--state-dir", tmp_path / one] if one else [] for one in (before, after)]
     ended = fedpatch("devices", "--json", *options[0], "drain", f"pi-in-{looked}", *options[1])
     assert (ended.code, ended.err) == (0, "")
+
+
+def test_revoked_device_is_not_online_and_named_revoked(devices, tmp_path):
+    """The broker refuses it, so its last presence stays in the registry. The same name in another fleet is another device."""
+    with Authority.create(tmp_path / "ca", "kitchen", now=1e9) as authority:
+        authority.issue(DEVICE, "pi-1", now=1e9)
+        authority.revoke(DEVICE, "pi-1", now=1e9 + 1)
+    listed = {(one["fleet"], one["id"]): (one["online"], one["revoked"]) for one in json.loads(devices("--json").out)}
+    assert listed == {
+        ("kitchen", "pi-1"): (False, True),
+        ("kitchen", "pi-2"): (True, False),
+        ("garden", "pi-1"): (True, False),
+    }
+    assert devices("--fleet", "kitchen").out.count("revoked") == 1

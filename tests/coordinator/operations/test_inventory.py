@@ -50,6 +50,12 @@ def test_inventory_groups_devices_by_state_fleet_version_and_task():
     assert (groups["version_0_1_0"], groups["version_0_2_0"]) == (["a"], ["b"])
 
 
+def test_groups_of_presence_exist_without_members():
+    """Ansible warns of a pattern such as !offline whose group does not exist."""
+    made = inventory([_device("a")])
+    assert (made["online"]["hosts"], made["offline"]["hosts"]) == (["a"], [])
+
+
 def test_inventory_has_addresses_with_a_domain_only():
     found = [inventory([_device("a")], **given)["_meta"]["hostvars"]["a"] for given in ({}, {"domain": ".local"})]
     assert [one.get("ansible_host") for one in found] == [None, "a.local"]

@@ -54,3 +54,29 @@ def test_message_of_a_device_that_has_left_does_not_bring_it_back(bench):
     counters.count(CountEvent("pi-1", "reported"))
     counters.flush()
     assert seen == {"pi-1": 100.0}
+
+
+def test_device_was_last_seen_at_its_last_vitals_to_the_minute(bench):
+    """Each note is a write of the registry, so not every message of a busy device is noted."""
+    counters, clock, seen = bench
+    counters.note_presence("pi-1", there())
+    counters.flush()
+    for clock.now, at in (
+        (159.0, 100.0),
+        (161.0, 161.0),
+        (200.0, 161.0),
+        (90.0, 90.0),
+    ):  # at last the clock is set back
+        counters.heard("pi-1")
+        counters.flush()
+        assert seen == {"pi-1": at}
+
+
+def test_message_of_an_unknown_device_or_of_one_that_has_left_notes_nothing(bench):
+    counters, clock, seen = bench
+    counters.note_presence("pi-1", gone())
+    clock.now = 500.0
+    for device in ("pi-1", "pi-2"):
+        counters.heard(device)
+    counters.flush()
+    assert seen == {}

@@ -162,6 +162,17 @@ def test_device_keeps_its_presence_and_counters(registry):
         registry.count("lab", ("pi-2", "first_seen = 0; --", ""))
 
 
+def test_devices_of_a_fleet_are_offline_until_they_are_heard_again(registry):
+    """Each presence was told to an earlier coordinator, perhaps days before a backup was restored."""
+    for fleet in ("lab", "home"):
+        seen(registry, "pi-1", fleet=fleet, now=10.0, online=True, version="1")
+    registry.none_online("lab")
+    assert {(one.fleet, one.online, one.last_seen) for one in registry.devices()} == {
+        ("lab", False, 10.0),
+        ("home", True, 10.0),
+    }
+
+
 def test_devices_of_two_fleets_may_have_the_same_name(registry):
     for fleet, online in (("lab", True), ("kitchen", False)):
         seen(registry, "pi-1", fleet=fleet, now=10.0, online=online)
