@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import start_http_server
 
+from tests.support.brokers import HOST
 from tests.support.paths import ROOT
+from tests.support.specs import RUN
 
 pytest.importorskip("grafana_foundation_sdk", reason="Grafana's library is not installed (pip install 'fedpatch[dev]')")
 
@@ -18,6 +22,9 @@ from dashboards import __main__ as generator
 from dashboards.boards import to_text
 from dashboards.states import STATES, WORDS, state_number
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.shared.wire.reason_codes import LinkKind
+from fedpatch.shared.wire.vitals import LastRound, Vitals
+from tests.coordinator.metered_run import Metered
 from tests.monitoring.grafana_schema import complaints, fetch_compiler
 from tests.monitoring.prometheus import Prometheus
 from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names, standby
@@ -29,6 +36,7 @@ pytestmark = pytest.mark.timeout(400)
 # The values that Grafana inserts for variables.
 GRAFANA_VARIABLES = {"__range": "15m", "__rate_interval": "1m", "__interval": "15s", "device": "ann"}
 NAMES = sorted(generator.DASHBOARDS)
+WELL = Vitals(True, 0.75, False, False, 61.5, LinkKind.WIFI, 0.5, 2**29, 2**33)
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -137,6 +145,44 @@ def test_each_query_returns_data_in_prometheus(scraped, name, panel, target):
     assert all(labels <= set(one["metric"]) for one in series), (name, panel["title"])
     identities = [tuple(one["metric"].get(label) for label in sorted(labels)) for one in series]
     assert len(set(identities)) == len(series), "two series under one name"
+
+
+@pytest.mark.medium
+def test_each_query_of_a_healthy_run_has_a_number_or_its_panel_says_why_not(tmp_path):
+    """After the first rounds of a real engine: no decline, no failure, nothing carried, no comparison with learning alone."""
+    fleet = Metered(tmp_path, rounds=9)
+    fleet.metrics.traffic.leader.labels("demo").set(1)
+    fleet.metrics.traffic.leader_epoch.labels("demo").set(0)
+    fleet.metrics.traffic.expiry.labels("ca").set(4e9)
+    fleet.metrics.traffic.free.set(4e9)
+    fleet.metrics.traffic.size.set(8e9)
+    for device in "ab":
+        fleet.vitals(device, WELL)
+    fleet.upload_all("ab")
+    fleet.look()
+    server, _ = start_http_server(0, HOST, fleet.metrics.registry)
+    address = f"{HOST}:{server.server_port}"
+    jobs = [{"job_name": "fedpatch", "static_configs": [{"targets": [address]}]}]
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
+    variables = {**GRAFANA_VARIABLES, "coordinator": address, "standby": address, "device": "a"}
+    silent: dict[str, list[str]] = {}
+    with Prometheus(yaml.safe_dump(config)) as prometheus:
+        prometheus.wait_until(lambda: prometheus.ask("count_over_time(fedpatch_round_number[1m]) >= 3"), "has scraped")
+        fleet.tick(10.0)
+        fleet.upload_all("ab")
+        for device in "ab":
+            fleet.vitals(device, replace(WELL, last_round=LastRound(RUN, 2, 1.5, 0.5, 1000, 0)))
+        fleet.look()
+        more = "increase(fedpatch_round_seconds_count[1m]) > 0"
+        prometheus.wait_until(lambda: prometheus.ask(more), "has scraped the second round")
+        for name, panel, target in _queries():
+            found = prometheus.ask(_filled_in(target["expr"], variables))
+            numbers = [one for one in found if one["value"][1] != "NaN"]
+            if not numbers and panel["fieldConfig"]["defaults"]["noValue"] == "none":
+                silent.setdefault(f"{name}: {panel['title']}", []).append(target["expr"])
+    server.shutdown()
+    server.server_close()
+    assert silent == {}
 
 
 def test_leaders_are_those_of_the_fleet_of_the_coordinator(scraped):

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.boards import OF_COORDINATOR as OF
 from dashboards.boards import Section, board, filled
-from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query
+from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query, or_zero
 from dashboards.panels import lines, listing, number, ranking, stack, timeline
 from dashboards.states import WORDS, state_number
 
@@ -66,7 +66,7 @@ def _states() -> Section:
             stack(
                 "Unwilling, by condition",
                 "Devices that would decline now, by what their owner asks for.",
-                [Query(f"fedpatch_unwilling_devices{{{OF}}} > 0", "{{condition}}")],
+                [Query(or_zero(f"fedpatch_unwilling_devices{{{OF}}} > 0", "condition", OF), "{{condition}}")],
                 _COUNT,
             ),
         ],
@@ -98,7 +98,7 @@ def _rankings() -> Section:
             ranking(
                 "Offenders",
                 "Failures, declines and disconnections in the time shown.",
-                [Query(f"sort_desc(topk(10, {trouble} > 0))", "{{device}}")],
+                [Query(or_zero(f"sort_desc(topk(10, {trouble} > 0))", "device", OF), "{{device}}")],
                 steps,
             ),
             ranking(

@@ -119,7 +119,7 @@ def listing(
 
 def _dressed(panel: P, title: str, about: str, look: Look) -> P:
     panel = panel.title(title).description(about).datasource(PROMETHEUS).span(look.width).height(look.height)
-    panel = panel.unit(look.unit).no_value("none")
+    panel = panel.unit(look.unit).no_value(look.empty)
     if look.least is not None:
         panel = panel.min(look.least)
     if look.most is not None:

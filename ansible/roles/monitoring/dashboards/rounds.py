@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.boards import OF_COORDINATOR as OF
 from dashboards.boards import Section, board, filled
-from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query
+from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query, or_zero
 from dashboards.panels import lines, listing, number, stack
 
 UID = "fedpatch-rounds"
@@ -23,18 +23,19 @@ def dashboard() -> Dashboard:
 
 
 def _now() -> Section:
-    open_ = Look(width=4, height=4, words=((1, "open", OK), (0, "none open", IDLE)))
+    open_ = Look(width=4, height=4, words=((1, "open", OK), (0, "none open", IDLE), (2, "run ended", OK)))
     used = Look("percentunit", 4, 4, decimals=0, steps=((0.8, WARNING), (1.1, BAD)))
     failed = Look(width=4, height=4, steps=((1, WARNING), (2, BAD)))
-    age = Look(unit="s", width=4, height=4)
+    age = Look(unit="s", width=4, height=4, empty="no round was aggregated yet")
     elapsed = f"fedpatch_round_elapsed_seconds{{{OF}}} / fedpatch_round_deadline_seconds{{{OF}}}"
+    state = f"max(fedpatch_round_open{{{OF}}}) + 2 * max(fedpatch_run_ended{{{OF}}})"
     since = f"time() - (fedpatch_last_round_timestamp_seconds{{{OF}}} > 0)"
     return Section(
         "Now",
         [
             number("Round", "The open round, or the last one.", Query(f"fedpatch_round_number{{{OF}}}")),
             number("Rounds planned", "After this round the run ends.", Query(f"fedpatch_rounds_planned{{{OF}}}")),
-            number("Open", "Whether a round is open.", Query(f"fedpatch_round_open{{{OF}}}"), open_),
+            number("Open", "Whether a round is open, or the run has ended.", Query(state), open_),
             number(
                 "Deadline used",
                 "How much of its time the open round has taken; beyond 100 % it is late.",
@@ -91,7 +92,9 @@ def _quality() -> Section:
     ua = f"fedpatch_user_accuracy{{{OF}, "
     over_rounds = [Query(f'{ua}stat="{stat}", moment="before"}}', stat) for stat in ("mean", "p10", "min")]
     moments = [Query(f'{ua}stat="mean", moment="{moment}"}}', f"{moment} training") for moment in ("before", "after")]
-    look = Look(decimals=3)
+    look = Look(decimals=3, empty="no device has reported a user accuracy yet")
+    every = "no round with evaluate_every yet"
+    alone = "measured every independent_every rounds (10): not yet"
     return Section(
         "User accuracy",
         [
@@ -107,7 +110,7 @@ def _quality() -> Section:
                 "All devices",
                 "User accuracy of all devices that answered the last evaluate round (evaluate_every), without training.",
                 [Query(f'fedpatch_evaluation{{{OF}, stat="{stat}"}}', stat) for stat in ("mean", "p10", "min")],
-                look,
+                Look(decimals=3, empty=every),
             ),
             lines(
                 "Gain over learning alone",
@@ -117,24 +120,28 @@ def _quality() -> Section:
                     Query(f'fedpatch_independent{{{OF}, stat="{stat}"}}', word)
                     for stat, word in (("gain", "mean"), ("gain_median", "median"), ("gain_p10", "p10"))
                 ],
-                look,
+                Look(decimals=3, empty=alone),
             ),
             lines(
                 "Devices that gain",
                 "Shares of these devices whose user accuracy is above and below that of learning alone.",
                 [Query(f'fedpatch_independent{{{OF}, stat="{stat}"}}', stat) for stat in ("gaining", "losing")],
-                Look(unit="percentunit"),
+                Look(unit="percentunit", empty=alone),
             ),
         ],
     )
 
 
 def _buffered() -> list[Query]:
+    none = f"0 * sum(fedpatch_round_number{{{OF}}})"
     ages = f"sum by (le) (rate(fedpatch_update_staleness_bucket{{{OF}}}[1h]))"
     return [
         Query(f"fedpatch_carried_devices{{{OF}}}", "carried devices"),
-        Query(f"histogram_quantile(0.5, {ages})", "staleness: half are younger"),
-        Query(f"histogram_quantile(0.95, {ages})", "staleness: 95 % are younger"),
+        *(
+            # Without an update in the hour before it is NaN.
+            Query(f"histogram_quantile({q}, {ages}) >= 0 or on () {none}", f"staleness: {word}")
+            for q, word in ((0.5, "half are younger"), (0.95, "95 % are younger"))
+        ),
         Query(f"increase(fedpatch_carried_work_stale_total{{{OF}}}[1h])", "work ended at its cap"),
     ]
 
@@ -151,8 +158,9 @@ def _participation() -> Section:
             lines("Quorum", "Updates of the open round, and how many make the quorum.", quorum, _HOURLY),
             stack(
                 "Participants",
-                "Of the open round, by what they are doing.",
-                [Query(f"fedpatch_participants{{{OF}}} > 0", "{{state}}")],
+                "Of the open round, by what they are doing; 0 between rounds. Prometheus misses a round that is shorter than a "
+                "scrape.",
+                [Query(f"fedpatch_participants{{{OF}}}", "{{state}}")],
                 _HOURLY,
             ),
             lines(
@@ -161,13 +169,13 @@ def _participation() -> Section:
             stack(
                 "Declines by reason",
                 "Invitations declined in the hour before, by reason or owner's condition.",
-                [Query(by_reason.format("fedpatch_declines_total", OF), "{{reason}}")],
+                [Query(or_zero(by_reason.format("fedpatch_declines_total", OF), "reason", OF), "{{reason}}")],
                 _HOURLY,
             ),
             stack(
                 "Failures by reason",
                 "Devices that gave up after accepting, or stayed away, in the hour before.",
-                [Query(by_reason.format("fedpatch_failures_total", OF), "{{reason}}")],
+                [Query(or_zero(by_reason.format("fedpatch_failures_total", OF), "reason", OF), "{{reason}}")],
                 _HOURLY,
             ),
             stack(
@@ -179,7 +187,7 @@ def _participation() -> Section:
             stack(
                 "Updates not taken, by reason",
                 "In the hour before; late and damaged among them.",
-                [Query(by_reason.format("fedpatch_refusals_total", OF), "{{reason}}")],
+                [Query(or_zero(by_reason.format("fedpatch_refusals_total", OF), "reason", OF), "{{reason}}")],
                 _HOURLY,
             ),
             lines(
@@ -199,7 +207,7 @@ def _traffic() -> Section:
     parts = (
         f'sum by (kind) (increase({total}kind=~"model|update", form="{form}"}}[$__range]))' for form in ("wire", "raw")
     )
-    share = Query(" / ".join(parts), "{{kind}}")
+    share = Query(" / ".join(parts) + " >= 0", "{{kind}}")  # not NaN, where nothing travelled
     mends = [
         Query(f"increase(fedpatch_chunks_repaired_total{{{OF}}}[1h])", "chunks sent once more"),
         Query(f"increase(fedpatch_window_stalls_total{{{OF}}}[1h])", "uploads granted again"),
@@ -213,7 +221,7 @@ def _traffic() -> Section:
                 "Size on the wire",
                 "Share of its size as tensors that a model or an update has when it travels.",
                 [share],
-                Look(unit="percentunit", width=6, least=0),
+                Look(unit="percentunit", width=6, least=0, empty="no model travelled in the time shown"),
             ),
             lines("Repairs", "In the hour before.", mends, Look(width=6, decimals=0, least=0)),
             stack(
