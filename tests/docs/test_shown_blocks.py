@@ -56,6 +56,7 @@ BY_OTHERS = {
     ("docs/reference/conditions.md", "#!/bin/sh"): "tests/docs/test_conditions.py",
     ("docs/reference/conditions.md", "ups ="): "tests/docs/test_conditions.py",
     ("docs/how-to/brokers.md", "connection central"): "tests/broker/test_bridge.py",
+    ("docs/how-to/fleet.md", "packages="): "tests/ansible/test_package_list.py",
     ("docs/how-to/monitoring.md", "global:"): "tests/docs/test_runbooks.py",
     ("docs/how-to/personal-model.md", "from fedpatch import PersonalModel"): "tests/docs/test_personal_model.py",
     ("docs/reference/preferences.md", "broker ="): "tests/docs/test_preferences.py",
