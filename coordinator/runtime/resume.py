@@ -17,7 +17,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.round_phases import RoundPolicy
+from fedpatch.coordinator.rounds.round_phases import RETURN_S, RoundPolicy
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of
@@ -34,6 +34,7 @@ from fedpatch.coordinator.storage.checkpoint import (
     save_checkpoint,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.shared.app.formatting import duration
 from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, WireError
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 
@@ -286,3 +287,16 @@ def _in_words(opening: RoundStart, policy: RoundPolicy) -> str:
         return f"{have}: all that were collected"
     left_s = max(0.0, policy.deadline_s - ledger.spent_s)
     return f"{have}, {left_s:.0f} s to its deadline"
+
+
+def return_words(spec: RunSpec, unfinished: RoundStart | None) -> str:
+    """Return what a resumed run waits for before its next round; "" for a new run and for an open round.
+
+    Args:
+        spec: The terms of the run.
+        unfinished: The open round.
+    """
+    if spec.epoch == 1 or unfinished is not None:
+        return ""
+    longest = duration(min(RETURN_S, spec.wait_s))
+    return f"the next round begins when the devices are back, at the latest after {longest} if enough are back by then"

@@ -42,6 +42,7 @@ from fedpatch.coordinator.runtime.resume import (
     reconcile,
     rest_of_pause,
     resume_round,
+    return_words,
     seen_devices,
     waiting_updates,
 )
@@ -624,6 +625,8 @@ def _play_rounds(
     def say(line: str) -> None:
         view.say(printable(line))
 
+    if words := return_words(spec, unfinished):
+        say(words)
     counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say, connection.ports.unix_time)
     entropy = connection.ports.entropy
     aggregator = Aggregator(state, blobs, directory, prepared, spec, say, opening=unfinished, entropy=entropy)

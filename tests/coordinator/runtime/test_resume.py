@@ -13,7 +13,7 @@ from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, St
 from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.resume import rest_of_pause, seen_devices
+from fedpatch.coordinator.runtime.resume import rest_of_pause, return_words, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
@@ -257,3 +257,12 @@ def test_seen_devices_are_those_of_fleet_task_and_time(bench, registry):
     registry.seen_devices("garden", [Sighting("d", now, True, "1", ("digits",))])
     registry.seen_devices("demo", [Sighting("a", now, False, "1", ())])
     assert seen_devices(registry, spec, "demo") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "wait_s", "words"), [(1, 300.0, ""), (2, 300.0, "at the latest after 1 min 0 s"), (2, 5.0, "after 5.0 s")]
+)
+def test_resumed_run_names_the_longest_wait_for_its_devices(epoch, wait_s, words):
+    """Without these words its log is silent for a minute."""
+    said = return_words(run_spec(epoch=epoch, wait_s=wait_s), None)
+    assert words in said and bool(said) == (epoch > 1)
