@@ -10,6 +10,7 @@ or not at all.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -60,6 +61,8 @@ _REMEDIES = {
     "PermanentRedirect": "set AWS_REGION to the region of the bucket",
     "AuthorizationHeaderMalformed": "set AWS_REGION to the region of the bucket",
 }
+
+_log = logging.getLogger("fedpatch.checkpoint")
 
 
 class ObjectBlobs:
