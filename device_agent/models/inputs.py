@@ -39,7 +39,17 @@ def axes_in_words(shape: tuple[int, ...], form: ReadingsFormat | None) -> str:
 
 
 def require_shape(examples: Array, shape: tuple[int, ...], form: ReadingsFormat | None, what: str) -> None:
-    """Raise DataError for examples of another shape; the message names the axes in order."""
+    """Check the shape of examples.
+
+    Args:
+        examples: The examples, along the first axis.
+        shape: The shape of one example.
+        form: The columns and windows of the task's readings; None without.
+        what: The examples in words, plural.
+
+    Raises:
+        DataError: They have another shape, or are none; the message names the axes in order.
+    """
     if examples.shape[1:] == shape and len(examples):
         return
     remedy = (

@@ -222,7 +222,13 @@ def _cast(array: Array, dtype: str, name: str, what: str, data: DeviceData) -> A
 
 
 def input_name(task: Task, data: DeviceData, number: int) -> str:
-    """Return the name of an input, or its number where nobody names it."""
+    """Return the name of an input, or its number where nobody names it.
+
+    Args:
+        task: The task; its readings may name the inputs.
+        data: Data of a device, which may name them too.
+        number: Number of the input, from 0.
+    """
     names = data.input_names or (() if task.readings is None else tuple(task.readings.inputs))
     flat = data.train_x.ndim in (2, 3) and data.train_x.shape[1] == len(names)
     return f"input {names[number]}" if flat and number < len(names) else f"feature {number}"
@@ -333,7 +339,13 @@ def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str
 
 
 def place_of(name: str, row: int, data: DeviceData) -> str:
-    """Return the row and, if the data have it, its origin."""
+    """Return the row and, if the data have it, its origin.
+
+    Args:
+        name: Name of the array in the data, such as `train_x`.
+        row: Row of the array, from 0.
+        data: Data of a device.
+    """
     try:
         origin = data.origin(name, row) if data.origin else ""
     except Exception:  # the user's code; only a message depends on it

@@ -40,7 +40,20 @@ def read_frame(
     group: Hashable | None,
     name: str,
 ) -> ReadingsTable:
-    """Return the rows of a frame. DataError where a column is absent or stands twice, or no row is left."""
+    """Return the rows of a frame.
+
+    Args:
+        frame: A frame of pandas.
+        inputs: Columns of the inputs.
+        target: Column of the target; None without.
+        classes: Values of the target that are classes, in the order of their numbers; empty for a number.
+        time: Column of the time; None without.
+        group: Column of the group, such as the person; None without.
+        name: The frame in messages.
+
+    Raises:
+        DataError: A column is absent or stands twice, or no row is left.
+    """
     columns = list(frame.columns)
     asked = [*inputs, *(one for one in (target, time, group) if one is not None)]
     for one in asked:

@@ -131,7 +131,17 @@ def require_once(what: str, found: Sequence[object]) -> None:
 
 
 def require_window(length: int, stride: int, max_gap: float, mixed: str) -> None:
-    """Raise UsageError for a window that cannot be cut."""
+    """Check a window.
+
+    Args:
+        length: Readings of a window.
+        stride: Readings from one window to the next.
+        max_gap: Longest time between two readings of a window, in the unit of the times.
+        mixed: Label of a window in which the label changes: `last`, or `drop` for none.
+
+    Raises:
+        UsageError: The window cannot be cut.
+    """
     if length < 1 or stride < 1:
         raise UsageError(f"windows of length {length} and stride {stride}; both must be at least 1")
     if not max_gap >= 0:

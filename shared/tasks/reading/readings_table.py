@@ -156,7 +156,13 @@ class TableBuilder:
             self._first = f"{self._shown}, {self._row_word} {row}{separator}{why}"
 
     def add(self, cells: Sequence[Any], places: Places, row: int) -> None:
-        """Add a row, or count it as damaged or without a value."""
+        """Add a row, or count it as damaged or without a value.
+
+        Args:
+            cells: The cells of the row.
+            places: Places of the columns among the cells.
+            row: Number of the row in its file or frame.
+        """
         try:
             self._add(cells, places, row)
         except DamagedRow as damage:
@@ -259,7 +265,13 @@ class TableBuilder:
 def label_reader(
     classes: Sequence[Any], is_missing: Callable[[Any], bool], plain: Callable[[Any], Any]
 ) -> Callable[[Any], float]:
-    """Return a function from a cell to the number of its class; NaN for a missing one."""
+    """Return a function from a cell to the number of its class; NaN for a missing one.
+
+    Args:
+        classes: The classes, in the order of their numbers.
+        is_missing: Whether a cell is missing.
+        plain: Makes the value of a cell comparable with a class.
+    """
     numbers = {one: number for number, one in enumerate(classes)}
     names = ", ".join(map(str, tuple(numbers)[:_LISTED])) + (
         f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
