@@ -57,6 +57,8 @@ class _Holding:
         return oracle_task.load_data(data, root)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if not outputs.requires_grad:  # a trial of the loss, without a step
+            return F.cross_entropy(outputs, targets)
         self._steps += 1
         held = False
         while self.hold is not None and self._is_due(self.hold):
