@@ -31,7 +31,7 @@ from fedpatch.device_agent.state.leader_epoch import FILE as LEADER_EPOCH
 from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.device_agent.state.storage_check import PATCHES
-from fedpatch.shared.app.files import make_directory, refusals_of, sync_directory, write_atomic
+from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
 from fedpatch.shared.errors import DataError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
             for one in tar:
                 settings = _extract(tar, one, state_dir) or settings
-        sync_directory(state_dir)
     return settings
 
 
@@ -146,7 +145,7 @@ def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> byt
     if one.issym():
         os.symlink(one.linkname, target)
     else:
-        write_atomic(target, content, mode=one.mode & (0o640 if open_to_group else 0o600), durable=False)
+        write_atomic(target, content, mode=one.mode & (0o640 if open_to_group else 0o600))
     return b""
 
 

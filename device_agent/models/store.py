@@ -238,8 +238,7 @@ class ModelStore:
                 last = max((_serial(path.name) for path in _versions(root)), default=0)
                 target = root / _version_name(last + 1, staged)
                 if (root / _HELD).exists():
-                    os.rename(root / _STAGED, target)
-                    sync_directory(root)
+                    os.rename(root / _STAGED, target)  # without a sync: nobody uses this model yet
                     self._tidy_versions(task, root)
                     self.note_kept(task, StoredModel(run, round, HELD_WORDS))
                     return None

@@ -53,7 +53,13 @@ def ask_in_thread(
 
 
 def is_name_in_use(settings: BrokerSettings, identity: Identity, boots: Collection[str]) -> bool:
-    """Return whether the broker retains an online state of another agent; False where that cannot be found out."""
+    """Return whether the broker retains an online state of another agent; False where that cannot be found out.
+
+    Args:
+        settings: How to reach the broker.
+        identity: The device's name and fleet.
+        boots: Starts of this agent, whose own states do not count.
+    """
     received: SimpleQueue[LinkEvent] = SimpleQueue()
     try:
         link = MqttLink(

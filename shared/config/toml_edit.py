@@ -108,7 +108,13 @@ def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]
 
 
 def repeated_key(text: str, line: int, error: tomllib.TOMLDecodeError) -> str:
-    """Return the key that a line (from 1) of `text` sets a second time, by tomllib's error; "" for another error."""
+    """Return the key that a line sets a second time; "" for another error.
+
+    Args:
+        text: The file.
+        line: Number of the line, from 1.
+        error: The error of tomllib.
+    """
     if "overwrite" not in str(error):
         return ""
     found = _ENTRY.match(text.splitlines()[line - 1])
