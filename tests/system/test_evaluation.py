@@ -29,8 +29,8 @@ from tests.system.oracle_task import REFERENCE, TASK, device_data
 pytestmark = [pytest.mark.system, pytest.mark.broker]
 
 DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
-FREE = ("status.json", "usage.json", "metrics.prom")
-"""Files about the device itself: its status, and the counts for the owner's daily limits."""
+FREE = ("status.json", "usage.json", "metrics.prom", "history.jsonl")
+"""Files about the device itself: its status, its history, and the counts for the owner's daily limits."""
 
 
 def files(agent: AgentProcess) -> dict[str, str]:
