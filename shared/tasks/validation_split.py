@@ -67,8 +67,8 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
         held_out = validation_mask(x, share, ordered=ordered)
         trained = ~held_out
     else:
-        held_out = _of_readings(x, np.asarray(data.readings), share, ordered=ordered)
-        trained = ~held_out
+        held_out, before = _of_readings(x, np.asarray(data.readings), share, ordered=ordered)
+        trained = ~(held_out | before)
         if held_out.any():
             trained &= ~sharing(np.asarray(data.readings), np.asarray(data.readings)[held_out])
     if not trained.any():
@@ -85,34 +85,50 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
     )
 
 
-def _of_readings(inputs: np.ndarray, readings: np.ndarray, share: float, *, ordered: bool) -> np.ndarray:
+def _of_readings(
+    inputs: np.ndarray, readings: np.ndarray, share: float, *, ordered: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Choose the held-out examples of each file: the last ones, those of the hash, or whole runs of windows that overlap.
 
     Copies of an example, which balance classes, count once and stay on its side.
+
+    Returns:
+        The held-out examples, and the windows that share readings with held-out ones that are there or will come.
     """
     distinct, copy_of = np.unique(readings, axis=0, return_inverse=True)  # in order of file and first reading
     copy_of = copy_of.ravel()
     if not ordered and not overlapping(readings):
-        return validation_mask(inputs, share)
-    held_out = np.zeros(len(distinct), bool)
+        return validation_mask(inputs, share), np.zeros(len(inputs), bool)
+    held_out, before = np.zeros(len(distinct), bool), np.zeros(len(distinct), bool)
     for file in np.unique(distinct[:, 0]):
         mine = np.flatnonzero(distinct[:, 0] == file)
-        held_out[mine] = _last(len(mine), share) if ordered else _in_runs(distinct[mine], share)
-    return held_out[copy_of]
+        if ordered:
+            held_out[mine] = _last(len(mine), share)
+        else:
+            held_out[mine], before[mine] = _in_runs(distinct[mine], share)
+    return held_out[copy_of], before[copy_of]
 
 
 def _last(count: int, share: float) -> np.ndarray:
     return np.arange(count) >= count - int(count * share)
 
 
-def _in_runs(readings: np.ndarray, share: float) -> np.ndarray:
-    """Choose one of so many runs of windows as `share` says: long ones, since the windows at both ends belong to no part."""
+def _in_runs(readings: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Choose one of so many runs of windows as `share` says: long ones, since the windows at both ends belong to no part.
+
+    Returns:
+        The windows of these runs, and the windows before them that share readings with them, also where the run has not begun.
+    """
+    count = len(readings)
     if not share:
-        return np.zeros(len(readings), bool)
+        return np.zeros(count, bool), np.zeros(count, bool)
     overlap = int(np.searchsorted(readings[:, 1], readings[0, 2], side="right"))  # windows that share readings with one
     run, every = max(MIN_VALIDATION_EXAMPLES, _RUN * overlap), max(2, round(1 / share))
-    held_out: np.ndarray = (np.arange(len(readings)) // run) % every == every // 2
-    return held_out
+    chosen = (np.arange(count + overlap) // run) % every == every // 2
+    before = np.zeros(count, bool)
+    for distance in range(1, overlap):
+        before |= chosen[distance : count + distance]
+    return chosen[:count], before & ~chosen[:count]
 
 
 def _first_and_last(held_out: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slice]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import DataError, UsageError
@@ -92,6 +92,7 @@ def test_no_combination_of_windows_and_splits_leaks(
     st.booleans(),
     st.booleans(),
 )
+@example([(0, 1), (2, 1)], 4, 2, False, False)
 def test_nothing_that_was_trained_on_becomes_test_or_validation_data_when_files_grow(
     growth, length, stride, ordered, balanced
 ):
