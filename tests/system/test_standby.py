@@ -122,8 +122,14 @@ def test_standby_takes_over_within_10_s_of_a_kill_and_the_model_has_the_bits_of_
     pair: Pair, undisturbed: dict[str, bytes]
 ):
     with pair.in_round_2() as (leader, standby):
-        listed = run("fedpatch", "runs", "--state-dir", pair.stage.directory / "one")
-        assert "leads fleet 'demo' (epoch 1); standbys: 1\n" in listed.err
+        # The standby connects to the broker once it waits.
+        standby.wait(
+            lambda: (
+                "leads fleet 'demo' (epoch 1); standbys: 1\n"
+                in run("fedpatch", "runs", "--state-dir", pair.stage.directory / "one").err
+            ),
+            "is listed with its broker",
+        )
         leader.kill()
         killed_at = time.monotonic()
         standby.wait_err("round 2 goes on with 1 of 2 updates")
