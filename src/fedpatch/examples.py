@@ -1,27 +1,4 @@
 """`fedpatch.examples`: examples of a device from CSV files, frames, arrays or data sets (fedpatch.shared.tasks.examples)."""
 
-from fedpatch.shared.tasks.examples import (
-    LEAST_EXAMPLES,
-    Examples,
-    ReadingsFormat,
-    files_version,
-    from_arrays,
-    from_dataset,
-    from_frame,
-    read,
-    read_csv,
-    windows,
-)
-
-__all__ = [
-    "LEAST_EXAMPLES",
-    "Examples",
-    "ReadingsFormat",
-    "files_version",
-    "from_arrays",
-    "from_dataset",
-    "from_frame",
-    "read",
-    "read_csv",
-    "windows",
-]
+from fedpatch.shared.tasks.examples import *  # noqa: F403  (the names in `__all__`)
+from fedpatch.shared.tasks.examples import __all__ as __all__
