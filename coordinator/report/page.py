@@ -84,7 +84,7 @@ class Table:
     texts: int = 1
     note: str = ""
     columns: bool = False
-    """Whether all columns share the width of the page, so that long words break and nothing is cut."""
+    """True if all columns share the width of the page, so that long words break and nothing is cut."""
 
 
 def make_page(runs: Sequence[Run], made_at: float, version: str) -> str:

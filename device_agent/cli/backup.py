@@ -109,7 +109,7 @@ REMAINS = (
     ("the coordinator's records of rounds, with this device's name and figures", "the operator of fleet {fleet}"),
     ("global models to which this device has contributed", "nobody can take a contribution out of them"),
 )
-"""What remains after `remove`, and who can delete it."""
+"""Traces that remain after `remove`, and the person who can delete each."""
 
 
 def _add_remove(app: typer.Typer) -> None:

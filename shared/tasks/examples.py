@@ -135,7 +135,7 @@ class Examples:
 
     @property
     def overlap(self) -> bool:
-        """Whether two examples share a reading."""
+        """True if two examples share a reading."""
         return len(self) > 1 and overlapping(self.readings)
 
     @property

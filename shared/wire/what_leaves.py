@@ -171,7 +171,7 @@ WHAT_LEAVES: Mapping[type, Mapping[str, SentField]] = {
     Agreement: _all(Agreement, "proof that the members open the same sum", _MASKED),
     Reveal: _all(Reveal, "shares with which the group's sum is opened, and no single update", _MASKED),
 }
-"""For each type that a device sends, its fields. The update itself has the public tensors and an UpdateReport."""
+"""Fields of each type that a device sends. The update itself has the public tensors and an UpdateReport."""
 
 
 def sent_types() -> frozenset[type]:

@@ -1,4 +1,4 @@
-"""What is removed from a retired device."""
+"""Removal of user, exporter and files from a retired device."""
 
 from __future__ import annotations
 

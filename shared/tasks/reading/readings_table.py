@@ -81,7 +81,7 @@ class ReadingsTable:
 
 @dataclass(frozen=True)
 class CellReaders:
-    """What a cell of a file or of a frame means. Each function raises RefusedValue for a cell that it does not understand.
+    """The meaning of a cell of a file or of a frame. Each function raises RefusedValue for a cell that it does not understand.
 
     Attributes:
         number: Returns the number of an input; NaN for a missing value.

@@ -174,7 +174,7 @@ def test_objection_of_quiet_hours_has_their_end():
 def test_quiet_hours_with_an_unset_clock_are_unknown_and_where_allowed_judged_by_the_clock_there_is(
     hours, by_the_clock
 ):
-    """If nothing is known of the clock, its time is used."""
+    """A clock of which nothing is known is used."""
     device = facts(clock_set=False)
     assert conditions(easy(quiet_hours=[hours]), device) == [Condition.QUIET_HOURS]
     assert conditions(easy(quiet_hours=[hours], unknown=["quiet_hours=allow"]), device) == by_the_clock

@@ -1,4 +1,4 @@
-"""Whether another agent is online under a device's name, at a real broker."""
+"""The look for another agent under a device's name, at a real broker."""
 
 from __future__ import annotations
 
