@@ -36,7 +36,7 @@ from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.masking.group_context import highest_code
 from fedpatch.shared.masking.site_sum import most_devices
-from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.broker_settings import exposure, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire.masking_messages import MIN_GROUP, SecureTerms
@@ -226,11 +226,8 @@ def make_relay(
         client_id=identity.client_id,
         events=queue.put,
         will=identity.will(),
-        username=upwards.username,
-        password=password_of(upwards),
-        tls=upwards.tls_files,
+        **link_options(upwards),
         reconnect_delay_s=_RECONNECT_S,
-        profile=upwards.profile,
     )
     trainer = cast(Trainer, site)
     owner, limits = RelayOwner(directory, site), RelayLimits(settings, site)

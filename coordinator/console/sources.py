@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from fedpatch.coordinator.console.beside import events_of
 from fedpatch.coordinator.console.feed import Feed
-from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.wire.topics import watcher_filters
 
@@ -22,10 +22,7 @@ def from_broker(settings: BrokerSettings, feed: Feed) -> Iterator[None]:
         settings.broker,
         client_id=f"fedpatch.{settings.fleet}.console.{secrets.token_hex(4)}",
         events=feed.events.put,
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        profile=settings.profile,
+        **link_options(settings),
         clean_start=True,
     )
     link.subscribe(*watcher_filters(settings.fleet))

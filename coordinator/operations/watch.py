@@ -26,7 +26,7 @@ from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import as_it_is
 from fedpatch.shared.errors import StateError, UsageError
-from fedpatch.shared.mqtt.broker_settings import BrokerSettings, exposure, password_of
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, exposure, link_options
 from fedpatch.shared.mqtt.client import LinkEvent, MqttLink
 from fedpatch.shared.wire.topics import watcher_filters
 
@@ -152,10 +152,7 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
         settings.broker,
         client_id=f"fedpatch.{settings.fleet}.watch.{secrets.token_hex(4)}",
         events=events.put,
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        profile=settings.profile,
+        **link_options(settings),
         clean_start=True,
     )
     if warning := exposure(link.broker):

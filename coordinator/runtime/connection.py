@@ -32,7 +32,7 @@ from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import BrokerError, LeadershipLost, UsageError
 from fedpatch.shared.mqtt.broker_profile import NO_PROFILE
-from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.broker_settings import exposure, link_options
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.mqtt.connection_errors import SAME_NAME
 from fedpatch.shared.wire import topics
@@ -184,10 +184,7 @@ class Connection:
             client_id=client_id(settings.fleet),
             events=self._take,
             will=(self._presence, self._state(online=False)),
-            username=settings.username,
-            password=password_of(settings),
-            tls=settings.tls_files,
-            profile=settings.profile,
+            **link_options(settings),
             clean_start=True,
             max_queued=_MAX_QUEUED,
             gate=self._gate,

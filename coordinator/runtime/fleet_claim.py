@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import BrokerError, UsageError, WireError
-from fedpatch.shared.mqtt.broker_settings import password_of
+from fedpatch.shared.mqtt.broker_settings import link_options
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode, encode
@@ -66,10 +66,7 @@ def acquire_fleet(
         settings.broker,
         client_id=f"{client_id(settings.fleet)}.{boot}",
         events=received.put,
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        profile=settings.profile,
+        **link_options(settings),
         clean_start=True,
     )
     link.subscribe(topic)

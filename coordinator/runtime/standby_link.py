@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from fedpatch.coordinator.runtime.fleet_claim import client_id
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.mqtt.broker_settings import password_of
+from fedpatch.shared.mqtt.broker_settings import link_options
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ class StandbyLink:
             settings.broker,
             client_id=f"{client_id(settings.fleet)}.{ports.entropy.getrandbits(64):016x}",
             events=self._note,
-            username=settings.username,
-            password=password_of(settings),
-            tls=settings.tls_files,
-            profile=settings.profile,
+            **link_options(settings),
             clean_start=True,
             keepalive_s=_KEEPALIVE_S,
             reconnect_delay_s=_RECONNECT_DELAY_S,

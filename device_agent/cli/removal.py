@@ -14,7 +14,7 @@ from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id
 from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import BrokerError, UsageError
-from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.wire import topics
 
@@ -68,10 +68,7 @@ def _clear(settings: BrokerSettings, client_id: str, retained: Sequence[str], co
         settings.broker,
         client_id=client_id,
         events=lambda _: None,
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        profile=settings.profile,
+        **link_options(settings),
         clean_start=True,
     )
     link.start()

@@ -1,4 +1,4 @@
-"""Whether another agent is online under the name of this device, asked with a client id of its own before the agent connects.
+"""A look for another agent under the name of this device, with a client id of its own, before the agent connects.
 
 The broker ends the connection of a client when another one connects with its id. So an agent that may fail at its task or data
 would cut off a running one.
@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.errors import FedpatchError, WireError
-from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import LinkEvent, Received
 from fedpatch.shared.wire import topics
@@ -66,10 +66,7 @@ def is_name_in_use(settings: BrokerSettings, identity: Identity, boots: Collecti
             settings.broker,
             client_id=f"{identity.client_id}.look",
             events=received.put,
-            username=settings.username,
-            password=password_of(settings),
-            tls=settings.tls_files,
-            profile=settings.profile,
+            **link_options(settings),
             clean_start=True,
         )
         link.subscribe(topics.device_state(identity.fleet, identity.device))

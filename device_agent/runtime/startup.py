@@ -58,7 +58,7 @@ from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.broker_settings import exposure, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire.masking_messages import ThresholdRule
@@ -173,10 +173,7 @@ def make_agent(
         client_id=identity.client_id,
         events=queue.put,
         will=identity.will(),
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        profile=settings.profile,
+        **link_options(settings),
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     models = None

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.connection_errors import Reason
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
@@ -64,10 +64,7 @@ class Probe:
             settings.broker,
             client_id=client_id,
             events=self._events,
-            username=settings.username,
-            password=password_of(settings),
-            tls=settings.tls_files,
-            profile=settings.profile,
+            **link_options(settings),
             clean_start=not keeps_session,
         )
         self._link.subscribe(*topics)

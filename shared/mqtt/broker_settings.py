@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 from fedpatch.shared.config.fields import NAME, Settings, setting
 from fedpatch.shared.config.secret_file import read_secret
@@ -102,6 +103,22 @@ def password_of(settings: BrokerSettings) -> str | None:
     if settings.password_file is None:
         return settings.password
     return read_password(settings.password_file)
+
+
+class LinkOptions(TypedDict):
+    """Arguments of `MqttLink` that follow from settings alone."""
+
+    username: str | None
+    password: str | None
+    tls: TlsFiles
+    profile: BrokerProfile
+
+
+def link_options(settings: BrokerSettings) -> LinkOptions:
+    """Return the credentials and limits of a connection, as arguments of `MqttLink`. Raises UsageError as `password_of`."""
+    return LinkOptions(
+        username=settings.username, password=password_of(settings), tls=settings.tls_files, profile=settings.profile
+    )
 
 
 def read_password(path: Path) -> str:
