@@ -14,19 +14,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from fedpatch.coordinator.observability.event_observer import Observer
 from fedpatch.coordinator.observability.live_view import make_view
-from fedpatch.coordinator.observability.metrics_endpoint import NO_OTHERS, Ask, observed
-from fedpatch.coordinator.observability.status_message import View
+from fedpatch.coordinator.observability.metrics_endpoint import observed
 from fedpatch.coordinator.rounds.run_effects import Effect, SaveRecord
-from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.config.load import load
 
 ENDLESS = 1_000_000
@@ -80,15 +76,8 @@ def main() -> None:
     gate = Gate(sys.stdout)
 
     @contextlib.contextmanager
-    def gated(
-        settings: RunSettings,
-        engine: Engine,
-        directory: Path,
-        view: View,
-        certificates: Mapping[str, Ask] = NO_OTHERS,
-        waits: StoreWaits | None = None,
-    ) -> Iterator[Observer]:
-        with observed(settings, engine, directory, view, certificates, waits) as observer:
+    def gated(*arguments: Any, **named: Any) -> Iterator[Observer]:
+        with observed(*arguments, **named) as observer:
             yield Gated(gate, observer)
 
     run_execution.observed = gated  # type: ignore[attr-defined]

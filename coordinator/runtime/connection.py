@@ -201,18 +201,10 @@ class Connection:
         if warning := exposure(self.link.broker):
             _log.warning(warning)
         try:
-            ports = self.ports
             if self._leadership is not None:
                 self._leadership.on_loss(lambda: self.event_queue.put(Deposed()))
-            acquire_fleet(
-                self._settings,
-                self._boot,
-                make_link=ports.link,
-                received=ports.queue(),
-                clock=ports.clock,
-                leader_epoch=self.leader_epoch,
-            )
-            self.chunk_bytes = ports.chunk_bytes(self._settings, self._boot)
+            self._claim()
+            self.chunk_bytes = self.ports.chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
             self._open.enter_context(self.ports.interrupts(self.event_queue))
@@ -251,17 +243,22 @@ class Connection:
             return self._claim_again()
         return ""
 
-    def _claim_again(self) -> str:
+    def _claim(self, attempts: int | None = None) -> None:
+        """Claim the fleet. Raises as `acquire_fleet`, which also describes `attempts`."""
         ports = self.ports
+        acquire_fleet(
+            self._settings,
+            self._boot,
+            make_link=ports.link,
+            received=ports.queue(),
+            clock=ports.clock,
+            leader_epoch=self.leader_epoch,
+            attempts=attempts,
+        )
+
+    def _claim_again(self) -> str:
         try:
-            acquire_fleet(
-                self._settings,
-                self._boot,
-                make_link=ports.link,
-                received=ports.queue(),
-                clock=ports.clock,
-                attempts=1,
-            )
+            self._claim(attempts=1)
         except BrokerError as error:
             return str(error)
         except UsageError:
