@@ -30,8 +30,10 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
         getting = Getting(together, manifest, partial(publisher.repair, manifest.digest))
         together.play(getting.receive, getting.tick)
         assert {name: getting.blob(name) == blob for name in getting.parts} == dict.fromkeys(getting.parts, True)
-        # Retained chunks arrive without a request, except the lost ones; chunks that are not retained arrive in windows of 32.
-        assert all(count >= (1 if target.retains else 2) for count in getting.needs.values()), getting.needs
+        # Retained chunks arrive without a request, except the lost ones; others arrive in windows of 32, which all devices
+        # receive that listen at that time.
+        assert min(getting.needs.values()) >= 1, getting.needs
+        assert target.retains or max(getting.needs.values()) >= 2, getting.needs
         publisher.close()
         together.settle()
         with target.client(f"{fleet}.late", topics.model_chunks_filter(fleet, manifest.digest)) as late:
