@@ -37,7 +37,7 @@ from fedpatch.coordinator.storage.database.postgresql import (
     next_epoch,
     refuse_pooler,
 )
-from fedpatch.shared.errors import LeadershipGivenUp, LeadershipLost, StateError, UsageError
+from fedpatch.shared.errors import FedpatchError, LeadershipGivenUp, LeadershipLost, StateError, UsageError
 
 CHECK_S = 1.0
 TRY_S = 0.5
@@ -115,7 +115,7 @@ class Leadership:
         self._proved_at = self._doubted_at = 0.0
         self._brokerless_since: float | None = None
         self._told = False
-        self._lost: LeadershipLost | None = None
+        self._lost: FedpatchError | None = None
         self._closing, self._wake = threading.Event(), threading.Event()
         self._on_loss: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._watch, name="leadership", daemon=True)
@@ -131,7 +131,7 @@ class Leadership:
         return self.epoch > 0 and self._lost is None and lasts and self._proved_at > self._doubted_at
 
     def must_lead(self) -> None:
-        """Raise LeadershipLost if another coordinator has taken over, or LeadershipGivenUp."""
+        """Raise LeadershipLost if the lead is lost, or UsageError if the server may not be used any more."""
         if self._lost is not None:
             raise self._lost
 
@@ -271,7 +271,7 @@ class Leadership:
                     cause = _in_words(error)
                     _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, cause)
                 self._end_session()
-            except LeadershipLost as error:
+            except FedpatchError as error:  # lost, or the server may not be used any more
                 self._lost = error
                 self._end_session()
                 self._on_loss()

@@ -193,6 +193,22 @@ def test_leader_whose_fleet_has_another_one_notices_it_and_says_so_once(
         assert (leader.leads, lost) == (False, [1])
 
 
+def test_leader_whose_server_comes_back_as_one_that_it_cannot_use_says_so_and_leads_no_more(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+):
+    sleepless(monkeypatch)
+    lost: list[int] = []
+    with Leadership(url, FLEET) as leader:
+        leader.wait(print, NEVER)
+        leader.begin()
+        leader.on_loss(lambda: lost.append(1))
+        monkeypatch.setattr(module, "_LEAST_VERSION", 10_000_000)
+        end_leader(postgres, leader)
+        wait_until(lambda: lost)
+        with pytest.raises(UsageError, match="--standby needs PostgreSQL"):
+            leader.must_lead()
+
+
 def test_leader_without_a_sign_of_the_server_for_a_lease_does_not_count_as_one(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
