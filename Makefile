@@ -147,7 +147,7 @@ coverage: setup system-deps ## fail where the tests leave too much of the code u
 	$(BIN)/python -m tests.support.covered
 
 packages: setup ## install the wheel with each extra in an empty environment, from the package index
-	@$(BIN)/python -m pytest -m packages tests/test_wheel.py
+	@$(BIN)/python -m pytest -m packages
 
 recording: setup ## play the demo once more and draw it anew, as docs/images/demo.svg
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m scripts.recording
@@ -199,10 +199,10 @@ mutants: setup ## change the code of a pure room a little, and find the changes 
 	$(BIN)/python -m scripts.mutants $(or $(ROOM),$(error make mutants ROOM=coordinator/rounds))
 
 hosts: setup system-deps ## provision booted hosts with the playbooks of ansible/, and play a fleet's life on them (needs root)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m hosts tests/hosts tests/simulator/experiment
+	@$(call pytest,hosts)
 
 arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
-	@$(BIN)/python -m pytest -m arm64 tests/hosts
+	@$(BIN)/python -m pytest -m arm64
 
 faults: setup system-deps ## kill processes and cut lines while rounds go on, for real and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
 	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py $(if $(filter 0..31,$(FAULT_SEEDS)),tests/faults/test_partitions.py)
