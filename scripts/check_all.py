@@ -3,8 +3,9 @@
     make check-all                       every part
     make check-all PARTS="slow faults"   these parts
 
-A part is a target of the Makefile, with CI=true: the same examples and seeds each time. Its output goes to
-build/check-all/PART.log. A failed part does not stop the next one. The exit code is 1 if a part failed.
+A part is a target of the Makefile, with CI=true: the same examples and seeds each time. Hypothesis draws 100 examples of a
+law, or FEDPATCH_EXAMPLES. The output of a part goes to build/check-all/PART.log. A failed part does not stop the next one.
+The exit code is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "build" / "check-all"
+SETTINGS = {"CI": "true", "FEDPATCH_EXAMPLES": os.environ.get("FEDPATCH_EXAMPLES", "100")}
+AGAIN = " ".join(f"{name}={value}" for name, value in SETTINGS.items()) + " .venv/bin/python -m pytest"
 _SUMMARY = re.compile(r"^=+ (.*\d+ (?:passed|failed|skipped|error|deselected).*) =+$")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$")
 
@@ -37,11 +40,11 @@ class Played:
 
 
 def play(part: str) -> Played:
-    """Run `make PART` with CI=true."""
+    """Run `make PART` with SETTINGS."""
     log = LOGS / f"{part}.log"
     began = time.monotonic()
     with log.open("wb") as output:
-        environment = {**os.environ, "CI": "true"}
+        environment = {**os.environ, **SETTINGS}
         command = ["make", "--no-print-directory", part]
         code = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
@@ -58,7 +61,7 @@ def report(played: list[Played]) -> str:
     for one in played:
         result = "passed" if one.code == 0 else "FAILED"
         lines.append(f"{one.part:12} {result} {one.seconds / 60:6.1f} min  {'; '.join(one.summaries) or 'no tests'}")
-        lines += [f"    again: CI=true .venv/bin/python -m pytest {shlex.quote(test)}" for test in one.failed]
+        lines += [f"    again: {AGAIN} {shlex.quote(test)}" for test in one.failed]
         if one.code != 0:
             lines.append(f"    output: {(LOGS / one.part).relative_to(ROOT)}.log")
     return "".join(f"{line}\n" for line in lines)

@@ -31,7 +31,7 @@ from tests.support.same_examples import forget_what_is_loaded
 from tests.system.commands import Command
 
 # No test fails because the machine is busy. In CI, where a failure stops other people, the examples are always the same.
-# A developer's run draws a few new examples each time. FEDPATCH_EXAMPLES=1000 draws more.
+# A developer's run draws a few new examples each time. `make check-all` draws 100, FEDPATCH_EXAMPLES=1000 more.
 _CI = bool(os.environ.get("CI"))
 gc.disable()  # until the tests are collected
 settings.register_profile(
@@ -39,7 +39,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=_CI,
-    max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (50 if _CI else 10)),
+    max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (25 if _CI else 10)),
 )
 settings.load_profile("house")
 Command.preloads = True
