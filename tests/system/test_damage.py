@@ -80,6 +80,7 @@ def test_full_disk_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Sta
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 def test_read_only_disk_ends_the_run_until_it_is_writable(disk: SmallDisk, stage: Stage):
     stage.kill_coordinator(round=2, step=3)
     disk.make_readonly()

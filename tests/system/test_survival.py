@@ -50,6 +50,7 @@ def test_device_killed_in_training_trains_the_same_round_again(stage: Stage):
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 def test_device_away_for_longer_takes_part_in_a_later_round(stage: Stage):
     ann, _ = stage.start_agents()
     stage.hold("ann", round=2, step=3)
@@ -126,6 +127,7 @@ def test_run_with_a_damaged_model_plays_its_last_round_again(stage: Stage):
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 def test_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stage):
     """While the coordinator waits for devices no round is open; the resumed run runs the next round."""
     ann, bob = stage.start_agents()

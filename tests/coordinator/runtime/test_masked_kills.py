@@ -99,7 +99,7 @@ def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock, ever
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock, every):
     """This also holds if the next process knows more devices than the killed process."""
     for fatal in itertools.count(1, every):

@@ -265,23 +265,17 @@ class TestLost:
         assert {device for device, count in counted.items() if count} == set(liars.values())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("attack", MASKED_ATTACKS, ids=lambda one: one.name)
-class TestAttacks:
+def test_attack_changes_the_model_of_no_other_device_and_is_an_offence_of_the_attacker_alone(fleet, watched, attack):
     """The sum has all devices, all except the bad one, or only the other group."""
-
-    @pytest.mark.medium
-    def test_model_is_that_of_the_devices_that_count(self, fleet, watched, attack):
-        play(fleet, attack)
-        [record] = records(fleet)
-        assert (record.outcome, record.reported) == ("aggregated", attack.reported)
-        assert (record.failures, record.refused) == (dict(attack.failures), dict(attack.refused))
-        kept = {16: names(16), 15: [one for one in names(16) if one != BAD]}
-        assert_equals_oracle(fleet, watched, kept.get(attack.reported) or other_group(fleet, BAD))
-
-    @pytest.mark.medium
-    def test_offences_count_against_the_device_alone(self, fleet, attack):
-        play(fleet, attack)
-        assert {device for device in names(16) if offences(fleet, device)} == ({BAD} if attack.is_offence else set())
+    play(fleet, attack)
+    [record] = records(fleet)
+    assert (record.outcome, record.reported) == ("aggregated", attack.reported)
+    assert (record.failures, record.refused) == (dict(attack.failures), dict(attack.refused))
+    kept = {16: names(16), 15: [one for one in names(16) if one != BAD]}
+    assert_equals_oracle(fleet, watched, kept.get(attack.reported) or other_group(fleet, BAD))
+    assert {device for device in names(16) if offences(fleet, device)} == ({BAD} if attack.is_offence else set())
 
 
 def play(fleet: MaskedFleet, attack: MaskedAttack) -> None:

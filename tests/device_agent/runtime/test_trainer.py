@@ -72,7 +72,10 @@ def patch_values(watched, scene):
     return PatchStore(watched.patches).load(key, "another run", 0).values
 
 
-@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize(
+    "private",
+    [one if one in ("none", "affine") else pytest.param(one, marks=pytest.mark.slow) for one in POLICIES],
+)
 def test_a_round_under_each_policy(idle, tmp_path, private):
     """The update has the public tensors, the patch file the private ones, and no private byte leaves."""
     scene = Scene(tmp_path, SLOW, ADAM, private)
