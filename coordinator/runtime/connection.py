@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
+from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
@@ -190,7 +191,8 @@ class Connection:
             gate=self._gate,
         )
         self.drops = BrokerDrops()
-        counts = (topics.BROKER_DROPS,) if settings.broker_profile == NO_PROFILE else ()
+        self.refusals = BrokerRefusals()
+        counts = topics.BROKER_COUNTS if settings.broker_profile == NO_PROFILE else ()
         self.link.subscribe(*topics.coordinator_filters(settings.fleet), *counts)
         self._open = ExitStack()
         self._connects = 0
@@ -306,7 +308,9 @@ class Connection:
 
     def _take(self, event: LinkEvent) -> None:
         """Answer other coordinators, and put all other events into the queue. Called in the link's thread."""
-        if isinstance(event, Received) and self.drops.note(event.topic, event.payload):
+        if isinstance(event, Received) and any(
+            counts.note(event.topic, event.payload) for counts in (self.drops, self.refusals)
+        ):
             return
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)

@@ -184,8 +184,10 @@ class Service:
         self._poll_at = now + _POLL_EVERY_S
         if self._guard is not None:
             self._guard.check()
-        if line := self._connection.drops.take(now):
-            self._view.say(line)
+        short_of_devices = self._engine.present < self._engine.required_devices()
+        for line in (self._connection.drops.take(now), self._connection.refusals.take(now, short_of_devices)):
+            if line:
+                self._view.say(line)
         revoked = self._revocations.poll(self._engine.fleet.members)
         self._run_effects(self._engine.handle(DevicesRevoked(revoked), now))
         held = self._quarantine.poll() if self._quarantine is not None else None

@@ -280,6 +280,14 @@ def parse_topic(fleet: str, topic: str) -> ParsedTopic | None:
 
 BROKER_DROPS = "$SYS/broker/publish/messages/dropped"
 """mosquitto's count of the messages that it has dropped since its start."""
+BROKER_CLIENTS = "$SYS/broker/clients/connected"
+"""mosquitto's count of the clients that are connected."""
+BROKER_OPENED = "$SYS/broker/load/sockets/1min"
+"""mosquitto's count of the connections that were opened in a minute, of which it refuses some unread."""
+BROKER_CONNECTS = "$SYS/broker/load/connections/1min"
+"""mosquitto's count of the CONNECT messages that it read in a minute."""
+BROKER_COUNTS = (BROKER_DROPS, BROKER_CLIENTS, BROKER_OPENED, BROKER_CONNECTS)
+CLIENTS_REMEDY = "raise max_connections in mosquitto.conf and LimitNOFILE of its unit"
 DROPS_REMEDY = "raise max_queued_messages and max_queued_bytes in mosquitto.conf"
 
 
@@ -316,7 +324,7 @@ def mosquitto_acl(
         if watcher in (coordinator_user, *(devices or ())):
             raise UsageError(f"watcher {watcher!r} is also the coordinator's user or a device; use another user")
     lines = [f"# fedpatch fleet {fleet}: generated from the topic table, do not edit", f"user {coordinator_user}"]
-    lines += [*_rules("coordinator", fleet, "+", "topic"), f"topic read {BROKER_DROPS}"]
+    lines += [*_rules("coordinator", fleet, "+", "topic"), *(f"topic read {topic}" for topic in BROKER_COUNTS)]
     if devices is None:
         lines += ["", "# every other user: only the device of its own name"]
         lines += _rules("device", fleet, "%u", "pattern")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.pki.certificate_authority import DEVICE, WATCHER, Authority
-from fedpatch.shared.wire.topics import BROKER_DROPS, TOPICS, Party, mosquitto_acl
+from fedpatch.shared.wire.topics import BROKER_COUNTS, TOPICS, Party, mosquitto_acl
 from tests.support.programs import Ended
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True).filter(lambda name: name != "coordinator")
@@ -36,7 +36,9 @@ def read_rules(text: str) -> set[tuple[str, str, str]]:
 
 def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
     """Return the triples by the topic table: in topics a device has its own name, other users have `+`."""
-    found = {(user, "read", BROKER_DROPS) for user, party in members.items() if party == "coordinator"}
+    found = {
+        (user, "read", topic) for user, party in members.items() if party == "coordinator" for topic in BROKER_COUNTS
+    }
     for row in TOPICS:
         for user, party in members.items():
             own = user if party == "device" else "+"

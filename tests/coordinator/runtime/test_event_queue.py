@@ -16,6 +16,7 @@ from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
+from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
 from fedpatch.coordinator.runtime.connection import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
@@ -88,6 +89,7 @@ def _at_work(bench: Bench) -> Service:
         fleet="demo",
         link=RecordedLink(),
         drops=BrokerDrops(),
+        refusals=BrokerRefusals(),
     )
     none: frozenset[str] = frozenset()
     nobody: Any = SimpleNamespace(revoked=none, poll=lambda _: none, show=lambda _: None, say=lambda _: None)

@@ -10,6 +10,7 @@ from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
+from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
 from fedpatch.coordinator.runtime.connection import EventQueue
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
@@ -28,6 +29,7 @@ def listening_service() -> Service:
         link=RecordedLink(),
         event_queue=EventQueue(),
         drops=BrokerDrops(),
+        refusals=BrokerRefusals(),
     )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(revoked=frozenset())
@@ -60,6 +62,7 @@ def test_changes_by_other_processes_are_read_once_a_second():
         link=RecordedLink(),
         event_queue=event_queue,
         drops=BrokerDrops(),
+        refusals=BrokerRefusals(),
     )
     updates = SimpleNamespace(completed=lambda _most: [])
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=updates, run_effect=lambda _: ())

@@ -101,7 +101,7 @@ def test_filters_are_those_that_the_table_lets_a_party_read():
 
 def test_acl_with_devices_has_rules_for_these_users_alone():
     text = topics.mosquitto_acl("home", devices=["pi-1", "pi-2"])
-    assert text.splitlines()[1:11] == [
+    assert text.splitlines()[1:14] == [
         "user coordinator",
         "topic readwrite fedpatch/1/home/coord",
         "topic readwrite fedpatch/1/home/coord/progress",
@@ -111,6 +111,9 @@ def test_acl_with_devices_has_rules_for_these_users_alone():
         "topic write fedpatch/1/home/blob/+/+",
         "topic read fedpatch/1/home/dev/+/blob/+/+",
         "topic read $SYS/broker/publish/messages/dropped",
+        "topic read $SYS/broker/clients/connected",
+        "topic read $SYS/broker/load/sockets/1min",
+        "topic read $SYS/broker/load/connections/1min",
         "",
     ]
     assert "pattern" not in text
