@@ -67,6 +67,7 @@ def has_model(agent: AgentProcess, number: int) -> bool:
     return f"that of round {number} is in use now" in agent.log
 
 
+@pytest.mark.slow
 def test_all_devices_finish_the_last_model_also_one_that_was_not_selected(tmp_path):
     """FedBABU with a private part that no round trains; the finished model becomes the model for applications."""
     state_dir = tmp_path / "state"

@@ -22,7 +22,6 @@ from fedpatch.simulator.spec.study import Point, Study
 from tests.simulator.studies import SIZES, assert_close, study_of
 from tests.support.paths import ROOT
 
-slow = pytest.mark.medium
 STUDY = study_of("fedavg-adam", "affine", clients=6 * len(SIZES), participation=0.9, rounds=3)
 """Enough clients for many chunks, and for more than one part when they are measured."""
 
@@ -35,7 +34,7 @@ def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], sta
     return [replace(one, seconds=0.0) for one in outcome.points], state
 
 
-@slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "study",
     [
@@ -55,7 +54,6 @@ def test_number_of_workers_changes_no_bit(tmp_path, study):
 
 
 @pytest.mark.slow
-@slow
 def test_script_without_a_guard_of_its_main_module_is_not_run_again_by_workers(tmp_path):
     (script := tmp_path / "script.py").write_text(
         "import fedpatch\nprint('begun')\nfedpatch.simulate('digits', clients=2, rounds=1, workers=2)\nprint('done')\n"
@@ -64,7 +62,7 @@ def test_script_without_a_guard_of_its_main_module_is_not_run_again_by_workers(t
     assert (done.stdout, done.returncode) == ("begun\ndone\n", 0), done.stderr
 
 
-@slow
+@pytest.mark.medium
 def test_killed_worker_ends_the_simulation():
     def kill_one(point: Point) -> None:
         if point.round == 1:
@@ -75,7 +73,7 @@ def test_killed_worker_ends_the_simulation():
     assert multiprocessing.active_children() == []
 
 
-@slow
+@pytest.mark.medium
 def test_error_in_a_worker_is_that_of_one_process():
     study = study_of(data="{seed}/{index};hollow-2", participation=1.0)
     with pytest.raises(FedpatchError) as alone:
@@ -123,7 +121,7 @@ if __name__ == "__main__":
 """
 
 
-@slow
+@pytest.mark.medium
 @pytest.mark.parametrize("clients", [21, pytest.param(10_000, marks=pytest.mark.faults)])
 def test_workers_end_when_their_parent_is_killed(tmp_path, clients):
     """Workers end soon after their parent, even if more results wait than a pipe can hold."""
