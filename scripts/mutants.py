@@ -7,7 +7,8 @@
 mutmut makes the changes ("mutants") in a copy of the checkout under build/mutants, and plays the tests that reach the changed
 function. A run that was interrupted goes on where it stopped. A second run tests again only the mutants that survived, and
 those of functions that have changed since. A change of nothing but a sentence for people is left out: tests compare facts,
-not sentences. A change that mypy rejects is killed without a test.
+not sentences. A change that mypy rejects is killed without a test. A change that needs more memory than MAX_DATA_BYTES, or many
+times the processor time of its tests, is killed by that.
 
 A survivor is either killed by a better test, or explained in tests/explained_mutants.toml. The exit code is 1 while there is
 one that is neither.
@@ -21,6 +22,7 @@ import difflib
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -46,6 +48,7 @@ only_mutate = ["src/fedpatch/{room}/*"]
 pytest_add_cli_args_test_selection = {tests}
 also_copy = {others}
 process_isolation = "forkserver"
+timeout_multiplier = 5
 """
 # Appended to tests/conftest.py. The first failure kills a mutant: quick tests run before properties, and Hypothesis does not
 # search for a simpler example.
@@ -63,6 +66,10 @@ def pytest_collection_modifyitems(items):
 """
 # mutmut's exit codes for a mutant: its tests passed, it has no tests, the type checker rejects it.
 SURVIVED, NO_TESTS, WRONG_TYPE = 0, 33, 37
+# The private memory that each process may have: an endless loop over a growing list would stop the machine. RLIMIT_AS would
+# also count the address space that torch reserves and never uses.
+MAX_DATA_BYTES = 4 * 2**30
+MUTMUT = (sys.executable, "-m", "mutmut", "run")
 # Ignored errors of mypy: about copies of a function, mutmut's decorator, and conditions, which a test should check.
 NO_ERRORS = {
     *("has-type", "ignore-without-code", "no-any-return", "no-redef", "unused-ignore", "var-annotated"),
@@ -123,12 +130,19 @@ def copy_checkout(tree: Path, room: str) -> None:
 
 
 def run_mutmut(tree: Path, *names: str, jobs: int) -> None:
-    """Run mutmut on the named mutants, `jobs` at a time; its output goes to mutmut.log in `tree`."""
+    """Run mutmut on the named mutants, `jobs` at a time; its output goes to mutmut.log in `tree`.
+
+    No process of it gets more private memory than MAX_DATA_BYTES.
+    """
+
+    def limit_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
+
     # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, and a fork loses threads.
     environment = {**os.environ, "CI": "true", "FEDPATCH_EXAMPLES": "100", "OMP_NUM_THREADS": "1"}
     with (tree / "mutmut.log").open("wb") as log:
-        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
-        subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False)
+        command = [*MUTMUT, "--max-children", str(jobs), *names]
+        subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False, preexec_fn=limit_memory)
 
 
 def mark_wrong_types(tree: Path, room: str) -> None:
