@@ -447,6 +447,19 @@ def test_update_that_waits_takes_one_place_of_the_devices_that_work_at_once(conc
     assert len(set(journal.invited) - set(journal.absent)) == concurrency - 1
 
 
+@pytest.mark.parametrize("concurrency", [3, 5])
+def test_device_that_still_works_takes_one_place_of_the_devices_that_work_at_once(concurrency):
+    given = {"quorum_updates": 2, "grace_s": 0.0, "carries": True, "carry": replace(CARRY, concurrency=concurrency)}
+    made = asking("abcdefgh", over_select=1.0, rounds=9, **given)
+    cohort = sorted(current(made).round.participants)
+    assert len(cohort) == concurrency
+    report_until_the_end(made, cohort, 5.0)
+    made.handle(Aggregated(), 6.0)
+    assert made.carried.busy == set(cohort[2:])
+    [journal] = [one.ledger for one in next_version(made) if isinstance(one, SaveJournal)]
+    assert len(journal.invited) == 2
+
+
 def test_device_whose_update_waits_is_present_once():
     made, waits = waiting_update()
     assert made.present == 5
