@@ -1,8 +1,9 @@
 """A device's backup: one encrypted file of what a new card needs to be the same device, and its restoration.
 
-The file has the settings, patches, personal models, identity and history, and the accounts of the allowance and of privacy. The
-accounts of an old state miss what was spent since. So a restored device has spent the allowance of its day, and has spent
-its privacy until the owner says otherwise: no allowance and no budget is spent twice.
+The file has the settings, patches, personal models, identity and history, the accounts of the allowance and of privacy, the
+record of offered bases and the list of revoked certificates. The accounts of an old state miss what was spent since. So a
+restored device has spent the allowance of its day, and has spent its privacy until the owner says otherwise: no allowance and
+no budget is spent twice. Bases and lists since the backup are unknown to it.
 
 Not in it: status.json (the starts of the old card would hide a twin of this device), and updates, secrets and parts of models
 of rounds that are over.
@@ -28,8 +29,10 @@ from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
 from fedpatch.device_agent.policy.usage import USAGE_NAME, DailyBudget, DayUsage, Usage
 from fedpatch.device_agent.state.history import HISTORY_NAME
 from fedpatch.device_agent.state.leader_epoch import FILE as LEADER_EPOCH
+from fedpatch.device_agent.state.offered_bases import FILE as OFFERED_BASES
 from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
+from fedpatch.device_agent.state.revocation_file import FILE as REVOCATIONS
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
 from fedpatch.shared.errors import DataError, StateError, UsageError
@@ -43,7 +46,18 @@ SETTINGS = "agent.toml"
 MAX_BYTES = 4 * 2**30
 
 _IDENTITY = "identity"
-_KEPT = (PATCHES, MODELS, _IDENTITY, LEDGER_NAME, RESTORED_NAME, USAGE_NAME, LEADER_EPOCH, HISTORY_NAME)
+_KEPT = (
+    PATCHES,
+    MODELS,
+    _IDENTITY,
+    LEDGER_NAME,
+    RESTORED_NAME,
+    USAGE_NAME,
+    LEADER_EPOCH,
+    HISTORY_NAME,
+    OFFERED_BASES,
+    REVOCATIONS,
+)
 _SALT, _NONCE = 16, 12
 _ALL_SPENT = Usage(rounds=10**6, traffic_bytes=2**50, training_s=86_400.0)
 """More than any allowance of a day."""

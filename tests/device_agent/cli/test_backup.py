@@ -18,7 +18,9 @@ from fedpatch.device_agent.cli.backup_file import MAGIC, SETTINGS, open_backup, 
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector
+from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
+from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.status_file import StatusFile, former_boots, lock_state_dir
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.mqtt.client import MqttLink
@@ -82,6 +84,14 @@ def test_restored_account_declines_until_the_owner_has_decided_about_rounds_sinc
     (new / RESTORED_NAME).unlink()
     assert budget.refusal(NOISY) is None
     assert budget.status()["rounds"] == 1
+
+
+def test_restored_card_masks_no_second_update_from_a_base_and_takes_no_older_list_than_the_backup(card, tmp_path):
+    OfferedBases(card).add("ec" * 32)
+    RevocationFile(card).save(b"list")
+    restored(card, tmp_path / "new")
+    assert OfferedBases(tmp_path / "new").load() == {"ec" * 32}
+    assert RevocationFile(tmp_path / "new").load() == b"list"
 
 
 def test_backup_of_a_restored_card_keeps_its_account_closed(card, tmp_path):
