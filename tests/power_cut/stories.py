@@ -112,6 +112,13 @@ def attend(state: Path, mark: Mark) -> None:
         story.round(number, committed=committed)
 
 
+def attend_masked(state: Path, mark: Mark) -> None:
+    """A device that offers a masked update, and accepts a request with a revocation list."""
+    from tests.power_cut.masked_devices import attend_masked_rounds
+
+    attend_masked_rounds(state, mark)
+
+
 def keep_and_delete(state: Path, mark: Mark) -> None:
     """Files that a store keeps or deletes durably, outside the rounds of the other stories."""
     with Registry(state / REGISTRY_FILE) as registry:
@@ -160,6 +167,7 @@ STORIES: dict[str, Callable[[Path, Mark], None]] = {
     "coordinator": coordinate,
     "coordinator-by-differences": coordinate_by_differences,
     "device": attend,
+    "masked-device": attend_masked,
     "stores": keep_and_delete,
 }
 

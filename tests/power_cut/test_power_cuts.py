@@ -7,15 +7,18 @@ The real code continues from each disk. Records with missing or late syncs show 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.power_cut.disk import Record, Sync
+from tests.power_cut.disk import Output, Record, Sync
 from tests.power_cut.judging import Judge, coordinator_keeps, device_keeps, problems
+from tests.power_cut.masked_devices import masked_device_keeps
 from tests.power_cut.recording import recorded_story
+from tests.power_cut.write_order import order_problems
 from tests.support.examples import QUICK
 
 JUDGES: dict[str, Judge] = {
@@ -50,6 +53,19 @@ def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disk
     record = record_of("device")
     assert len(record.steps) > 100
     assert list(problems(record, device_keeps, disks, every=3 if QUICK else 1)) == []
+
+
+@pytest.mark.medium
+def test_masked_device_has_the_base_and_the_revocation_list_on_disk_before_anything_leaves(record_of, disks):
+    """For a power cut at any moment; without syncs the check fails."""
+    record = record_of("masked-device")
+    whats = [json.loads(one.what.data)["what"] for one in record.steps if isinstance(one.what, Output)]
+    assert whats == ["accepted", "offered", "accepted with a list"]
+    assert list(problems(record, masked_device_keeps, disks)) == []
+    assert list(order_problems(record)) == []
+    for name in ("masked-bases", "revocations.bin"):
+        careless = record.without(lambda sync, name=name: name in sync.path)
+        assert next(order_problems(careless), None), name
 
 
 @pytest.mark.slow
