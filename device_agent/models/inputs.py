@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import stat
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -24,7 +26,7 @@ _NAMED = 6
 
 def is_of_readings(path: Path, form: ReadingsFormat | None) -> bool:
     """Return whether a file or folder has readings in the format of the task."""
-    return form is not None and (path.is_dir() or path.suffix.lower() not in (".npy", *IMAGES))
+    return form is not None and (os.path.isdir(path) or path.suffix.lower() not in (".npy", *IMAGES))
 
 
 def axes_in_words(shape: tuple[int, ...], form: ReadingsFormat | None) -> str:
@@ -86,10 +88,7 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         raise UsageError(f"{path}: is of no kind that can be read; use one of {', '.join(KINDS)}")
     if kind in IMAGES and np.dtype(dtype).kind != "f":
         raise UsageError(f"{path}: pixels are read as fractions from 0 to 1, and the model takes {dtype}; give .npy")
-    try:
-        examples = _array(path) if kind == ".npy" else _table(path) if kind == ".csv" else _image(path, shape)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; name a file that this user may read") from error
+    examples = _loaded(path, kind, shape)
     if examples.shape == shape:
         examples = examples[None]
     size = math.prod(shape)
@@ -109,6 +108,15 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         return cast_inputs(examples, dtype)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def _loaded(path: Path, kind: str, shape: tuple[int, ...]) -> Array:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError(f"{path}: is no regular file; copy its content into a file")
+        return _array(path) if kind == ".npy" else _table(path) if kind == ".csv" else _image(path, shape)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; name a file that this user may read") from error
 
 
 def cast_inputs(examples: Array, dtype: str) -> Array:
@@ -140,7 +148,7 @@ def _array(path: Path) -> Array:
 def _table(path: Path) -> Array:
     try:
         text = path.read_text("utf-8-sig")  # spreadsheets begin a file with a byte-order mark
-        rows = [row for row in csv.reader(text.splitlines()) if any(cell.strip() for cell in row)]
+        rows = [row for row in csv.reader(text.splitlines(), strict=True) if any(cell.strip() for cell in row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: is no table of numbers as text ({error})") from error
     parsed: list[list[float]] = []

@@ -16,7 +16,9 @@ that no test example shares a reading with a training example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,21 +27,19 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.errors import DataError, FedpatchError, UsageError
 from fedpatch.shared.tasks.part_masks import parts_of
 from fedpatch.shared.tasks.reading.array_values import numbers_of
 from fedpatch.shared.tasks.reading.cell_values import GREATEST, RefusedValue, shown
 from fedpatch.shared.tasks.reading.csv_reader import read_table
 from fedpatch.shared.tasks.reading.folder_listing import files_version
-from fedpatch.shared.tasks.reading.frame_reader import read_frame
-from fedpatch.shared.tasks.reading.readings_format import FilePolicy, ReadingsFormat, require_once
+from fedpatch.shared.tasks.reading.frame_reader import group_of, read_frame
+from fedpatch.shared.tasks.reading.readings_format import FilePolicy, ReadingsFormat, in_order, names_of, require_once
 from fedpatch.shared.tasks.separation import Readings, copies, overlapping, sharing
 from fedpatch.shared.tasks.task import DeviceData
 from fedpatch.shared.tasks.windows import windows
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     import pandas as pd
 
     from fedpatch.shared.tasks.reading.readings_table import ReadingsTable
@@ -161,10 +161,12 @@ class Examples:
         return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z") if self.dates else f"{time:.15g}"
 
     def take(self, chosen: ArrayLike) -> Examples:
-        """Return the examples of a boolean mask or of positions, such as a shard of `fedpatch.splits`."""
-        kept = np.asarray(chosen)
-        if kept.dtype == bool and kept.shape != (len(self),):
-            raise UsageError(f"a mask of shape {kept.shape} does not fit {len(self)} examples")
+        """Return the examples of a boolean mask or of positions, such as a shard of `fedpatch.splits`.
+
+        Raises:
+            UsageError: It is no mask and no list of positions of these examples.
+        """
+        kept = positions_of(chosen, len(self), "examples")
         first = self.first[kept]
         return replace(
             self,
@@ -364,13 +366,18 @@ def from_frame(
         >>> examples.from_frame(frame, ["x"], "state", ["rest", "walk"]).place(1)
         'frame, row 1'
     """
-    if isinstance(inputs, str | bytes) or isinstance(classes, str | bytes):
-        raise UsageError("inputs and classes are lists; write ['x'] for one column")
-    if not len(inputs):
+    inputs, found = in_order("inputs", inputs), () if classes is None else in_order("classes", classes)
+    if not inputs:
         raise UsageError("no columns are given as inputs")
-    found = () if classes is None else tuple(classes)
+    if target in inputs:
+        raise UsageError(f"column {target!r} is an input and the target; the model would see its answer")
     require_once("inputs", inputs)
     require_once("classes", found)
+    for one in found:
+        if not isinstance(one, Hashable):
+            raise UsageError(
+                f"classes has {one!r}, a {type(one).__name__}, which cannot be a class; give texts or numbers"
+            )
     table = read_frame(frame, inputs, target, found, time, group, name)
     return _of_table(table, tuple(map(str, inputs)), "row")
 
@@ -406,11 +413,17 @@ def from_arrays(
         'arrays, row 1'
     """
     found, targets = _array(x, f"{name}: x"), _targets(y, f"{name}: y")
-    when = None if times is None else _array(times, f"{name}: times", np.float64)
-    names = None if groups is None else np.asarray(groups, str)
+    when = None if times is None else _times(times, f"{name}: times")
+    names = None if groups is None else np.array(_group_names(groups, f"{name}: groups"), str)
+    if not found.ndim:
+        raise DataError(f"{name}: x is one number; give a list with an example for each input")
     for word, other in (("targets", targets), ("times", when), ("groups", names)):
         if other is not None and other.shape[:1] != found.shape[:1]:
-            raise DataError(f"{name}: {len(found)} inputs and {len(other)} {word}; give one for each input")
+            count = len(other) if other.ndim else "not a list of"
+            raise DataError(f"{name}: {len(found)} inputs and {count} {word}; give one for each input")
+    inputs = names_of("inputs", inputs)
+    if inputs and found.shape[1:2] != (len(inputs),):
+        raise UsageError(f"{name}: {len(inputs)} names of inputs for x of shape {found.shape}; name each of axis 1")
     listed, codes = (np.array([]), None) if names is None else np.unique(names, return_inverse=True)
     rows = np.arange(len(found))
     return Examples(
@@ -423,7 +436,7 @@ def from_arrays(
         times=when,
         group=codes,
         groups=tuple(str(one) for one in listed),
-        inputs=tuple(inputs),
+        inputs=inputs,
     )
 
 
@@ -439,7 +452,7 @@ def from_dataset(
 
     Args:
         dataset: Items are pairs of input and class, as in torchvision, or mappings, as in Hugging Face's datasets.
-        positions: Positions of this device's items, such as a shard of `fedpatch.splits`; None: all.
+        positions: Positions of this device's items, such as a shard of `fedpatch.splits`, or a mask; None: all.
         keys: With mappings: the keys of input and class, such as ("image", "label").
         transform: Makes an array of an item's input; None: `numpy.asarray`. A picture must have 8 bits for each value, no
             transparency, and stand upright.
@@ -449,20 +462,31 @@ def from_dataset(
         Examples with x of shape (n, ...), where the rest is the shape of an input.
 
     Raises:
-        DataError: Items have no such keys, inputs have different shapes, or a value is no finite number.
+        DataError: An item cannot be read or has no such keys, inputs have different shapes, or a value is no finite number.
+        UsageError: `dataset` has no length, or `positions` are none of it.
 
     Example:
         >>> from fedpatch import examples
         >>> examples.from_dataset([([0.0, 1.0], 3), ([2.0, 3.0], 4)], [1]).y.tolist()
         [4]
     """
-    rows = np.arange(len(dataset)) if positions is None else np.asarray(positions, np.int64)
+    try:
+        count = len(dataset)
+    except TypeError:
+        raise UsageError(
+            f"{name}: a {type(dataset).__name__} has no length; give a list or a map-style data set"
+        ) from None
+    rows = np.arange(count) if positions is None else positions_of(positions, count, "items")
     inputs: list[NDArray[np.float32]] = []
     targets: list[Any] = []
     for row in rows.tolist():
         where = f"{name}, item {row}"
-        found, label = _pair(dataset[row], keys, where)
-        values = _array(found if transform is None else transform(found), where)
+        with _named(f"{where}: cannot be read"):
+            item = dataset[row]
+        found, label = _pair(item, keys, where)
+        with _named(f"{where}: transform failed"):
+            made = found if transform is None else transform(found)
+        values = _array(made, where)
         if inputs and values.shape != inputs[0].shape:
             raise DataError(
                 f"{where}: shape {values.shape}, others have {inputs[0].shape}; give `transform` to make them equal"
@@ -474,7 +498,7 @@ def from_dataset(
         inputs.append(values)
         targets.append(label)
     if not inputs:
-        raise DataError(f"{name}: no items are chosen; give positions within 0 and {len(dataset) - 1}")
+        raise DataError(f"{name}: of {count} items no items are chosen; give positions of some")
     return Examples(
         np.stack(inputs),
         _targets(targets, f"{name}: the classes"),
@@ -504,9 +528,51 @@ def _of_table(table: ReadingsTable, inputs: Sequence[str], row_word: str) -> Exa
     )
 
 
+def positions_of(chosen: Any, count: int, what: str) -> NDArray[np.int64]:
+    """Return the positions that a mask or a list of positions chooses.
+
+    Args:
+        chosen: Booleans of shape (count,), or positions from 0 to count - 1.
+        count: Number of examples or items.
+        what: Word for them, plural.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    found = np.asarray(chosen)
+    if found.dtype == bool:
+        if found.shape != (count,):
+            raise UsageError(f"a mask of shape {found.shape} does not fit {count} {what}")
+        return np.flatnonzero(found)
+    if found.ndim == 1 and not len(found):
+        return np.zeros(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= count:
+        raise UsageError(
+            f"{shown(chosen)} are no positions of {count} {what}; give a list of integers from 0 to {count - 1}, or a mask"
+        )
+    return found.astype(np.int64)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """A context for code of the user: an exception in it becomes a DataError."""
+    try:
+        yield
+    except FedpatchError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 def _counted_once(found: Examples) -> Examples:
-    """Leave out readings that stand in several files with the same time, as after the rotation of a log."""
-    if found.times is None or len(found.sources) < 2:
+    """Leave out what stands in several files: whole files that are copies, and readings with the same time.
+
+    A log that was rotated may repeat its last readings in the next file.
+    """
+    if len(found.sources) < 2:
+        return found
+    found = _without_copied_files(found)
+    if found.times is None:
         return found
     group = np.zeros(len(found), np.int32) if found.group is None else found.group
     parts = [
@@ -519,6 +585,22 @@ def _counted_once(found: Examples) -> Examples:
         return found
     note = f"readings that stand several times in {found.where}: {len(found) - len(first)}, counted once"
     return replace(found.take(np.sort(first)), notes=(*found.notes, note))
+
+
+def _without_copied_files(found: Examples) -> Examples:
+    """Leave out each file with the content of an earlier one, such as "monday (1).csv" or a link."""
+    known: dict[tuple[bytes, ...], str] = {}
+    copied = np.zeros(len(found), bool)
+    notes = list(found.notes)
+    columns = [found.x, found.y, *(one for one in (found.times, found.group) if one is not None)]
+    for file, name in enumerate(found.sources):
+        mine = found.source == file
+        content = tuple(hashlib.blake2b(one[mine].tobytes()).digest() for one in columns)
+        if mine.sum() > 1 and content in known:
+            copied |= mine
+            notes.append(f"{name} has the readings of {known[content]}: counted once")
+        known.setdefault(content, name)
+    return replace(found.take(~copied), notes=tuple(notes)) if copied.any() else found
 
 
 def _ranks(source: NDArray[Any]) -> NDArray[np.int64]:
@@ -545,12 +627,37 @@ def _array(values: Any, what: str, dtype: type[np.floating[Any]] = np.float32) -
     return cast
 
 
+def _times(times: Any, what: str) -> NDArray[np.float64]:
+    found = _array(times, what, np.float64)
+    if np.isnan(found).any() or found.ndim > 1:
+        raise DataError(f"{what}: a time is missing, or they are no list; give a number for each input")
+    return found
+
+
+def _group_names(groups: Any, what: str) -> list[str]:
+    """Return the name of each group. DataError for a missing one, and for what is no text and no number."""
+    if isinstance(groups, str | bytes) or not isinstance(groups, Iterable):
+        raise DataError(f"{what}: is {shown(groups)}; give a list with the group of each input")
+    names = []
+    for place, one in enumerate(groups):
+        try:
+            name = group_of(one)
+        except RefusedValue as why:
+            raise DataError(f"{what}: row {place}: {why}") from None
+        if not name:
+            raise DataError(f"{what}: row {place} has no group; name it, or leave the example out")
+        names.append(name)
+    return names
+
+
 def _targets(labels: Any, what: str) -> NDArray[Any]:
     try:
         found = numbers_of(labels)
     except RefusedValue as why:
         raise DataError(f"{what}: the list {why}") from None
     if found.dtype.kind in "iu":
+        if (found > np.iinfo(np.int64).max).any():
+            raise DataError(f"{what}: a target is an integer of more than 63 bits; number the classes from 0")
         return found.astype(np.int64)
     if found.dtype.kind == "b":
         raise DataError(f"{what}: targets are True and False; give class numbers, 0 and 1")

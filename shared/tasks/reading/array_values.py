@@ -6,6 +6,7 @@ for a brightness. Here each of these is an error that names the value.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,17 +45,17 @@ def numbers_of(values: Any) -> NDArray[Any]:
     Raises:
         RefusedValue: A value is no number, a list is ragged, an array has masked values, or a picture has another mode.
     """
-    if is_picture(values):
-        require_plain_picture(values)
-    if isinstance(values, np.ma.MaskedArray):
-        if np.ma.getmaskarray(values).any():
+    for part in _parts(values):
+        if is_picture(part):
+            require_plain_picture(part)
+        elif np.ma.isMaskedArray(part) and np.ma.getmaskarray(part).any():
             raise RefusedValue("is a masked array with masked values; fill them with NaN: values.filled(numpy.nan)")
-        values = values.data
     try:
         found = np.asarray(values)
-    except (TypeError, ValueError, OverflowError) as error:
-        why = "its rows differ in length" if "inhomogeneous" in str(error) else str(error)
-        raise RefusedValue(f"is no array: {why}; give rows of one length") from error
+    except Exception as error:  # the conversion is code of the value's class
+        if "inhomogeneous" in str(error):
+            raise RefusedValue("is no array: its rows differ in length; give rows of one length") from error
+        raise RefusedValue(f"is no array: {error}; make a NumPy array of it") from error
     if found.dtype.kind == "O":
         found = _of_objects(found)
     if found.dtype.kind not in NUMBERS:
@@ -63,14 +64,20 @@ def numbers_of(values: Any) -> NDArray[Any]:
 
 
 def require_plain_picture(picture: Any) -> None:
-    """Raise RefusedValue for a picture of Pillow whose pixels are no brightnesses of 8 bits, or that is to be turned."""
+    """Check that a picture of Pillow has brightnesses of 8 bits, one page, and stands upright. RefusedValue if not."""
     if picture.mode in _PICTURES:
         raise RefusedValue(f"is a picture of mode {picture.mode}: {_PICTURES[picture.mode]}")
     if picture.mode not in (*_GREY, *_COLOUR):
         raise RefusedValue(f"is a picture of mode {picture.mode}; convert it to L or RGB")
     if "transparency" in picture.info:
         raise RefusedValue("is a picture with transparency; put it on a background")
-    turned = picture.getexif().get(_ORIENTATION, 1)
+    try:
+        pages, turned = getattr(picture, "n_frames", 1), picture.getexif().get(_ORIENTATION, 1)
+        picture.load()
+    except Exception as error:  # Pillow decodes a file when it is used
+        raise RefusedValue(f"is a picture that cannot be read: {error}; replace it") from error
+    if pages != 1 and picture.format != "MPO":  # photos of phones have a preview as a second page
+        raise RefusedValue(f"is a picture of {pages} pages or frames; save one of them")
     if turned not in (0, 1):
         raise RefusedValue(f"is a picture that is to be turned (Exif orientation {turned}); save it upright")
 
@@ -80,13 +87,31 @@ def is_picture(value: Any) -> bool:
     return hasattr(value, "getexif") and hasattr(value, "mode")
 
 
+def _parts(values: Any) -> Iterator[Any]:
+    """Yield a value, and all values in a list of lists, of which `numpy.asarray` would drop masks and palettes."""
+    yield values
+    if isinstance(values, list | tuple):
+        for one in values:
+            if not isinstance(one, int | float):
+                yield from _parts(one)
+
+
 def _of_objects(found: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of Python numbers as numbers; None is NaN."""
+    """Return an array of Python numbers as numbers of one kind; None is NaN."""
     flat = found.ravel().tolist()
     for one in flat:
         if one is not None and not isinstance(one, int | float | np.number | np.bool_):
             raise RefusedValue(f"holds {shown(one)} ({type(one).__name__}), which is no number; convert it in the task")
-    return np.array([np.nan if one is None else float(one) for one in flat], np.float64).reshape(found.shape)
+    truths = sum(isinstance(one, bool | np.bool_) for one in flat)
+    if 0 < truths < len(flat):
+        raise RefusedValue("holds True or False beside other values; convert it in the task")
+    try:
+        plain = np.array([np.nan if one is None else one for one in flat])
+    except OverflowError:
+        plain = np.array([], object)
+    if plain.dtype.kind not in NUMBERS:
+        raise RefusedValue("holds an integer of more than 64 bits; scale it")
+    return plain.reshape(found.shape)
 
 
 def _first(found: NDArray[Any]) -> str:

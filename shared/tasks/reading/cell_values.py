@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from datetime import UTC, datetime
 
 import numpy as np
@@ -73,15 +74,21 @@ def time_in(text: str, decimal: str = ".") -> tuple[float, bool]:
     if _ISO.fullmatch(bare):
         try:
             when = datetime.fromisoformat(bare)
-        except ValueError as error:
+            when = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+        except (ValueError, OverflowError) as error:
             raise RefusedValue(f"{shown(bare)} is no time: {error}") from None
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp(), True
+        return when.timestamp(), True
     plain = bare if decimal == "." else bare.replace(".", "_").replace(",", ".")
     if not _NUMBER.fullmatch(plain) or not math.isfinite(float(plain)):
         raise RefusedValue(
             f"{shown(bare)} is no time; write a number or a date of ISO 8601 such as 2026-03-01T12:00:00"
         )
     return float(plain), False
+
+
+def plain_spelling(text: str) -> str:
+    """Return a name without the differences that a reader does not see, or hardly: capitals, composed letters, blanks."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def shown(value: object) -> str:

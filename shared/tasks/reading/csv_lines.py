@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fedpatch.shared.tasks.reading.cell_values import BLANKS
@@ -17,7 +19,12 @@ LONGEST_LINE = 2**20
 """Bytes of the longest line; a longer one is damaged."""
 
 _MARK = b"\xef\xbb\xbf"
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
+_FOREIGN = {
+    b"\xff\xfe": "is text in UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is text in UTF-16; save it as UTF-8",
+    b"\x1f\x8b": "is compressed with gzip; decompress it",
+    b"PK\x03\x04": "is a workbook or a zip archive; save it as CSV",
+}
 
 
 class UnreadableFile(Exception):
@@ -31,7 +38,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
 
     Raises:
         OSError: The file cannot be read.
-        UnreadableFile: The file is UTF-16.
+        UnreadableFile: The file is UTF-16, compressed or a workbook.
     """
     with path.open("rb") as stream:
         number, whole = 0, True
@@ -39,12 +46,15 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
             begins, whole = whole, piece.endswith(b"\n")
             number += begins
             if number == 1 and begins:
-                if piece.startswith(_WIDE):
-                    raise UnreadableFile("is text in UTF-16; save it as UTF-8")
+                for mark, what in _FOREIGN.items():
+                    if piece.startswith(mark):
+                        raise UnreadableFile(what)
                 piece = piece.removeprefix(_MARK)
             if not whole:
-                if begins and len(piece) < LONGEST_LINE - 3:
-                    yield from _old_lines(piece, number)  # line ends of old systems, or the unfinished end of the file
+                if begins and (len(piece) < LONGEST_LINE - 3 or (number == 1 and b"\r" in piece)):
+                    # line ends of old systems, or the unfinished end of the file
+                    yield from _old_lines(chain([piece], iter(partial(stream.read, LONGEST_LINE), b"")), number)
+                    return
                 elif begins:
                     yield number, None
                 continue
@@ -52,11 +62,18 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
                 yield number, _text(piece)
 
 
-def _old_lines(piece: bytes, number: int) -> Iterator[tuple[int, str | None]]:
+def _old_lines(pieces: Iterator[bytes], number: int) -> Iterator[tuple[int, str | None]]:
     """Yield the lines of a file whose lines end with a carriage return alone; without one, the line has no end yet."""
-    for offset, line in enumerate(piece.split(b"\r")[:-1]):
-        if line.strip():
-            yield number + offset, _text(line)
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\r")
+        for line in lines:
+            if line.strip():
+                yield number, _text(line)
+            number += 1
+        if len(rest) >= LONGEST_LINE:
+            yield number, None
+            rest = b""
 
 
 def has_unfinished_line(path: Path) -> bool:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.tasks.reading.cell_values import BLANKS, RefusedValue, is_missing, number_in, time_in
+from fedpatch.shared.tasks.reading.cell_values import (
+    BLANKS,
+    RefusedValue,
+    is_missing,
+    number_in,
+    plain_spelling,
+    time_in,
+)
 from fedpatch.shared.tasks.reading.csv_lines import UnreadableFile, cells_of, has_unfinished_line, lines_of
 from fedpatch.shared.tasks.reading.folder_listing import reading_files
 from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
@@ -24,6 +31,9 @@ from fedpatch.shared.tasks.reading.readings_table import (
 
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "t")
 """Names of the column of the time where the format names none, in the order in which they are looked for."""
+
+_TEMPERATURE = "t"
+"""The one of these names that an input may have which is no time."""
 
 _SEPARATORS = (",", ";", "\t", "|")
 _SHOWN_COLUMNS = 12
@@ -47,7 +57,8 @@ def read_table(place: Path, form: ReadingsFormat, *, for_prediction: bool = Fals
     Raises:
         DataError: No row is left. The message has the first places and their reasons.
     """
-    is_folder, files = place.is_dir(), reading_files(place)
+    files = reading_files(place)
+    is_folder = files != [place]
     used = form.for_prediction() if for_prediction else form
     builder = TableBuilder(
         used.inputs,
@@ -191,9 +202,11 @@ def _places(found: Sequence[str], form: ReadingsFormat) -> Places:
             raise _Header(f"it has column {name!r} twice; rename one of them")
     lower = [one.lower() for one in found]
     time = form.time or next((found[lower.index(name)] for name in TIME_NAMES if lower.count(name) == 1), "")
+    if not form.time and time.lower() == _TEMPERATURE and time in form.inputs:
+        time = ""
 
     def place(name: str) -> int:
-        return found.index(name) if name in found else -1
+        return found.index(name) if name and name in found else -1
 
     return Places(tuple(map(place, form.inputs)), place(form.target), place(time), place(form.group))
 
@@ -204,6 +217,12 @@ def _hint(text: str, found: Sequence[str], needed: Sequence[str], form: Readings
             return f"; the columns are separated by {one!r}: set delimiter={one!r}"
     if found and any(_is_number(one, form.decimal) for one in found):
         return "; if the file has no header line, name all its columns in order with names=[...]"
+    if "\ufffd" in text:
+        return "; the file is no UTF-8: save it as UTF-8"
+    alike = {plain_spelling(one): one for one in found}
+    for name in needed:
+        if name not in found and plain_spelling(name) in alike:
+            return f"; {name!a} is spelled {alike[plain_spelling(name)]!a} in the file: write it so"
     return ""
 
 
@@ -231,4 +250,4 @@ def _cells(form: ReadingsFormat) -> CellReaders:
     target = None
     if form.target:
         target = label_reader(form.classes, is_missing, group) if form.classes else number
-    return CellReaders(number, target, lambda text: time_in(text, decimal), group)
+    return CellReaders(number, target, lambda text: None if is_missing(text) else time_in(text, decimal), group)

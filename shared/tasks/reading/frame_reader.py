@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from fedpatch.shared.tasks.reading.readings_table import (
 if TYPE_CHECKING:
     import pandas as pd
 
+_GREATEST_TIME = sys.float_info.max
+
 
 def read_frame(
     frame: pd.DataFrame,
@@ -54,6 +57,8 @@ def read_frame(
     Raises:
         DataError: A column is absent or stands twice, or no row is left.
     """
+    if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+        raise DataError(f"{name}: is a {type(frame).__name__}; give a pandas.DataFrame")
     columns = list(frame.columns)
     asked = [*inputs, *(one for one in (target, time, group) if one is not None)]
     for one in asked:
@@ -61,7 +66,7 @@ def read_frame(
     builder = TableBuilder(
         [str(one) for one in inputs],
         {"target": str(target), "time": str(time), "group": str(group)},
-        CellReaders(number_of, _target(target, classes), _time_of, _group_of),
+        CellReaders(number_of, _target(target, classes), _time_of, group_of),
         classes=bool(classes),
         damaged_share=DAMAGED_SHARE,
         row_word="row",
@@ -92,10 +97,10 @@ def number_of(value: Any) -> float:
         return math.nan
     if not isinstance(value, int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
         raise RefusedValue(f"{shown(value)} ({type(value).__name__}) is no number")
-    number = float(value)
+    number: Any = value  # an integer of Python may be too large for `float`
     if not abs(number) <= GREATEST:
         raise RefusedValue(f"{shown(value)} is not a finite number of float32")
-    return number
+    return float(number)
 
 
 def _target(target: Hashable | None, classes: Sequence[Any]) -> Any:
@@ -113,17 +118,26 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating) and math.isnan(value)
 
 
-def _time_of(value: Any) -> tuple[float, bool]:
+def _time_of(value: Any) -> tuple[float, bool] | None:
+    if _is_missing(value):
+        return None
     if isinstance(value, str):
         return time_in(value)
-    if isinstance(value, datetime.datetime) and not _is_missing(value):
+    if isinstance(value, datetime.datetime):
         return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp(), True
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise RefusedValue(f"{shown(value)} is no time")
+    if (
+        isinstance(value, bool | np.bool_)
+        or not isinstance(value, int | float | np.number)
+        or not _GREATEST_TIME >= value >= -_GREATEST_TIME
+    ):
+        raise RefusedValue(f"{shown(value)} is no time; give a number, a datetime or a text of ISO 8601")
     return float(value), False
 
 
-def _group_of(value: Any) -> str:
+def group_of(value: Any) -> str:
+    """Return the name of a group; "" for a missing one. RefusedValue for what cannot be one."""
+    if not isinstance(value, Hashable):
+        raise RefusedValue(f"{shown(value)} ({type(value).__name__}) cannot be a group; give a text or a number")
     return "" if _is_missing(value) else str(value)
 
 

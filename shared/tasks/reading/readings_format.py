@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict, TypeVar, get_args
 
 from fedpatch.shared.errors import UsageError
 
+T = TypeVar("T")
 Mixed = Literal["last", "drop"]
 DAMAGED_SHARE = 0.2
 """Share of the lines of a file that may be damaged."""
@@ -109,9 +110,7 @@ class ReadingsFormat:
 
 def names_of(what: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return names of columns or classes. Raise UsageError for one text, for other values than texts, and for a name twice."""
-    if isinstance(names, str | bytes):
-        raise UsageError(f"{what} is {names!r}, one text; give a list, such as [{names!r}]")
-    found = tuple(names)
+    found = in_order(what, names)
     for one in found:
         if not isinstance(one, str):
             raise UsageError(
@@ -119,6 +118,19 @@ def names_of(what: str, names: Sequence[str]) -> tuple[str, ...]:
             )
     require_once(what, found)
     return found
+
+
+def in_order(what: str, values: Sequence[T]) -> tuple[T, ...]:
+    """Return the values of a list.
+
+    Raises:
+        UsageError: It is one text, or has no order, as a set: each device would number the classes in its own way.
+    """
+    if isinstance(values, str | bytes):
+        raise UsageError(f"{what} is {values!r}, one text; give a list, such as [{values!r}]")
+    if isinstance(values, Set | Mapping) or not isinstance(values, Iterable):
+        raise UsageError(f"{what} is a {type(values).__name__}, which has no order of values; give a list")
+    return tuple(values)
 
 
 def require_once(what: str, found: Sequence[object]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.tasks.reading.cell_values import RefusedValue
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue, plain_spelling
 
 log = logging.getLogger("fedpatch.data")
 
@@ -86,13 +86,13 @@ class CellReaders:
     Attributes:
         number: Returns the number of an input; NaN for a missing value.
         target: Returns the class or the number of a target; NaN for a missing one. None: rows have no target.
-        time: Returns a time, and whether it is a date.
+        time: Returns a time, and whether it is a date; None for a missing one.
         group: Returns the name of a group; "" for a missing one.
     """
 
     number: Callable[[Any], float]
     target: Callable[[Any], float] | None
-    time: Callable[[Any], tuple[float, bool]]
+    time: Callable[[Any], tuple[float, bool] | None]
     group: Callable[[Any], str]
 
 
@@ -202,7 +202,8 @@ class TableBuilder:
             self.note(f"file left out: {why}")
         if not len(self._y):
             raise DataError(
-                "; ".join(self.failures[:3] or self.notes[:3]) or f"{', '.join(self._sources)}: no examples"
+                "; ".join(self.failures[:3] or self.notes[:3])
+                or f"{', '.join(self._sources)}: no examples; collect {self._row_word}s below the names of the columns"
             )
         y = np.frombuffer(self._y, np.int64 if self._classes else np.float32)
         return ReadingsTable(
@@ -232,11 +233,13 @@ class TableBuilder:
         if time is not None and self._times and time[1] != self._dates:
             raise DamagedRow(f"column {self._named['time']}: dates and numbers as times in one table")
         self._count += 1
-        if self._cells.target is not None and math.isnan(target):
-            self._without[self._named["target"]] += 1
-            return
-        if group == "":
-            self._without[self._named["group"]] += 1
+        lacking = {
+            "target": self._cells.target is not None and math.isnan(target),
+            "time": places.time >= 0 and time is None,
+            "group": group == "",
+        }
+        if name := next((name for name, lacks in lacking.items() if lacks), ""):
+            self._without[self._named[name]] += 1
             return
         self._without.update(name for name, value in zip(self._inputs, values, strict=True) if value != value)
         self._x.extend(values)
@@ -272,26 +275,39 @@ def label_reader(
         is_missing: Whether a cell is missing.
         plain: Makes the value of a cell comparable with a class.
     """
-    numbers = {one: number for number, one in enumerate(classes)}
-    names = ", ".join(map(str, tuple(numbers)[:_LISTED])) + (
-        f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    numbers = {(_is_truth(one), one): number for number, one in enumerate(classes)}
+    names = ", ".join(map(str, classes[:_LISTED])) + (
+        f" and {len(classes) - _LISTED} more" if len(classes) > _LISTED else ""
     )
 
     def read(cell: Any) -> float:
         value = plain(cell)
         try:
-            found = numbers.get(value)
+            found = numbers.get((_is_truth(value), value))
         except TypeError:
             raise RefusedValue(
                 f"{value!r} ({type(value).__name__}) cannot be a class; the classes are {names}"
             ) from None
-        if found is not None and not isinstance(value, bool | np.bool_):
+        if found is not None:
             return found
         if is_missing(value):
             return math.nan
-        hint = ""
-        if not isinstance(value, str) and any(str(value) == one for one in numbers):
-            hint = f"; it is a number here, so give classes as numbers, such as [{value!r}]"
-        raise RefusedValue(f"{value!r} is none of the classes {names}{hint}")
+        raise RefusedValue(f"{value!r} is none of the classes {names}{_class_hint(value, classes)}")
 
     return read
+
+
+def _is_truth(value: object) -> bool:
+    """Return whether a value is True or False, which equal the numbers 1 and 0 in Python."""
+    return isinstance(value, bool | np.bool_)
+
+
+def _class_hint(value: Any, classes: Sequence[Any]) -> str:
+    """Return the remedy for a value that is nearly a class; "" for another one."""
+    if not isinstance(value, str):
+        if any(one == value or one == str(value) for one in classes):
+            kind, remedy = ("True or False", "these") if _is_truth(value) else ("a number", "numbers")
+            return f"; it is {kind} here, so give classes as {remedy}, such as [{value!r}]"
+        return ""
+    alike = [one for one in classes if isinstance(one, str) and plain_spelling(one) == plain_spelling(value)]
+    return f"; {alike[0]!a} is spelled {value!a} here: use one of them" if alike else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +174,23 @@ def test_text_that_nobody_writes_is_no_number_of_a_table(tmp_path, cell):
     (tmp_path / "x.csv").write_text(f"1,2\n3,{cell}\n")
     with pytest.raises(DataError, match="row 2 holds something that is no number: column 2"):
         read_inputs(tmp_path / "x.csv", (2,), "float32")
+
+
+def test_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+    os.mkfifo(tmp_path / "x.csv")
+    with pytest.raises(DataError, match="is no regular file"):
+        read_inputs(tmp_path / "x.csv", (4,), "float32")
+
+
+def test_quote_that_is_not_closed_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text('1,2,3,"4\n')
+    with pytest.raises(DataError, match="is no table of numbers"):
+        read_inputs(tmp_path / "x.csv", (4,), "float32")
+
+
+def test_damaged_image_is_refused_as_an_image(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image.effect_noise((64, 64), 50).save(tmp_path / "x.png")
+    (tmp_path / "x.png").write_bytes((tmp_path / "x.png").read_bytes()[:-900])
+    with pytest.raises(DataError, match=r"is a picture that cannot be read: .*replace it"):
+        read_inputs(tmp_path / "x.png", (64, 64), "float32")

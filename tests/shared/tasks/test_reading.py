@@ -6,6 +6,7 @@ import math
 import os
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -354,3 +355,195 @@ def test_lines_of_several_persons_may_alternate(tmp_path):
     form = ReadingsFormat(["v"], "mode", CLASSES, time="time", group="who", window=5)
     found = read(tmp_path / "all.csv", form).of_group("p1")
     assert (found.x % 2 == 1).all() and len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Größe,mode\n1,off\n".encode("latin-1"), "save it as UTF-8"),
+        ("V,Mode\n1,off\n", "'v' is spelled 'V' in the file"),
+        (b"\x1f\x8b\x08\x00 compressed", "is compressed with gzip; decompress it"),
+        (b"PK\x03\x04 workbook", "is a workbook or a zip archive; save it as CSV"),
+        ("v,mode\n", "no examples; collect lines"),
+        ("v,mode\n1,Off\n2,ON\n", r"'off' is spelled 'Off' here: use one of them"),
+    ],
+)
+def test_file_that_is_nearly_right_is_refused_with_the_difference(tmp_path, text, words):
+    with pytest.raises(DataError, match=words):
+        table(tmp_path, text)
+
+
+def test_column_without_a_name_is_neither_time_nor_group(tmp_path):
+    assert table(tmp_path, "v,,mode\n1,,off\n2,,on\n") == ([1, 2], [0, 1])
+
+
+def test_file_with_line_ends_of_old_systems_is_read_at_any_length(tmp_path):
+    values, targets = table(tmp_path, "v,mode\r" + "1.25,off\r2.5,on\r" * 60_000 + "half,o")
+    assert len(values) == 120_000 and values[:2] == values[-2:] == [1.25, 2.5] and targets[-1] == 1
+
+
+def test_line_without_its_time_is_left_out_and_is_not_damaged(tmp_path):
+    lines = "".join(f"{i if i % 3 else ''},{i},off\n" for i in range(1, 10))
+    (tmp_path / "one.csv").write_text("time,v,mode\n" + lines)
+    found = read_csv(tmp_path / "one.csv", ["v"], "mode", CLASSES)
+    assert found.times is not None and found.times.tolist() == [1, 2, 4, 5, 7, 8]
+    assert found.notes == (f"{tmp_path}/one.csv: lines without the time: 3, left out",)
+
+
+def test_input_t_is_no_time_unless_the_format_names_it(tmp_path):
+    """It may be a temperature, which falls and may be missing."""
+    (tmp_path / "one.csv").write_text("t,mode\n21.5,off\n,on\n21.0,on\n")
+    found = read_csv(tmp_path / "one.csv", ["t"], "mode", CLASSES)
+    assert found.times is None and np.isnan(found.x[1, 0]) and len(found) == 3
+    assert read_csv(tmp_path / "one.csv", ["t"], "mode", CLASSES, time="t").times is not None
+
+
+def test_input_t_that_counts_like_a_clock_still_shows_a_gap(tmp_path):
+    kept = [*range(20), *range(50, 70)]
+    (tmp_path / "one.csv").write_text("t,v,mode\n" + "".join(f"{i},{i % 5},off\n" for i in kept))
+    found = read(tmp_path / "one.csv", ReadingsFormat(["t", "v"], "mode", CLASSES, window=10, stride=1))
+    assert len(found) == 22 and (found.x[:, 0, -1] - found.x[:, 0, 0] == 9).all()
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-02-30"])
+def test_date_that_no_clock_in_utc_shows_is_refused(text):
+    with pytest.raises(RefusedValue, match="is no time"):
+        time_in(text)
+
+
+def test_copy_of_a_file_counts_once(tmp_path):
+    """Else its readings would be for training and for testing."""
+    for name in ("monday.csv", "monday (1).csv", "tuesday.csv"):
+        (tmp_path / name).write_text(f"v,mode\n{len(name)},off\n2,on\n".replace("14", "10"))
+    (tmp_path / "link.csv").symlink_to("monday.csv")
+    found = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    assert sorted(found.x[:, 0].tolist()) == [2, 2, 10, 11]
+    assert sum("counted once" in one for one in found.notes) == 2
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "one\0two"])
+def test_name_that_no_file_can_have_is_a_data_error(tmp_path, name):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_csv(tmp_path / name, ["v"], "mode", CLASSES)
+
+
+@pytest.mark.parametrize("values", [{"a", "b"}, {"a": 0}, iter("ab")], ids=["set", "dict", "iterator"])
+def test_classes_have_an_order(values: Any):
+    """The text of a set has another order in each process."""
+    if isinstance(values, set | dict):
+        with pytest.raises(UsageError, match="has no order of values; give a list"):
+            ReadingsFormat(["v"], "mode", values)
+    else:
+        assert ReadingsFormat(["v"], "mode", values).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "found"),
+    [
+        ([True, False], [False, True], [1, 0]),
+        (pd.array([True, None, False], dtype="boolean"), [False, True], [1, 0]),
+        (pd.array([1, None, 0], dtype="Int64"), [0, 1], [1, 0]),
+        (pd.Categorical(["b", None, "a"]), ["a", "b"], [1, 0]),
+        ([1.0, float("nan"), 0.0], [0, 1], [1, 0]),
+    ],
+    ids=["bool", "nullable bool", "nullable integer", "category", "integers with a missing one"],
+)
+def test_labels_of_any_kind_of_column_are_classes(labels, classes, found):
+    frame = pd.DataFrame({"v": np.arange(len(labels)), "mode": labels})
+    assert from_frame(frame, ["v"], "mode", classes).y.tolist() == found
+
+
+@pytest.mark.parametrize(
+    ("frame", "arguments", "error"),
+    [
+        ({"v": [1.0]}, {}, "is a dict; give a pandas.DataFrame"),
+        (None, {}, "is a NoneType; give a pandas.DataFrame"),
+        (pd.DataFrame({"v": [1], "mode": [True]}), {}, r"True is none of the classes 0, 1; it is True or False here"),
+        (pd.DataFrame({"v": [1], "mode": [1]}), {"classes": [False, True]}, "it is a number here"),
+        (pd.DataFrame({"v": [10**400], "mode": [1]}), {}, "is not a finite number of float32"),
+        (pd.DataFrame({"v": [1], "mode": [1]}), {"classes": [[0], [1]]}, "cannot be a class"),
+        (pd.DataFrame({"v": [1], "mode": [1]}), {"classes": {0, 1}}, "has no order"),
+        (pd.DataFrame({"v": [1], "mode": [1]}), {"inputs": ["v", "mode"]}, "is an input and the target"),
+        (pd.DataFrame({"v": [1], "mode": [1], "who": [["ann"]]}), {"group": "who"}, "cannot be a group"),
+    ],
+)
+def test_frame_that_python_would_stumble_over_is_an_error_of_ours(frame, arguments, error):
+    with pytest.raises((DataError, UsageError), match=error):
+        from_frame(frame, **{"inputs": ["v"], "target": "mode", "classes": [0, 1], **arguments})
+
+
+class Unconvertible:
+    def __array__(self, *_, **__):
+        raise RuntimeError("is on another device")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "more", "words"),
+    [
+        (1.0, [0], {}, "x is one number"),
+        ([[1.0]], 0, {}, "not a list of targets"),
+        ([[10**400]], [0], {}, "more than 64 bits"),
+        (Unconvertible(), [0], {}, "is on another device; make a NumPy array of it"),
+        ([np.ma.masked_equal([1.0, 2.0], 2.0)], [0], {}, "masked values"),
+        ([[1.0]], np.array([2**63], np.uint64), {}, "more than 63 bits"),
+        ([[1.0], [2.0]], np.array([True, False], object), {}, "targets are True and False"),
+        (np.array([[1.0], [True]], object), [0, 1], {}, "True or False beside other values"),
+        ([[1.0], [2.0]], [0, 1], {"groups": ["ann", None]}, "row 1 has no group"),
+        ([[1.0], [2.0]], [0, 1], {"groups": [["ann"], ["bob", "eve"]]}, "cannot be a group"),
+        ([[1.0], [2.0]], [0, 1], {"groups": "ab"}, "give a list with the group"),
+        ([[1.0], [2.0]], [0, 1], {"times": [0, math.nan]}, "a time is missing"),
+        ([[1.0], [2.0]], [0, 1], {"inputs": "v"}, "one text"),
+        ([[1.0], [2.0]], [0, 1], {"inputs": ["v", "w"]}, "2 names of inputs"),
+    ],
+)
+def test_arrays_that_numpy_would_convert_or_stumble_over_are_an_error_of_ours(x, y, more, words):
+    with pytest.raises((DataError, UsageError), match=words):
+        from_arrays(x, y, **more)
+
+
+def test_integers_in_an_array_of_objects_are_classes():
+    assert from_arrays([[1.0], [2.0]], np.array([0, 1], object)).y.dtype == np.int64
+
+
+ITEMS = [([0.0, 1.0], 3), ([2.0, 3.0], 4), ([4.0, 5.0], 5)]
+
+
+@pytest.mark.parametrize("positions", [[0.5], [3], [-1], ["1"], [[0, 1]], [True]], ids=str)
+def test_positions_that_a_data_set_does_not_have_are_refused(positions):
+    for take in (lambda: from_dataset(ITEMS, positions), lambda: from_dataset(ITEMS).take(positions)):
+        with pytest.raises(UsageError, match=r"positions of 3|does not fit 3"):
+            take()
+
+
+def test_mask_and_positions_choose_the_same_items():
+    for chosen in ([True, False, True], [0, 2]):
+        assert from_dataset(ITEMS, chosen).y.tolist() == from_dataset(ITEMS).take(chosen).y.tolist() == [3, 5]
+    assert len(from_dataset(ITEMS).take([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "transform", "words"),
+    [
+        ({"image": 1}, None, "item 0: cannot be read: KeyError"),
+        (ITEMS, lambda _: 1 / 0, "item 0: transform failed: ZeroDivisionError"),
+        ((one for one in ITEMS), None, "a generator has no length"),
+        ([], None, "of 0 items no items are chosen"),
+    ],
+    ids=["keys", "transform", "generator", "empty"],
+)
+def test_data_set_that_fails_is_named_with_its_item(dataset, transform, words):
+    with pytest.raises((DataError, UsageError), match=words):
+        from_dataset(dataset, transform=transform)
+
+
+def test_picture_in_a_list_damaged_or_of_several_pages_is_refused(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    palette, page = image.new("P", (2, 2)), image.effect_noise((64, 64), 50)
+    page.save(tmp_path / "one.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "one.png").read_bytes()[:-900])
+    page.save(tmp_path / "pages.tif", save_all=True, append_images=[page])
+    with pytest.raises(DataError, match="palette"):
+        from_dataset([([palette], 0)])
+    for words, name in {"cannot be read": "cut.png", "2 pages": "pages.tif"}.items():
+        with image.open(tmp_path / name) as picture, pytest.raises(DataError, match=words):
+            from_dataset([(picture, 0)])
