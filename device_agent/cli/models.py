@@ -66,7 +66,8 @@ def _add_predict(app: typer.Typer) -> None:
         """Run the personal model of this device on raw inputs, without torch and without the agent.
 
         It applies the task's windows and prepare, and prints the class of each example, or the raw outputs, and the time of
-        each window. A warning names damaged lines and inputs unlike the training data.
+        each window. A warning names damaged lines, inputs unlike the training data, and answers on which this device
+        never trained or that it could not judge.
         """
         personal = _opened(state_dir, task, model, int8)
         predictions: list[tuple[Path, Array, list[dict[str, Any]]]] = []
@@ -104,8 +105,9 @@ def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array
         ready = personal.prepare(inputs, prepared=prepared)
     except DataError as error:
         raise DataError(f"{file}: {error}") from error
-    differs = [f"{file}: {words}" for words in personal.differences(ready)]
-    return personal.run(ready), examples, [*(examples.notes if examples else ()), *differs]
+    outputs = personal.run(ready)
+    differs = [f"{file}: {words}" for words in (*personal.differences(ready), *personal.doubts(outputs))]
+    return outputs, examples, [*(examples.notes if examples else ()), *differs]
 
 
 def _add_evaluate(app: typer.Typer) -> None:

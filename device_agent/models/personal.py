@@ -28,7 +28,7 @@ from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks.examples import Examples, from_arrays, from_frame, read, windows
-from fedpatch.shared.tasks.input_statistics import differences
+from fedpatch.shared.tasks.input_statistics import differences, doubtful_classes
 from fedpatch.shared.tasks.model_metadata import (
     INPUTS_FILE,
     INT8_FILE,
@@ -135,7 +135,9 @@ class PersonalModel:
         return examples_of(readings, self.metadata)
 
     def predict(self, inputs: Array | Examples | str | Path, *, prepared: bool = False) -> Array:
-        """The model's outputs for `inputs`, examples first in both; inputs unlike those of training are logged.
+        """Return the model's outputs for `inputs`, examples first in both; inputs unlike those of training are logged.
+
+        So are answers of classes on which this device never trained, or of which it has no test example.
 
         Args:
             inputs: Raw inputs, to which the task's `prepare` is applied if it has one; or a file or folder of readings.
@@ -151,7 +153,10 @@ class PersonalModel:
         ready = self.prepare(raw, prepared=prepared)
         for words in self.differences(ready):
             log.warning("%s", words)
-        return self.run(ready)
+        outputs = self.run(ready)
+        for words in self.doubts(outputs):
+            log.warning("%s", words)
+        return outputs
 
     def prepare(self, inputs: Array, *, prepared: bool = False) -> Array:
         """Return prepared inputs. Arguments and errors are those of `predict`."""
@@ -188,6 +193,11 @@ class PersonalModel:
         if not found or self.metadata.prepare is not None:
             return found
         return [f"{words}; give inputs as the task's load_data gives them, scaled alike" for words in found]
+
+    def doubts(self, outputs: Array) -> list[str]:
+        """Return a sentence for answers on which this device never trained, and for those that it could not judge."""
+        known = self.metadata
+        return [] if known.inputs is None else doubtful_classes(outputs, known.inputs, known.class_names)
 
     def _prepared(self, raw: Array, known: Preparation) -> Array:
         require_shape(raw, known.raw_shape, self.metadata.readings, "raw inputs")

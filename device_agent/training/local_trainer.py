@@ -23,7 +23,7 @@ from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
 from fedpatch.device_agent.training.failure_cause import attributed
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.frozen_values import new_model
-from fedpatch.shared.tasks.input_statistics import statistics_of
+from fedpatch.shared.tasks.input_statistics import absent_classes, statistics_of
 from fedpatch.shared.tasks.losses import mean_loss
 from fedpatch.shared.tasks.model_metadata import InputStatistics
 from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
@@ -94,9 +94,14 @@ class LocalTrainer:
 
     @property
     def input_statistics(self) -> InputStatistics:
-        """Statistics of the current training inputs; they are private to the device, as the inputs are."""
+        """Statistics of the current training inputs and classes; they are private to the device, as the inputs are."""
         if self._input_statistics is None:
-            self._input_statistics = statistics_of(self._train[0].numpy())
+            names = self.task.class_names
+            self._input_statistics = replace(
+                statistics_of(self._train[0].numpy()),
+                untrained=absent_classes(self._train[1].numpy(), len(names)),
+                untested=absent_classes(self.test_data[1].numpy(), len(names)),
+            )
         return self._input_statistics
 
     def train(  # noqa: PLR0913  (each by name)

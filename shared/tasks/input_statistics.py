@@ -39,6 +39,40 @@ def statistics_of(inputs: Array) -> InputStatistics:
     )
 
 
+def absent_classes(targets: Array, classes: int) -> tuple[int, ...]:
+    """Return the classes, of so many, of which there is no target; none if targets are not one class for each example."""
+    if targets.ndim != 1 or targets.dtype.kind not in "iu":
+        return ()
+    return tuple(np.setdiff1d(np.arange(classes), targets).tolist())
+
+
+def doubtful_classes(outputs: Array, known: InputStatistics, names: Sequence[str]) -> list[str]:
+    """Describe answers that the data of this device say nothing about.
+
+    Args:
+        outputs: Outputs of the model, one row for each example.
+        known: Statistics of the data that the model was trained on.
+        names: Names of the classes.
+
+    Returns:
+        One sentence for the answers of classes without a training example, and one for those without a test example.
+    """
+    if outputs.shape[1:] != (len(names),):
+        return []
+    count = np.bincount(outputs.argmax(axis=1), minlength=len(names))
+    untested = [one for one in known.untested if one not in known.untrained]
+
+    def listed(classes: Sequence[int]) -> str:
+        found = [f"{names[one]} ({count[one]} of {len(outputs)})" for one in classes if count[one]]
+        return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more classes" if len(found) > _SHOWN else "")
+
+    sentences = {
+        "answers on which this device never trained": listed(known.untrained),
+        "answers that could not be judged, because this device has no test example of them": listed(untested),
+    }
+    return [f"{what}: {found}" for what, found in sentences.items() if found]
+
+
 def differences(inputs: Array, known: InputStatistics, names: Sequence[str] = ()) -> list[str]:
     """Describe how inputs differ from those that a model was trained on; empty if they do not differ.
 

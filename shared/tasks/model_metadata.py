@@ -38,7 +38,8 @@ class InputStatistics:
     """Mean, standard deviation, minimum and maximum of `examples` inputs.
 
     Each has one number for each feature where an example is flat and has at most MAX_FEATURES values, else one number
-    for all values together.
+    for all values together. `untrained` and `untested` are the numbers of the classes of which the device has no training
+    example, or no test example.
     """
 
     examples: int
@@ -46,6 +47,8 @@ class InputStatistics:
     std: tuple[float, ...]
     min: tuple[float, ...]
     max: tuple[float, ...]
+    untrained: tuple[int, ...] = ()
+    untested: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrain
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks.data_checks import load_checked
+from fedpatch.shared.tasks.input_statistics import doubtful_classes
 from fedpatch.shared.tasks.model_metadata import INPUTS_FILE, METADATA_FILE
 from fedpatch.shared.tasks.prepare import preparation_of
-from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.task import DeviceData, Task
 from tests.device_agent.device_rounds import SGD, Scene
 from tests.shared.prepared_task import PLAIN, REFERENCE, TASK, rows
 from tests.support.programs import agent_leaves
@@ -158,6 +160,28 @@ def test_group_may_read_the_model_and_not_the_statistics_of_the_data(state_dir):
     assert PersonalModel(folder.resolve()).metadata.inputs is not None
 
 
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [("train", "answers on which this device never trained: high (1 of 2)"), ("test", "could not be judged, because")],
+)
+def test_answer_of_a_class_without_examples_here_is_named(tmp_path, gone, words):
+    def one_sided(spec: str, root: Path) -> DeviceData:
+        data = load_checked(TASK, spec, root, "device pi").data
+        low = {name: getattr(data, f"{name}_y") == 0 for name in ("train", "test")}
+        kept = low[gone]
+        parts = {f"{gone}_{axis}": getattr(data, f"{gone}_{axis}")[kept] for axis in "xy"}
+        return replace(data, **parts)
+
+    _trained(replace(PLAIN, load_data=one_sided), "", tmp_path)
+    known = PersonalModel.open(tmp_path).metadata.inputs
+    assert known is not None
+    assert (known.untrained, known.untested) == (((1,), ()) if gone == "train" else ((), (1,)))
+    outputs = np.eye(2, dtype=np.float32)
+    (found,) = doubtful_classes(outputs, known, ("low", "high"))
+    assert words in found and "high (1 of 2)" in found
+    assert doubtful_classes(outputs[:1], known, ("low", "high")) == []
+
+
 def _csv(folder: Path, text: str) -> Path:
     (folder / "now.csv").write_text(text)
     return folder / "now.csv"
@@ -188,3 +212,15 @@ def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
     np.save(tmp_path / "now.npy", RAW[:3])
     printed = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
     assert printed == "False"
+
+
+def test_predict_says_where_an_answer_was_never_trained_on(agent, state_dir, tmp_path):
+    state = tmp_path / "state"
+    shutil.copytree(state_dir, state, symlinks=True)
+    file = state / DIRECTORY / TASK.name / "current" / INPUTS_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), "untrained": [1]}))
+    usual = _csv(tmp_path, "t,p,l\n20.0,1010,\n5.5,990,100\n")
+    ended = agent("predict", usual, "--state-dir", state, "--json")
+    (found,) = json.loads(ended.out)["warnings"]
+    assert found == f"{usual}: answers on which this device never trained: high (1 of 2)"
+    assert found in ended.err
