@@ -34,11 +34,14 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import SecurePolicy, Stopped
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
+    MASKED_FEATURE,
     Accept,
     Cancel,
     Committed,
@@ -57,6 +60,7 @@ from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import (
     BLOB,
     DIGEST,
+    aggregating,
     asking,
     current,
     engine,
@@ -483,6 +487,15 @@ def test_staleness_counts_versions_and_no_failed_rounds():
     assert made.records[-1].buffered.staleness == {"0": 2}
 
 
+def test_failed_round_makes_no_carried_work_older():
+    made = carrying(carry=CarryPolicy(max_staleness=1, power=0.5))
+    next_version(made)
+    effects = made.handle(TimePassed(), 1000.0)
+    assert [record.outcome for record in made.records] == ["aggregated", "failed"]
+    assert not [body for device, body in sent(effects) if device == "c"]
+    assert set(made.carried.works) == {"c"}
+
+
 def test_shares_of_weights_are_by_training_time_and_not_by_the_time_of_the_download():
     """The device with the shortest training has the longest download."""
     made = asking("abcde", quorum_updates=5, grace_s=0.0, carries=True, carry=CARRY, upload_slots=9, rounds=9)
@@ -534,6 +547,32 @@ def trained_cohorts(**changes: Any) -> list[set[str]]:
             made.handle(Aggregated(), now)
         now += 1.0
     return cohorts
+
+
+@pytest.mark.parametrize("evaluations", [1, 3])
+def test_evaluate_rounds_do_not_change_the_groups_that_masked_rounds_draw(evaluations):
+    made = aggregating()
+    made.handle(Aggregated(), 6.0)
+    [record] = made.records
+    cohorts: list[list[tuple[str, ...]]] = [[], []]
+    for trained in range(1, 5):
+        rounds = [replace(record, round=number) for number in range(1, trained + evaluations + 1)]
+        measured = [replace(one, outcome="evaluated") for one in rounds[trained:]]
+        cohorts[0].append(masked_cohort(rounds[:trained]))
+        cohorts[1].append(masked_cohort([*rounds[:trained], *measured]))
+    assert len(set(cohorts[0])) > 1
+    assert cohorts[1] == cohorts[0]
+
+
+def masked_cohort(records: list[RoundRecord]) -> tuple[str, ...]:
+    """Return the devices of the next masked round after these rounds: one group of two among eight devices."""
+    secure = SecurePolicy(2, 2, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, lambda: 0.0)
+    made = engine(records, devices=8, participation=0.25, over_select=1.0, rounds=9, secure=secure)
+    for device in "abcdefgh":
+        made.handle(DevicePresence(device, replace(there(), features=(MASKED_FEATURE,))), 0.0)
+    [journal] = [one.ledger for one in made.handle(ModelPublished(model()), 1.0) if isinstance(one, SaveJournal)]
+    assert len(journal.invited) == 2
+    return journal.invited
 
 
 @pytest.mark.parametrize("longest_s", [0.5, 3.0])

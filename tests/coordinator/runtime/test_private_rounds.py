@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.observability.metric_definitions import Metrics
@@ -29,7 +30,8 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-from fedpatch.shared.wire.messages import WorkRequest
+from fedpatch.shared.wire.messages import Failed, WorkRequest
+from fedpatch.shared.wire.reason_codes import FailReason
 from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
 from tests.coordinator.registry_builders import new_run
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed, play
@@ -225,6 +227,21 @@ def test_noise_is_divided_by_the_devices_that_the_round_is_meant_for(tmp_path, b
     aggregation = PrivateAggregation(blobs, tmp_path, policy, schema, 0)
     step, _ = aggregation.aggregate(ServerState(0, model, {}), ["a"], lambda device: model, 4)
     assert step["w"] == pytest.approx(noise * 0.5 / 4, abs=1e-5)
+
+
+def test_noised_sum_of_a_round_that_lacks_a_device_is_divided_by_all_that_it_was_meant_for(
+    tmp_path, prepared, registry
+):
+    bench = PrivateBench(tmp_path, prepared, registry, **{**TERMS, "quorum": 0.5})
+    schema, before = prepared.travelling, bench.aggregator.state.tensors
+    noise = SealedNoise(tmp_path).of_round(1, values_of(schema)).values
+    bench.begin()
+    bench.receive("b", Failed(FailReason.TRAINING))
+    bench.upload("a", 0.0)
+    after = load_checkpoint(tmp_path)[0].tensors
+    old, new = (np.concatenate([model[spec.name].reshape(-1) for spec in schema.specs]) for model in (before, after))
+    clipped = -old * (0.5 / np.linalg.norm(old))
+    assert new - old == pytest.approx((clipped + 0.5 * noise) / 2, abs=1e-4)
 
 
 def test_damaged_book_ends_the_run_instead_of_counting_from_zero(blobs):
