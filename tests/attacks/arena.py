@@ -58,13 +58,13 @@ class Outcome:
 
 
 class Spy:
-    """A client that keeps every message of the fleet."""
+    """A client that keeps every message of the fleet; `options` are those of its connection."""
 
-    def __init__(self, url: str, fleet: str) -> None:
+    def __init__(self, url: str, fleet: str, **options: Any) -> None:
         self._fleet = fleet
-        self._messages: list[Received] = []
+        self.messages: list[Received] = []
         self._changed = threading.Condition()
-        self._link = MqttLink(url, client_id=f"spy-{fleet}", events=self._take)
+        self._link = MqttLink(url, client_id=f"spy-{fleet}", events=self._take, **options)
         self._link.subscribe(f"fedpatch/1/{fleet}/#")
         self._link.start()
 
@@ -75,13 +75,13 @@ class Spy:
 
         def there() -> bool:
             nonlocal looked
-            found.extend(one for one in self._messages[looked:] if fits(one))
-            looked = len(self._messages)
+            found.extend(one for one in self.messages[looked:] if fits(one))
+            looked = len(self.messages)
             return bool(found)
 
         with self._changed:
             if not self._changed.wait_for(there, PATIENCE_S):
-                raise TimeoutError(f"no such message among {len(self._messages)}")
+                raise TimeoutError(f"no such message among {len(self.messages)}")
         return found[0]
 
     def message(self, kind: str, fits: Callable[[Envelope, topics.ParsedTopic], object]) -> Envelope:
@@ -105,7 +105,7 @@ class Spy:
     def _take(self, event: object) -> None:
         if isinstance(event, Received):
             with self._changed:
-                self._messages.append(event)
+                self.messages.append(event)
                 self._changed.notify_all()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any, TypeVar
 
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
-from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.aggregation.moved_base import moved
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.state.revocation_file import RevocationFile
@@ -61,13 +64,16 @@ from fedpatch.shared.wire.messages import (
     Offer,
     WorkRequest,
 )
+from tests.support.identities import Certified, url_of
 from tests.system.commands import wait_for
 from tests.system.fleet import Fleet
+from tests.system.oracle_task import REFERENCE
 
 B = TypeVar("B")
 Names = frozenset[str]
 Lie = Callable[[str, Any], Any]
 """Returns the message that a device gets in place of the honest one; None for none."""
+FLEET, EXAMPLES = "kitchen", 16
 PATIENCE_S = 60.0
 _WINDOW = 64
 _CHUNK_BYTES = 2**16
@@ -212,6 +218,48 @@ class LyingCoordinator:
         self._runs += 1
         run = changes.pop("run", f"run-{self._runs}")
         return LyingRound(self, tensors, tuple(devices) or tuple(self.fleet.agents), lie, run=run, **changes)
+
+
+@contextmanager
+def lying_fleet(
+    directory: Path,
+    devices: Sequence[str],
+    colluders: Sequence[str] = (),
+    *,
+    task: str = REFERENCE,
+    data: str = f"n={EXAMPLES},test=20,seed={{}}",
+    batch_size: int = EXAMPLES,
+) -> Iterator[LyingCoordinator]:
+    """Start agents whose owners require masks at a broker without rules, and the adversary.
+
+    Args:
+        directory: Any directory.
+        devices: Names of the agents.
+        colluders: Names of members in league with the adversary.
+        task: Their task.
+        data: Data of each, with {} for its place among the devices.
+        batch_size: Examples in a minibatch; with all examples of a device a round has one step.
+    """
+    certificates = Certified(directory / "ca", FLEET).make(*devices, *colluders)
+    with certificates.broker() as broker, Fleet(url_of(broker), directory / "agents", name=FLEET) as fleet:
+        for place, device in enumerate(devices):
+            cert, key = (str(path) for path in certificates.pair(device))
+            files = ["--ca-file", str(certificates.ca_file), "--cert-file", cert, "--key-file", key]
+            fleet.start(device, task, data.format(place), options=[*files, "--secure", "required", "--min-group", "4"])
+        members = [Colluder(one, certificates.files(one), FLEET, directory) for one in colluders]
+        fleet.wait_ready(600.0)
+        settings = RunSettings(task=task, strategy="fedavg", private="affine", batch_size=batch_size)
+        tls = certificates.files("coordinator")
+        liar = LyingCoordinator(url_of(broker), fleet, prepare(settings), colluders=members, tls=tls)
+        try:
+            yield liar
+        finally:
+            liar.stop()
+
+
+def base_of(prepared: Prepared, salt: str) -> dict[str, Array]:
+    """Return the initial model, moved by a hair so that no device has offered an update from it."""
+    return moved(prepared.initial.tensors, prepared.travelling, salt.encode())
 
 
 @dataclass

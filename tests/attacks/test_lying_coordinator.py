@@ -17,9 +17,6 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from fedpatch.coordinator.aggregation.moved_base import moved
-from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.keys import SecretKeys
 from fedpatch.shared.tensors.arrays import Array, values_digest
@@ -37,14 +34,10 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.attacks.learned import Learned, closest, correlation, signed, trained
-from tests.attacks.lying_coordinator import Colluder, LyingCoordinator, LyingRound, Names
-from tests.support.identities import Certified, url_of
-from tests.system.fleet import Fleet
-from tests.system.oracle_task import REFERENCE
+from tests.attacks.lying_coordinator import LyingCoordinator, LyingRound, Names, base_of, lying_fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
-FLEET, EXAMPLES = "kitchen", 16
 VICTIM, OTHERS = "pi-0", ("pi-1", "pi-2", "pi-3")
 ALL = (VICTIM, *OTHERS)
 COLLUDERS = ("zz-1", "zz-2")
@@ -52,32 +45,13 @@ COLLUDERS = ("zz-1", "zz-2")
 EVERYBODY = frozenset((*ALL, *COLLUDERS))
 HIDDEN = 0.35
 """Correlation of two unrelated vectors of the small model at most: five standard deviations."""
-OWNER = ("--secure", "required", "--min-group", "4")
 
 
 @pytest.fixture(scope="module")
 def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LyingCoordinator]:
     """Four agents whose owners require masks, and two colluders, at a broker without rules."""
-    directory = tmp_path_factory.mktemp("lies")
-    certificates = Certified(directory / "ca", FLEET).make(*ALL, *COLLUDERS)
-    with certificates.broker() as broker, Fleet(url_of(broker), directory / "agents", name=FLEET) as fleet:
-        for place, device in enumerate(ALL):
-            cert, key = (str(path) for path in certificates.pair(device))
-            files = ["--ca-file", str(certificates.ca_file), "--cert-file", cert, "--key-file", key]
-            data = f"n={EXAMPLES},test=20,seed={place}"
-            fleet.start(device, REFERENCE, data, options=[*files, *OWNER])
-        colluders = [Colluder(one, certificates.files(one), FLEET, directory) for one in COLLUDERS]
-        fleet.wait_ready()
-        settings = RunSettings(task=REFERENCE, strategy="fedavg", private="affine", batch_size=EXAMPLES)
-        tls = certificates.files("coordinator")
-        coordinator = LyingCoordinator(url_of(broker), fleet, prepare(settings), colluders=colluders, tls=tls)
-        yield coordinator
-        coordinator.stop()
-
-
-def base_of(prepared: Prepared, salt: str) -> dict[str, Array]:
-    """Return the initial model, moved by a hair so that no device has offered an update from it."""
-    return moved(prepared.initial.tensors, prepared.travelling, salt.encode())
+    with lying_fleet(tmp_path_factory.mktemp("lies"), ALL, COLLUDERS) as liar:
+        yield liar
 
 
 def begun(liar: LyingCoordinator, salt: str, **changes: Any) -> LyingRound:

@@ -1,0 +1,114 @@
+"""What a coordinator that lies over several rounds still learns of one device: the rows of the threat model that remain.
+
+Nine real agents, no colluder. Each test measures the correlation of the victim's true update with the closest vector that the
+adversary computes; docs/explanation/threat-model.md has the figures. A figure above its bound here is a new risk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from fedpatch.shared.tensors.arrays import Array
+from tests.attacks.learned import Learned, correlation, trained
+from tests.attacks.lying_coordinator import LyingCoordinator, LyingRound, base_of, lying_fleet
+from tests.system.oracle_task import device_data
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.broker, pytest.mark.timeout(900)]
+
+ALL = tuple(f"pi-{place}" for place in range(9))
+VICTIM, OTHERS = ALL[0], ALL[1:]
+BATCH_OF_DIGITS = 256
+"""More than the examples of a ninth of the data set: a round has one step."""
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LyingCoordinator]:
+    with lying_fleet(tmp_path_factory.mktemp("risks"), ALL) as liar:
+        yield liar
+
+
+def played(liar: LyingCoordinator, salt: str, devices: Iterable[str] = ALL, **plan: object) -> LyingRound:
+    return liar.round(base_of(liar.prepared, salt), devices, plan=plan).play().end()
+
+
+def sum_of(one: LyingRound) -> Array:
+    """Return the trained values of the only sum that opens."""
+    [(_, total)] = Learned(one).sums()
+    return trained(one, total)
+
+
+def of_victim(one: LyingRound) -> Array:
+    return trained(one, one.truth[VICTIM])
+
+
+def test_difference_of_two_sums_from_almost_the_same_base_is_about_the_update_of_the_dropped_device(liar):
+    """With one batch for all examples; with four batches their secret order adds noise of every device."""
+    found = {}
+    for batches in (1, 4):
+        size = 16 // batches
+        whole = played(liar, f"whole {batches}", batch_size=size)
+        without = played(liar, f"without {batches}", OTHERS, batch_size=size)
+        found[batches] = correlation(sum_of(whole) - sum_of(without), of_victim(whole))
+    assert 0.8 < found[1] < 0.97
+    assert found[4] < 0.5
+
+
+def test_sum_is_close_to_one_device_only_as_far_as_devices_are_alike(liar):
+    """Of nine devices, and of the seven that must remain after two chosen drop-outs."""
+    whole = played(liar, "sum of nine")
+    seven = liar.round(base_of(liar.prepared, "sum of seven"), ALL[:7]).play().end()
+    found = [correlation(sum_of(one), of_victim(one)) for one in (whole, seven)]
+    assert max(found) < 0.5
+
+
+def test_nine_device_attack_by_steered_patches_leaves_all_devices_their_gradients(tmp_path_factory):
+    """A step at rate 100 for all but the victim, then one sum of all: digits has ReLU after the private values."""
+    with lying_fleet(
+        tmp_path_factory.mktemp("steered"), ALL, task="digits", data="shard:{}/9", batch_size=BATCH_OF_DIGITS
+    ) as liar:
+        before = played(liar, "before")
+        played(liar, "bad", OTHERS, learning_rate=100.0)
+        after = played(liar, "after")
+    found = [correlation(sum_of(one), of_victim(one)) for one in (before, after)]
+    norms = [norm_of_others(one) for one in (before, after)]
+    assert found[1] < found[0] + 0.2
+    assert norms[1] > 0.5 * norms[0]
+
+
+def norm_of_others(one: LyingRound) -> float:
+    """Return the mean norm of the others' updates."""
+    return float(np.mean([np.linalg.norm(trained(one, one.truth[name])) for name in OTHERS]))
+
+
+def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(liar):
+    """Saturated units learn from the few examples near their bend; each row of a sum is then close to one example."""
+    base = base_of(liar.prepared, "crafted")
+    first = min(name for name in base if base[name].ndim == 2)
+    found = {}
+    for scale in (1.0, 30.0):
+        one = liar.round({**base, first: base[first] * np.float32(scale)}).play().end()
+        [(_, total)] = Learned(one).sums()
+        rows = rows_of(one, total, first)
+        found[scale] = max(
+            correlation(row, example)
+            for row in rows
+            for place in range(len(ALL))
+            for example in device_data(f"n=16,test=20,seed={place}").train_x.astype(np.float64)
+        )
+    assert found[1.0] < 0.9
+    assert found[30.0] > 0.95
+
+
+def rows_of(one: LyingRound, total: Array, name: str) -> Array:
+    """Return the rows of a tensor in a sum."""
+    layout, start = one.layout, 0
+    for spec, count in zip(layout.specs, layout.counts, strict=True):
+        if spec.name == name:
+            return (
+                total[start : start + count].view(f"<i{layout.dtype.itemsize}").astype(np.float64).reshape(spec.shape)
+            )
+        start += count
+    raise AssertionError(name)
