@@ -51,7 +51,7 @@ def _inventory(place: Path, hosts: dict[str, dict[str, Any]], **given: Any) -> d
 
 def test_link_in_the_coordinators_state_directory_gives_its_user_nothing(place):
     """The record of revoked devices is copied there; without such a link, a coordinator and a relay get it, once."""
-    for name in ("ca.crt", "coordinator/client.key", "coordinator/client.crt", "index.json"):
+    for name in ("ca.crt", "ca.crl", "coordinator/client.key", "coordinator/client.crt", "index.json"):
         (place / "ca" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "ca" / name).write_text('{"entries": []}\n')
     (place / "kept").mkdir()

@@ -42,7 +42,7 @@ def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
     assert last["gain"] < -0.05
     assert "worse off than learning alone" in done.err
     assert "--private all" in done.document["warnings"][0]
-    assert "warning: by round 12" in shown.out
+    assert "warning: round 12 shows that devices are worse off" in shown.out
     assert "gain over learning alone (round 12): " in shown.out
     assert done.document["independent"] == {"round": 12, **last}
     for device in DEVICES:
