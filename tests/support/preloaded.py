@@ -43,6 +43,15 @@ _PRELOADED = (
 _WORD = struct.Struct("!i")
 
 
+def network_namespace() -> int:
+    """Return the number of this thread's network namespace."""
+    return os.stat("/proc/thread-self/ns/net").st_ino
+
+
+NAMESPACE = network_namespace()
+"""The namespace of the forked commands. A command that a test starts in another one needs a process of its own."""
+
+
 class PreloadedProcess:
     """A forked command, with the methods of `subprocess.Popen` that tests use.
 

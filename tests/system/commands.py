@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from tests.support.paths import ROOT
-from tests.support.preloaded import PreloadedProcess
+from tests.support.preloaded import NAMESPACE, PreloadedProcess, network_namespace
 
 PATIENCE_S = 180.0
 """Enough for a few rounds on a very busy machine."""
@@ -183,7 +183,8 @@ class Command:
         """Fork the command; start a new interpreter if the line is wrapped, or for settings that a start reads."""
         _, how, module, *arguments = self.line
         plain = self._preloaded and self.line == self._plain_line and how == "-m"
-        if plain and _read_at_start(self._environment) == _OURS_AT_START:
+        at_home = network_namespace() == NAMESPACE
+        if plain and at_home and _read_at_start(self._environment) == _OURS_AT_START:
             return PreloadedProcess(
                 module, arguments, cwd=self._cwd, environment=self._environment, stdout=out, stderr=err
             )
