@@ -43,7 +43,7 @@ class FloorRecord:
     def plus(self, names: Iterable[str], schema: Schema) -> FloorRecord:
         """The record with the tensors `names` that stayed private in a round on a model of `schema`."""
         bases = {base_name(name) for name in names}
-        known = {spec.role for spec in schema.specs if spec.role != "moment"}
+        known = {spec.role for spec in schema.specs}
         whole = {role for role in known if all(one.name in bases for one in schema.specs if one.role == role)}
         return FloorRecord(self.roles | whole, self.names | bases)
 
@@ -151,7 +151,7 @@ def undercut(floor: Floor, private: str, schema: Schema) -> frozenset[str]:
     Raises:
         UsageError: The policy does not fit the model.
     """
-    return floor.names - {base_name(name) for name in parse_policy(private).private_names(schema)}
+    return floor.names - parse_policy(private).private_names(schema)
 
 
 def public_schema(floor: Floor, private: str, schema: Schema, moments: tuple[str, ...]) -> Schema:

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.private_floor import FloorRecord, PrivateFloor, public_schema, undercut
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_remedy
+from fedpatch.device_agent.policy.private_floor import (
+    FloorRecord,
+    PrivateFloor,
+    public_schema,
+    tasks_with_records,
+    undercut,
+)
+from fedpatch.device_agent.state.patch_store import (
+    RECORD_LINE,
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+    patch_remedy,
+)
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Role, Schema, TensorSpec, base_name
 from fedpatch.shared.tensors.patches import parse_policy
 from tests.device_agent.device_rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
+from tests.support.failing_reads import FailingReads
 
 NAMES = (
     "conv.weight",
@@ -32,6 +49,7 @@ NAMES = (
 )
 ROLES: tuple[Role, ...] = ("weight", "affine", "affine", "stats", "affine", "stats", "weight", "weight")
 MODEL = Schema(tuple(TensorSpec(name, (2,), "float32", role) for name, role in zip(NAMES, ROLES, strict=True)))
+NEWER = Schema((*MODEL.specs, *(TensorSpec(f"new.{role}", (2,), "float32", role) for role in sorted(set(ROLES)))))
 PLAIN = Schema((TensorSpec("fc.weight", (2,), "float32", "weight"), TensorSpec("fc.bias", (2,), "float32", "weight")))
 
 GLOBS = st.sampled_from([*NAMES, "bn*", "*bn*", "bn1.*", "*.weight", "*.bias", "fc.*", "*.running_*", "conv.*"])
@@ -92,6 +110,26 @@ class TestSetting:
             floor_in(tmp_path, setting).check(MODEL)
         assert words in str(error.value)
 
+    def test_setting_that_matches_no_tensor_of_the_model_is_no_error(self, tmp_path):
+        floor_in(tmp_path, "affine").check(PLAIN)
+
+    def test_source_of_a_floor_is_the_setting_or_the_default_or_a_stricter_round(self, tmp_path):
+        assert floor_in(tmp_path, "all").of(MODEL).source == "setting"
+        assert floor_in(tmp_path).of(MODEL).source == "default"
+        floor_in(tmp_path).note(private_of("affine"), MODEL)
+        assert floor_in(tmp_path).of(MODEL).source == "default"
+        floor_in(tmp_path).note(private_of("all"), MODEL)
+        assert floor_in(tmp_path).of(MODEL).source == "earlier rounds"
+
+    def test_default_counts_beside_rounds_with_a_weaker_setting(self, tmp_path):
+        """The owner had set `names:fc.bias` for a while."""
+        floor_in(tmp_path, "names:fc.bias").note({"fc.bias"}, MODEL)
+        assert floor_in(tmp_path).of(MODEL).names == private_of("affine") | {"fc.bias"}
+
+    def test_words_of_a_floor_name_no_policy_that_keeps_more(self, tmp_path):
+        floor_in(tmp_path).note({"bn1.running_mean"}, MODEL)
+        assert floor_in(tmp_path).of(MODEL).words.startswith("names 'bn1.bias'")
+
 
 class TestRecord:
     def test_a_restart_keeps_the_strictest_that_ever_was(self, tmp_path):
@@ -134,6 +172,61 @@ class TestRecord:
             floor_in(tmp_path).of(MODEL)
         assert "delete" not in str(error.value)
         assert "damaged" not in str(error.value)
+
+    def test_error_of_a_damaged_record_names_both_remedies(self, tmp_path):
+        floor = floor_in(tmp_path)
+        floor.path.write_bytes(b"")
+        with pytest.raises(StateError, match=r"Set `private`.*, or delete") as error:
+            floor.of(MODEL)
+        assert str(floor.path) in str(error.value)
+
+    def test_error_of_a_record_of_another_user_names_the_remedy_for_that_alone(self, tmp_path, monkeypatch):
+        floor = floor_in(tmp_path)
+        floor.note(private_of("all"), MODEL)
+        reads = FailingReads(monkeypatch)
+        reads.error = errno.EACCES
+        reads.fail(floor.path)
+        with pytest.raises(StateError, match="what stayed private in earlier rounds is not known") as error:
+            floor.of(MODEL)
+        assert "Set `private`" not in str(error.value)
+
+    def test_record_of_another_task_is_refused(self, tmp_path):
+        floor_in(tmp_path).note(private_of("all"), MODEL)
+        other = floor_in(tmp_path, task="toy-2")
+        other.path.write_bytes(floor_in(tmp_path).path.read_bytes())
+        with pytest.raises(StateError, match="is not the record of task 'toy-2'"):
+            other.of(MODEL)
+
+    @pytest.mark.parametrize(("roles", "names"), [([1], []), ([], [1]), (["affine"], ["bn1.bias", None])])
+    def test_record_with_a_value_that_is_no_text_is_refused(self, tmp_path, roles, names):
+        floor = floor_in(tmp_path)
+        header = {"task": "toy", "roles": roles, "names": names}
+        floor.path.write_bytes(seal(RECORD_LINE, msgpack.packb(header)))
+        with pytest.raises(StateError, match="is not the record of task 'toy'"):
+            floor.of(MODEL)
+
+    def test_record_that_does_not_grow_is_not_written_again(self, tmp_path):
+        """A device has thousands of rounds, and a card with a limited number of writes."""
+        floor = floor_in(tmp_path)
+        floor.note(private_of("all"), MODEL)
+        before = floor.path.stat()
+        floor.note(private_of("affine"), MODEL)
+        assert floor.path.stat() == before
+
+    def test_moment_that_stayed_private_keeps_its_tensor(self, tmp_path):
+        floor_in(tmp_path).note({"fc.bias:exp_avg"}, MODEL.with_moments(MOMENTS))
+        assert "fc.bias" in floor_in(tmp_path).of(MODEL).names
+
+    @pytest.mark.parametrize(
+        ("policy", "words"),
+        [
+            ("all", "all (5 tensors, 'bn1.bias', 'bn1.running_mean', 'bn1.weight' and 2 more)"),
+            ("affine", "affine (3 tensors, 'bn1.bias', 'bn1.weight', 'bn2.weight')"),
+            ("names:bn1.*", "3 tensors, 'bn1.bias', 'bn1.running_mean', 'bn1.weight'"),
+        ],
+    )
+    def test_text_of_a_record_names_the_strictest_policy_and_three_tensors(self, policy, words):
+        assert str(FloorRecord().plus(private_of(policy), MODEL)) == words
 
     def test_every_flipped_byte_is_found(self, tmp_path):
         floor = floor_in(tmp_path)
@@ -206,6 +299,14 @@ def test_a_record_only_grows(first, second):
     kept = FloorRecord().plus(first, MODEL)
     assert kept.names_in(MODEL) >= first
     assert kept.plus(second, MODEL).names_in(MODEL) >= kept.names_in(MODEL) | second
+    assert kept.plus(second, MODEL).names_in(NEWER) >= kept.names_in(NEWER)
+
+
+def test_tasks_with_records_are_those_of_records_and_of_patches_and_previous_patches(tmp_path):
+    for name in ("a.private", f"b-2-{'0' * 16}.patch", f"c-{'f' * 16}.patch.previous", "d.txt", "e-0.patch"):
+        (tmp_path / name).touch()
+    assert tasks_with_records(tmp_path) == ["a", "b-2", "c"]
+    assert tasks_with_records(tmp_path / "absent") == []
 
 
 class Device:
