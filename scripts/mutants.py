@@ -35,11 +35,15 @@ from tests.support.covered import pure_rooms
 from tests.support.paths import ROOT
 
 EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
-# The tests of a room; a room that is not named here has tests in the folder of its own name only.
+# Folders and files with the tests of a room; a room that is not named here has tests in the folder of its own name only.
 TESTS = {
     "coordinator/buffered": ("coordinator/buffered", "coordinator/rounds"),
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
-    "coordinator/rounds": ("coordinator/rounds", "coordinator/cohort"),
+    "coordinator/rounds": (
+        *("coordinator/rounds", "coordinator/cohort"),
+        "coordinator/runtime/test_masked_rounds.py",
+        "coordinator/runtime/test_signed_groups.py",
+    ),
 }
 SETTINGS = """
 [tool.mutmut]

@@ -10,6 +10,7 @@ import pytest
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     Effect,
@@ -141,6 +142,14 @@ def test_repeated_offer_of_a_carried_update_is_answered_committed_and_counts_onc
     [(_, body)] = sent(send(made, "c", Offer(update(BLOB)), 8.5, 1))
     assert body == Committed(DIGEST)
     assert sorted(current(made).reports) == ["c"]
+
+
+def test_device_that_fails_with_its_carried_work_is_not_waited_for():
+    made = carrying()
+    next_version(made)
+    send(made, "c", Offer(update(BLOB)), 8.0, 1)
+    send(made, "c", Failed(FailReason.STORAGE), 8.5, 1)
+    assert (current(made).round.participants["c"].state, made.carried.works) == (State.FAILED, {})
 
 
 def test_offer_between_two_rounds_is_put_off():

@@ -307,3 +307,14 @@ def test_device_that_does_not_know_control_variates_is_not_asked():
 def test_masking_is_kept_of_a_presence():
     state = replace(there(), features=(MASKED_FEATURE, "unknown"))
     assert Fleet(TASK).relevant(state).features == (MASKED_FEATURE,)
+
+
+def test_devices_that_come_after_a_vain_wait_are_missing_no_more():
+    fleet = Fleet(TASK)
+    for device in "ab":
+        fleet.update(device, there())
+    fleet.give_up(5)
+    assert fleet.standing(5).missing == 3
+    for device in "cd":
+        fleet.update(device, there())
+    assert fleet.standing(5).missing == 1

@@ -10,6 +10,7 @@ import pytest
 
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CountEvent,
@@ -100,6 +101,28 @@ class TestBeginning:
         assert isinstance(finish, EndRun)
         assert finish.reason is Stopped.DEADLINE
         assert finish.detail.startswith("no round began: 0 of 1 devices came within 0.3 s; are the agents running")
+
+    def test_round_that_ends_with_a_number_of_updates_begins_with_as_many_devices(self):
+        made = engine(devices=1, min_cohort=1, quorum_updates=3, wait_s=60.0)
+        join(made, "ab")
+        assert (made.open, made.required_devices()) == (None, 3)
+        assert made.handle(DevicePresence("c", there()), 1.0) == [PublishModel(1)]
+
+    def test_round_has_no_traffic_before_its_model_is_published(self):
+        made = engine(devices=1)
+        join(made, "a")
+        assert current(made).traffic() == RoundTraffic(0, 0)
+        made.handle(ModelPublished(model()), 1.0)
+        send(made, "a", Progress(JobPhase.TRAINING, 1, 10), 2.0)
+        assert current(made).traffic() == RoundTraffic(model().size_bytes, 0, 1)
+
+    def test_device_that_trains_holds_the_model_of_its_round(self):
+        """So the next round names only the later deltas to it."""
+        made = asking("ab", encoding="delta-int8")
+        send(made, "a", Accept(10))
+        assert made.fleet.version("a") == ""
+        send(made, "a", Progress(JobPhase.TRAINING, 1, 10))
+        assert [made.fleet.version(device) for device in "ab"] == [model().digest, ""]
 
     def test_later_round_needs_only_a_cohort(self):
         made = asking("ab", quorum=0.5, wait_s=60.0, rejoin_s=30.0)
