@@ -34,6 +34,7 @@ def test_the_measure_is_the_one_answer_and_ends_the_job_without_an_upload():
     effects = job.handle(ModelEvaluated(KEY, MEASURED), 13.0)
     assert [type(effect) for effect in effects] == [SendMessage, EndJob]  # StopTraining would stop a finished model
     assert replies(effects) == [MEASURED]
+    assert effects[-1] == EndJob("measured")  # no finished model
     assert (job.state, job.next_deadline()) == (JobState.IDLE, None)
 
 

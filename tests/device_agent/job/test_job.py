@@ -109,6 +109,11 @@ class TestDownload:
         ask(job)
         assert [type(effect) for effect in here(job, range(3), 10.0)] == [SendMessage, StartTraining]
 
+    def test_late_answer_of_a_download_that_is_over_changes_nothing(self):
+        job = training()
+        assert here(job, range(3), 11.0) == []
+        assert job.state is JobState.TRAINING
+
     def test_missing_chunks_are_requested_after_a_quiet_second(self):
         job = Job(max_blob_bytes=10_000)
         ask(job)
@@ -174,11 +179,12 @@ class TestUpload:
         assert job.handle(MessageReceived(envelope_of(self.grant())), 21.0) == [SendChunk(0), SendChunk(1)]
         assert job.handle(MessageReceived(envelope_of(Ack(DIGEST, b"\x01"))), 22.0) == [SendChunk(2)]
 
-    def test_quiet_upload_is_offered_again(self):
+    @pytest.mark.parametrize("back", [LinkRestored(), CoordinatorStarted()], ids=lambda event: type(event).__name__)
+    def test_quiet_upload_is_offered_again_after_a_while_and_when_the_other_side_is_back(self, back):
         job = uploading()
         assert job.next_deadline() == 23.0
         assert replies(job.tick(23.0)) == [Offer(update())]
-        job.handle(LinkRestored(), 24.0)
+        job.handle(back, 24.0)
         assert replies(job.tick(24.0)) == [Offer(update())]
         assert job.handle(MessageReceived(envelope_of(RetryAfter(DIGEST, 9.0))), 25.0) == []
         assert (job.tick(33.9), replies(job.tick(34.0))) == ([], [Offer(update())])
