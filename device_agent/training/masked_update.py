@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,13 @@ from fedpatch.shared.wire.messages import Manifest, UpdateReport
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 
 _NO_GROUP = bytes(32)
+AFFINE_MOVE = 1.0
+"""Bound of the move of scales and shifts in a masked round, in standard deviations of the normalised values.
+
+On digits they move by 0.4. With all shifts moved by 4 in one direction units lose their gradients in one round.
+"""
 PATCH_MOVE, PATCH_SHARE = 4.0, 0.25
-"""Bounds of a patch's move in a masked round. On digits it moves by 0.4 with `affine`, and by 3.6 with all tensors private."""
+"""Bounds of the move of other private tensors. On digits all private tensors together move by 3.6."""
 
 log = logging.getLogger("fedpatch.training")
 
@@ -71,28 +77,34 @@ def unmasked_blob(
 
 
 def bounded_patch(before: Tensors, after: Tensors, patch: Schema) -> dict[str, Array]:
-    """Return the private tensors after a masked round, moved by at most PATCH_SHARE of their L2 norm, or by PATCH_MOVE.
+    """Return the private tensors after a masked round, whose moves are shortened to a bound of their L2 norm.
 
-    The greater bound counts.
-
-    A plan with an absurd learning rate could push private values so far in one round that the device has no gradients any more:
-    its later updates would be zero, and the sum of a group the update of the one device that was not in that round.
+    Scales and shifts move by AFFINE_MOVE together. All other tensors move by PATCH_SHARE of their norm or by PATCH_MOVE, the
+    greater of both. A model and a learning rate for this purpose could push private values so far in one round that the device
+    has no gradients any more: its later updates would be zero, and the sum of a group the update of the one device that was
+    not in that round.
 
     Args:
         before: Private tensors before the round.
         after: Private tensors after training.
         patch: Their schema. Tensors that are not trained stay as they are.
     """
-    trained = [spec.name for spec in patch.specs if spec.trainable and np.dtype(spec.dtype).kind == "f"]
-    moves = {name: after[name].astype(np.float64) - before[name] for name in trained}
-    norm = math.sqrt(sum(float(np.square(move).sum()) for move in moves.values()))
-    length = math.sqrt(sum(float(np.square(before[name], dtype=np.float64).sum()) for name in trained))
+    trained = [spec for spec in patch.specs if spec.trainable and np.dtype(spec.dtype).kind == "f"]
+    affine = [spec.name for spec in trained if spec.role == "affine"]
+    others = [spec.name for spec in trained if spec.role != "affine"]
+    length = math.sqrt(sum(float(np.square(before[name], dtype=np.float64).sum()) for name in others))
     most = max(PATCH_MOVE, PATCH_SHARE * length)
+    return {**after, **_shortened(before, after, affine, AFFINE_MOVE), **_shortened(before, after, others, most)}
+
+
+def _shortened(before: Tensors, after: Tensors, names: Sequence[str], most: float) -> dict[str, Array]:
+    """Return tensors whose move together has at most this L2 norm."""
+    moves = {name: after[name].astype(np.float64) - before[name] for name in names}
+    norm = math.sqrt(sum(float(np.square(move).sum()) for move in moves.values()))
     if norm <= most:
-        return dict(after)
+        return {name: after[name] for name in names}
     log.warning("the patch would move by %.3g in one masked round; it moves by %.3g", norm, most)
-    moved = {name: (before[name] + move * (most / norm)).astype(after[name].dtype) for name, move in moves.items()}
-    return {**after, **moved}
+    return {name: (before[name] + move * (most / norm)).astype(after[name].dtype) for name, move in moves.items()}
 
 
 def _warn_of_cuts(report: UpdateReport) -> None:

@@ -64,23 +64,29 @@ def test_sum_is_close_to_one_device_only_as_far_as_devices_are_alike(liar):
     assert max(found) < 0.5
 
 
-def test_nine_device_attack_by_steered_patches_leaves_all_devices_their_gradients(tmp_path_factory):
-    """A step at rate 100 for all but the victim, then one sum of all: digits has ReLU after the private values."""
+def steering(liar: LyingCoordinator, salt: str, bias: float) -> dict[str, Array]:
+    """Return a model of digits whose second layer is positive: where all shifts are low, nothing behind it has gradients."""
+    base = base_of(liar.prepared, salt)
+    shown = np.zeros_like(base["fc3.weight"])
+    shown[0] = 1.0
+    changed = {"fc2.weight": np.full_like(base["fc2.weight"], 0.1), "fc2.bias": np.full_like(base["fc2.bias"], bias)}
+    return {**base, **changed, "fc3.weight": shown}
+
+
+def test_nine_device_attack_by_steered_patches_needs_more_than_one_bad_round(tmp_path_factory):
+    """A step at rate 100 for all but the victim, then sums of all, from models in which low shifts leave no gradients.
+
+    With a bound of 4 in place of AFFINE_MOVE the correlation is 0.9998 after one bad round.
+    """
     with lying_fleet(
         tmp_path_factory.mktemp("steered"), ALL, task="digits", data="shard:{}/9", batch_size=BATCH_OF_DIGITS
     ) as liar:
-        before = played(liar, "before")
-        played(liar, "bad", OTHERS, learning_rate=100.0)
-        after = played(liar, "after")
-    found = [correlation(sum_of(one), of_victim(one)) for one in (before, after)]
-    norms = [norm_of_others(one) for one in (before, after)]
-    assert found[1] < found[0] + 0.2
-    assert norms[1] > 0.5 * norms[0]
-
-
-def norm_of_others(one: LyingRound) -> float:
-    """Return the mean norm of the others' updates."""
-    return float(np.mean([np.linalg.norm(trained(one, one.truth[name])) for name in OTHERS]))
+        liar.round(steering(liar, "bad", 9.0), OTHERS, plan={"learning_rate": 100.0}).play().end()
+        found = []
+        for bias in (0.5, 2.0, 4.0):
+            after = liar.round(steering(liar, f"after {bias}", bias), plan={"learning_rate": 1e-3}).play().end()
+            found.append(correlation(sum_of(after), of_victim(after)))
+    assert max(found) < 0.8
 
 
 def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(liar):

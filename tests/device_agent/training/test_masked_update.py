@@ -17,6 +17,7 @@ from fedpatch.device_agent.state.patch_store import PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate, _patch_key
 from fedpatch.device_agent.training.masked_update import (
+    AFFINE_MOVE,
     PATCH_MOVE,
     PATCH_SHARE,
     bounded_patch,
@@ -308,7 +309,7 @@ def moved_by(before, after):
     return math.sqrt(sum(float(np.square(after[name].astype(np.float64) - before[name]).sum()) for name in before))
 
 
-@pytest.mark.parametrize(("secure", "moves"), [(True, (3.9, PATCH_MOVE)), (False, (5.0, math.inf))])
+@pytest.mark.parametrize(("secure", "moves"), [(True, (0.97, AFFINE_MOVE)), (False, (5.0, math.inf))])
 def test_step_at_an_absurd_rate_moves_the_patch_of_a_masked_round_by_its_bound_only(tmp_path, device, secure, moves):
     """A device whose patch is pushed far away has no gradients any more, and its next update shows as none in a sum."""
     scene = scene_of(tmp_path)
@@ -325,17 +326,18 @@ def test_step_at_an_absurd_rate_moves_the_patch_of_a_masked_round_by_its_bound_o
     assert moves[0] <= moved_by(trained, state.values) <= moves[1] * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("role", ["affine", "weight"])
 @given(scale=st.floats(1e-3, 1e6), seed=st.integers(0, 99))
-def test_patch_moves_by_at_most_the_bound_in_the_direction_of_the_training(scale, seed):
-    schema = Schema(
-        (TensorSpec("bn.mean", (3,), "float32", "stats"), TensorSpec("bn.weight", (50,), "float32", "affine"))
-    )
+def test_patch_moves_by_at_most_the_bound_in_the_direction_of_the_training(role, scale, seed):
+    """Scales and shifts by less than other tensors, and independently of their own norm."""
+    schema = Schema((TensorSpec("bn.mean", (3,), "float32", "stats"), TensorSpec("bn.weight", (50,), "float32", role)))
     drawn = np.random.default_rng(seed)
     before = {"bn.mean": np.zeros(3, np.float32), "bn.weight": np.full(50, 5.0, np.float32)}
     move = (scale * drawn.normal(size=50)).astype(np.float32)
     after = {"bn.mean": np.full(3, 1e9, np.float32), "bn.weight": before["bn.weight"] + move}
     found = bounded_patch(before, after, schema)
-    most = max(PATCH_MOVE, PATCH_SHARE * float(np.linalg.norm(before["bn.weight"])))
+    of_others = max(PATCH_MOVE, PATCH_SHARE * float(np.linalg.norm(before["bn.weight"])))
+    most = AFFINE_MOVE if role == "affine" else of_others
     changed = found["bn.weight"].astype(np.float64) - before["bn.weight"]
     asked = after["bn.weight"].astype(np.float64) - before["bn.weight"]
     assert np.linalg.norm(changed) <= most * (1 + 1e-5)
