@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedpatch.coordinator.runtime.run_execution import start_run
+from tests.device_agent import folder_task
 from tests.device_agent.growing_task import REFERENCE
 from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
@@ -63,3 +66,27 @@ def test_new_data_count_in_the_next_round_and_unreadable_data_cost_one_device(gr
     growing.write("ann", "36")
     assert growing.round() == (2, 56)
     assert [agent.pid for agent in agents.values() if agent.running] == pids
+
+
+@pytest.mark.medium
+def test_bad_file_whose_name_is_no_text_is_named_and_costs_no_round(mosquitto, tmp_path):
+    """The name is in Latin-1; the file is there at the start for bob, and comes in mid-run for ann."""
+    bad = os.fsdecode(b"caf\xe9.csv")
+    for device in ("ann", "bob"):
+        (tmp_path / device).mkdir()
+        (tmp_path / device / "monday.csv").write_text(folder_task.lines(60))
+    (tmp_path / "bob" / bad).write_text(folder_task.lines(2, "zz"))
+    words = "file left out: .*caf\\?\\.csv, line 2, column state: 'zz' is none of the classes a, b, c"
+    with Fleet(mosquitto.url, tmp_path / "fleet") as fleet:
+        for device in ("ann", "bob"):
+            fleet.start(device, folder_task.REFERENCE, device, options=["--data-root", str(tmp_path)])
+        fleet.wait_ready()
+        ann, bob = fleet.agents.values()
+        assert re.search(words, bob.log) and not re.search(words, ann.log)
+        for turn in ("before", "after"):
+            terms = {"strategy": "fedavg", "learning_rate": 0.1, "rounds": 1, "quorum": 1.0, "wait_s": 60}
+            (record,) = start_run(fleet.settings(tmp_path / turn, folder_task.REFERENCE, **terms), Silent()).rounds
+            assert record.reported == 2
+            (tmp_path / "ann" / bad).write_text(folder_task.lines(2, "zz"))
+        assert re.search(words, ann.log)
+        assert "Traceback" not in ann.log + bob.log
