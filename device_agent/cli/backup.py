@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from fedpatch.device_agent.cli.state_dir import place_of
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import STATUS_NAME, host_as_device_id
 from fedpatch.shared.app.command import command
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import UsageError
@@ -38,21 +40,38 @@ def _first_line(path: Path) -> str:
         raise UsageError(f"{path}: {words}; write the passphrase into a file that only you may read") from None
 
 
+def _device_of(place: Path) -> str:
+    """Return the name of the device whose agent has a state directory; that of this host if none has run there yet."""
+    try:
+        return str(json.loads((place / STATUS_NAME).read_bytes())["device_id"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return host_as_device_id()
+
+
 def _add_backup(app: typer.Typer) -> None:
     @command(
         app, "backup", example="fedpatch-agent backup pi-1.backup --passphrase-file passphrase --config agent.toml"
     )
     def backup(
-        file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, mode 0600.")],
+        file: Annotated[
+            Path, typer.Argument(metavar="FILE", help="File to write, mode 0600; with --keep the directory of backups.")
+        ],
         passphrase_file: _Passphrase,
         config: _Config = Path("agent.toml"),
         state_dir: _StateDir = None,
+        keep: Annotated[
+            int | None,
+            typer.Option(
+                "--keep", min=1, metavar="N", help="Number the backups in a directory, and keep the N newest."
+            ),
+        ] = None,
     ) -> None:
         """Write an encrypted backup: settings, patches, personal models, identity, history and accounts.
 
         The agent may run. With the backup a new card is the same device.
         """
-        from fedpatch.device_agent.cli.backup_file import seal_backup
+        from fedpatch.device_agent.cli.backup_file import next_name, outdated, seal_backup
+        from fedpatch.device_agent.policy.usage import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
 
         place = place_of(state_dir, config)
@@ -60,9 +79,17 @@ def _add_backup(app: typer.Typer) -> None:
             raise UsageError(f"no agent has run in {place}; say where its state is with --state-dir or --config")
         with refusals_of(config):
             settings = config.read_bytes()
-        data = seal_backup(place, settings, _first_line(passphrase_file), salt=os.urandom(16), nonce=os.urandom(12))
+        passphrase, today = _first_line(passphrase_file), local_now().date()
+        data = seal_backup(place, settings, passphrase, today, salt=os.urandom(16), nonce=os.urandom(12))
+        folder, device = file, _device_of(place)
         with refusals_of(file):
+            if keep is not None:
+                if not folder.is_dir():
+                    raise UsageError(f"{folder}: is no directory; mount or make the directory of backups")
+                file = folder / next_name(os.listdir(folder), device, today)
             write_atomic(file, data)
+            for name in [] if keep is None else outdated(os.listdir(folder), device, keep):
+                (folder / name).unlink()
         typer.echo(f"wrote {file}, {len(data)} bytes; keep it and the passphrase apart from this device")
 
 
@@ -104,6 +131,7 @@ def _add_restore(app: typer.Typer) -> None:
 REMAINS = (
     ("the state directory {state}, with patches and personal models", "you: delete it"),
     ("settings {config} and the file .env beside it, units and drop-ins in /etc/systemd/system", "you: delete them"),
+    ("backups, and the timer of Ansible (fedpatch-agent-backup)", "you: delete them"),
     ("the journal of the service", "you: journalctl --rotate, then --vacuum-time"),
     ("the identity {device} at the broker, and its certificate", "the operator: fedpatch device remove {device}"),
     ("the coordinator's records of rounds, with this device's name and figures", "the operator of fleet {fleet}"),

@@ -16,9 +16,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
-from collections.abc import Iterator
-from datetime import date
+from collections.abc import Iterable, Iterator
+from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -59,17 +60,19 @@ _KEPT = (
     REVOCATIONS,
 )
 _SALT, _NONCE = 16, 12
+_UNKNOWN_DAY, _DAY_S = date(1970, 1, 1), 86_400
 _ALL_SPENT = Usage(rounds=10**6, traffic_bytes=2**50, training_s=86_400.0)
 """More than any allowance of a day."""
 
 
-def seal_backup(state_dir: Path, settings: bytes, passphrase: str, *, salt: bytes, nonce: bytes) -> bytes:
+def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *, salt: bytes, nonce: bytes) -> bytes:
     """Return the backup of a state directory. The agent may run: its files are replaced as a whole.
 
     Args:
         state_dir: State directory of the agent.
         settings: Content of its settings file.
         passphrase: Passphrase of the backup.
+        day: The local day.
         salt: 16 random bytes.
         nonce: 12 random bytes.
 
@@ -79,7 +82,7 @@ def seal_backup(state_dir: Path, settings: bytes, passphrase: str, *, salt: byte
     """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        _add(tar, SETTINGS, settings)
+        _add(tar, SETTINGS, settings, day=day)
         for path in _files(state_dir):
             with refusals_of(path):
                 name = path.relative_to(state_dir).as_posix()
@@ -122,13 +125,15 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
         today: The local day, whose allowance counts as spent.
 
     Raises:
-        UsageError: The directory has patches or an account already.
+        UsageError: The directory has patches or an account already, or `today` is before the day of the backup: the clock is
+            wrong, and the day whose allowance counts as spent would be over as soon as it is set.
         StateError: The disk refused.
         DataError: The archive has a name that no backup has.
     """
     with refusals_of(state_dir):
         if found := [name for name in _KEPT if os.path.lexists(state_dir / name)]:
             raise UsageError(f"{state_dir}: has a state already ({', '.join(found)}); restore into an empty directory")
+        _require_later(archive, today)
         make_directory(state_dir, 0o750)
         spent = DayUsage(today, DailyBudget(today, _ALL_SPENT))
         write_atomic(state_dir / RESTORED_NAME, b"")
@@ -138,6 +143,36 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
             for one in tar:
                 settings = _extract(tar, one, state_dir) or settings
     return settings
+
+
+def _require_later(archive: bytes, today: date) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        first = tar.next()
+    made = _UNKNOWN_DAY if first is None else _UNKNOWN_DAY + timedelta(days=int(first.mtime) // _DAY_S)
+    if today < made:
+        raise UsageError(
+            f"the clock shows {today}, and the backup is of {made}; set the clock, so that no allowance is spent twice"
+        )
+
+
+def next_name(names: Iterable[str], device: str, day: date) -> str:
+    """Return the name of the next backup in a directory: "pi-1-000012-2026-11-29.backup".
+
+    Numbers order the backups, because the clock of a device may be wrong.
+    """
+    newest = max((number for number, _ in _numbered(names, device)), default=0)
+    return f"{device}-{newest + 1:06}-{day}.backup"
+
+
+def outdated(names: Iterable[str], device: str, keep: int) -> list[str]:
+    """Return the names of the backups of a device that are not among the `keep` newest ones; no other file."""
+    found = sorted(_numbered(names, device))
+    return [name for _, name in found[: max(0, len(found) - keep)]]
+
+
+def _numbered(names: Iterable[str], device: str) -> list[tuple[int, str]]:
+    form = re.compile(re.escape(device) + r"-([0-9]{6,9})-[0-9]{4}-[0-9]{2}-[0-9]{2}\.backup")
+    return [(int(found[1]), name) for name in names if (found := form.fullmatch(name))]
 
 
 def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> bytes:
@@ -182,9 +217,9 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600) -> None:
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600, day: date = _UNKNOWN_DAY) -> None:
     about = tarfile.TarInfo(name)
-    about.size, about.mode = len(content), mode
+    about.size, about.mode, about.mtime = len(content), mode, (day - _UNKNOWN_DAY).days * _DAY_S
     tar.addfile(about, io.BytesIO(content))
 
 

@@ -28,6 +28,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     VectorTrained,
     WorkRequested,
+    decline,
 )
 from fedpatch.device_agent.job.job_events import Event as JobEvent
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
@@ -71,7 +72,7 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
     members_field,
 )
-from fedpatch.shared.wire.reason_codes import Condition, FailCause, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -97,6 +98,9 @@ FINISH_MODEL_S = 10.0
 
 # Traffic of the day in status.json is a multiple of this.
 TOLD_BYTES = 64 * 2**10
+
+TWIN = decline(DeclineReason.UNWILLING, "another agent uses the name of this device")
+"""The answer while two cards are on with one name: each would spend the allowance and the privacy budget of the device."""
 
 # Training processes that may be killed before the first is ready.
 EARLY_DEATHS = 3
@@ -211,6 +215,8 @@ class Agent:
             self._link.start()
 
     def _on_name(self, in_use: bool) -> list[Effect]:
+        if in_use:
+            self._presence.suspect(self._clock())
         if in_use and not self._tasks:
             me = self._identity.device
             _log.warning("an agent with the name %s is online; connecting once task and data are loaded", me)
@@ -354,7 +360,7 @@ class Agent:
         if not self._leader.admits(request.leader_epoch):
             return []
         plan = plan_download(request, self._runner.held_version, self._job.max_blob_bytes)
-        refusal = self._limits.refusal(envelope.task, request)
+        refusal = self._twin_decision(envelope) or self._limits.refusal(envelope.task, request)
         self._refused = refusal.why if refusal else ""
         decision = refusal or self._storage_decision(envelope, request, plan)
         decision = decision or self._owner.decide(envelope.task, expected_bytes(request, plan), now)
@@ -368,6 +374,11 @@ class Agent:
         if self._job.is_on(key):
             self._runner.note_work(key, request.model.digest)
         return effects
+
+    def _twin_decision(self, envelope: Envelope) -> AdmissionDecision | None:
+        """Decline while another agent has this name, unless it is a repeated request for the current job."""
+        is_current = self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task))
+        return TWIN if self._presence.has_twin and not is_current else None
 
     def _storage_decision(
         self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan
@@ -520,7 +531,9 @@ class Agent:
                 "terms": self._limits.terms(),
                 "spent": self._spent_today(),
                 "settings": {} if self._settings is None else self._settings.status(),
-                "declines": self._limits.declines or self._storage_problem,
+                "declines": self._limits.declines
+                or self._storage_problem
+                or ("" if stopped else self._presence.problem),
                 "private": self._limits.status(),
                 "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),
                 "network_open": self._network_open,

@@ -186,6 +186,16 @@ class Presence:
         if vitals is not None:
             self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(Envelope(vitals)))
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether another agent uses this device's id now, such as the old card of a restored one."""
+        return self._detector.detected
+
+    def suspect(self, now: float) -> None:
+        """Note that another agent was online under this id before this one connected."""
+        if self._detector.suspect(now):
+            self._report_duplicate()
+
     def observe(self, state: DeviceState, now: float) -> bool:
         """Take a state from the device's own topic: another agent with this id may have published it.
 
@@ -263,6 +273,11 @@ class DuplicateIdDetector:
         """A connection to the broker begins."""
         self._connection += 1
 
+    def suspect(self, now: float) -> bool:
+        """Note that the broker had an online state of another agent before the first connection; True if it is new."""
+        was_found, self._forget_at = self.detected, now + self._forget_s
+        return not was_found
+
     def observe(self, state: DeviceState, now: float) -> bool:
         """Take a state from the device's own topic; True when it shows another agent for the first time."""
         if state.boot == self._boot:
@@ -271,8 +286,7 @@ class DuplicateIdDetector:
         # A last will may come long after its connection was replaced.
         if not state.online or state.boot in self._former_boots or not 0 < self._seen_self_on < self._connection:
             return False
-        was_found, self._forget_at = self.detected, now + self._forget_s
-        return not was_found
+        return self.suspect(now)
 
     def tick(self, now: float) -> bool:
         """Let time pass; True when the other agent is taken to be gone."""

@@ -6,15 +6,25 @@ import io
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.device_agent.bus.home_assistant import BusTopics, discovery
 from fedpatch.device_agent.cli.backup import REMAINS
-from fedpatch.device_agent.cli.backup_file import MAGIC, SETTINGS, open_backup, restore_backup, seal_backup
+from fedpatch.device_agent.cli.backup_file import (
+    MAGIC,
+    SETTINGS,
+    next_name,
+    open_backup,
+    outdated,
+    restore_backup,
+    seal_backup,
+)
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector
@@ -31,6 +41,7 @@ from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, DeviceState
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from tests.device_agent.jobs import REQUEST
 from tests.support.brokers import Mosquitto
+from tests.support.examples import examples
 
 SALT, NONCE = bytes(16), bytes(12)
 DAY = date(2026, 5, 4)
@@ -55,7 +66,7 @@ def card(tmp_path: Path) -> Path:
 
 def restored(card: Path, target: Path) -> bytes:
     """Restore a backup of the card, and return the settings."""
-    data = seal_backup(card, b"data = 'x'\n", "secret", salt=SALT, nonce=NONCE)
+    data = seal_backup(card, b"data = 'x'\n", "secret", DAY, salt=SALT, nonce=NONCE)
     return restore_backup(open_backup(data, "secret", "file"), target, DAY)
 
 
@@ -111,7 +122,7 @@ def test_old_card_that_still_runs_is_a_twin_of_the_new_one(card, tmp_path):
 
 
 def test_backup_is_opened_by_its_passphrase_only_and_shows_no_content(card):
-    data = seal_backup(card, b"data", "secret", salt=SALT, nonce=NONCE)
+    data = seal_backup(card, b"data", "secret", DAY, salt=SALT, nonce=NONCE)
     assert b"patches" not in data and b"client.pem" not in data
     for wrong, passphrase in ((data, "other"), (data[:-1] + bytes([data[-1] ^ 1]), "secret")):
         with pytest.raises(DataError, match="the passphrase is another one, or the file is damaged"):
@@ -121,11 +132,47 @@ def test_backup_is_opened_by_its_passphrase_only_and_shows_no_content(card):
 
 
 def test_restore_into_a_state_changes_nothing(card):
-    archive = open_backup(seal_backup(card, b"", "secret", salt=SALT, nonce=NONCE), "secret", "file")
+    archive = open_backup(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE), "secret", "file")
     before = {path: path.read_bytes() for path in card.rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match="has a state already"):
         restore_backup(archive, card, DAY)
     assert {path: path.read_bytes() for path in card.rglob("*") if path.is_file()} == before
+
+
+def test_restore_with_a_clock_before_the_backup_is_refused_and_writes_nothing(card, tmp_path):
+    """The allowance of the real day would be there again once the clock is set."""
+    archive = open_backup(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE), "secret", "file")
+    with pytest.raises(UsageError, match=r"the clock shows 2026-05-03, and the backup is of 2026-05-04; set the clock"):
+        restore_backup(archive, tmp_path / "new", DAY - timedelta(days=1))
+    assert not (tmp_path / "new").exists()
+
+
+@examples(50)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 4))
+def test_numbered_backups_keep_the_newest_though_the_clock_jumps(days, keep):
+    """Days of a wrong clock; a file of another device or another name stays."""
+    foreign = ["pi-000009-2026-01-01.backup", "pi-1-2026.backup", "pi-1-000001-2026-01-01.backup.tmp", "photo.jpg"]
+    names, made = list(foreign), []
+    for day in days:
+        made.append(next_name(names, "pi-1", date(2026, 1, 1) + timedelta(days=day)))
+        names.append(made[-1])
+        names = [one for one in names if one not in outdated(names, "pi-1", keep)]
+    assert names == foreign + made[-keep:]
+
+
+def test_backups_of_a_directory_are_numbered_and_the_oldest_ones_go(agent, card, tmp_path):
+    config, secret, folder = tmp_path / "agent.toml", tmp_path / "passphrase", tmp_path / "stick"
+    config.write_text(f'state_dir = "{card}"\n')
+    secret.write_text("secret\n")
+    arguments = ("backup", folder, "--keep", 2, "--passphrase-file", secret, "--config", config)
+    missing = agent(*arguments)
+    assert missing.code == 2 and "mount or make the directory" in missing.err
+    folder.mkdir()
+    (folder / "photo.jpg").touch()
+    for _ in range(3):
+        assert agent(*arguments).code == 0
+    found = sorted(one.name for one in folder.glob("*.backup"))
+    assert [one.split("-")[-4] for one in found] == ["000002", "000003"] and (folder / "photo.jpg").exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "patches/../../x", "else"])

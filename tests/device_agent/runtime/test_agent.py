@@ -128,6 +128,16 @@ def played(tmp_path, monkeypatch):
 KEY = JobKey(RUN, 1, 1, TASK)
 
 
+def test_request_is_declined_while_another_agent_has_the_name_and_not_for_the_current_job(played):
+    """The old card and the new one would each spend the allowance of the device."""
+    other = stated(DeviceState(online=True, boot="another"))
+    twin = (ECHO, CONNECTED, other)
+    (declined,) = played(READY, *twin, *asked())
+    assert isinstance(declined, Decline) and declined.reason == DeclineReason.UNWILLING
+    accepted = played(READY, ECHO, *asked(), CONNECTED, other, *asked()[:1])
+    assert Accept(10) in accepted and not any(isinstance(one, Decline) for one in accepted)
+
+
 @pytest.mark.parametrize(
     "end", [SetupFailed("no memory for torch", 1, (KEY,)), Died("ended by SIGKILL", (KEY,))], ids=str
 )
@@ -481,6 +491,16 @@ def test_agent_whose_name_is_in_use_connects_once_task_and_data_are_loaded(tmp_p
     before = wire.started
     agent.turn(READY)
     assert (before, wire.started) == (False, True)
+
+
+def test_agent_whose_name_is_in_use_declines_until_the_other_was_not_seen_for_a_while(tmp_path):
+    """It may be the old card of this device, whose allowance would be spent twice before both see each other."""
+    wire = Wire()
+    agent = agent_in(tmp_path, wire, asks=True, admission="always")
+    agent.start()
+    for event in (NameChecked(in_use=True), READY, CONNECTED, asked()[0]):
+        agent.turn(event)
+    assert [one.reason for one in wire.up if isinstance(one, Decline)] == [DeclineReason.UNWILLING]
 
 
 def test_agent_whose_name_is_free_connects_while_its_task_is_loaded(tmp_path):
