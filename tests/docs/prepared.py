@@ -138,6 +138,11 @@ mkdir -p /var/lib/prometheus/node-exporter
     "docs/explanation/results.md": PROJECT,
     "docs/tutorials/ten-pis.md": "git clone ... fedpatch && cd fedpatch\n",
     "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
+    "docs/how-to/your-device.md": f"""{HOUSE}
+mkdir -p /media/stick
+(umask 077; echo word > passphrase)
+echo 'broker = "mqtts://broker.local"' > /etc/fedpatch/bus.toml
+""",
     "docs/how-to/watch.md": f"""{HOUSE}{KITCHEN}
 cp $READER_HOME/house/ca.crt ca.pem
 export FEDPATCH_STATE_DIR=kitchen
@@ -166,6 +171,7 @@ BETWEEN = {
     ("docs/how-to/security.md", "fedpatch-agent doctor"): INSTALLED,
     ("docs/how-to/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
     ("docs/how-to/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
+    ("docs/how-to/your-device.md", "fedpatch-agent restore"): "rm -r /var/lib/fedpatch-agent\n",
     ("docs/tutorials/ten-pis.md", ".venv/bin/pip wheel"): "(cd && fedpatch-agent new-task room)\n",
     (
         "docs/how-to/watch.md",

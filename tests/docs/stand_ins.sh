@@ -195,6 +195,7 @@ END
             daemon-reload) for one in /etc/systemd/system/fedpatch*.service; do [ ! -e "$one" ] || elsewhere systemd-analyze verify "$one"; done ;;
             "restart mosquitto") mosquitto_of_system -TERM ;;
             "reload mosquitto") mosquitto_of_system -HUP ;;
+            "reload fedpatch-agent") unit "$2"; grep -q '^ExecReload=/bin/kill -HUP' /etc/systemd/system/fedpatch-agent.service ;;
             "enable --now "* | "disable --now "*) unit "$3" ;;
             "status "* | "start "* | "stop "* | "restart "*) unit "$2" ;;
             *) refuse "no stand-in for: $*" ;;

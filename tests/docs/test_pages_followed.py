@@ -223,6 +223,17 @@ def test_personal_model_is_in_the_documented_folder(reader):
         assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in output
 
 
+def test_owner_types_each_command_of_the_table_with_its_settings(reader):
+    """They are no blocks, so that they are not typed with the rest of the page."""
+    page = (ROOT / "docs/how-to/your-device.md").read_text("utf-8")
+    commands = re.findall(r"^\| `(fedpatch-agent [^`]*)`", page, re.MULTILINE)
+    assert len(commands) == 6
+    lines = [f'{one} --config /etc/fedpatch/agent.toml; echo "{CODE_MARK} $?"' for one in commands]
+    output = reader.types("\n".join([EVERYWHERE, HOUSE, *lines]))
+    codes = re.findall(rf"^{CODE_MARK} (\d+)$", output, re.MULTILINE)
+    assert codes == ["0"] * len(commands), output
+
+
 @pytest.mark.parametrize(
     ("page", "number"),
     [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)],
