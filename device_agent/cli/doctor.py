@@ -276,6 +276,7 @@ def _check_task(
         case Ready():
             examples = f"{answer.num_examples} training examples and some to test with"
             checkup.good("task", f"{answer.task} is loaded: {examples}, schema {answer.schema[:12]}")
+            _check_validation(answer, settings, checkup)
             if answer.frozen.names:
                 checkup.good("frozen", f"{answer.frozen}; they never travel")
             limits = OwnerLimits(
@@ -301,6 +302,20 @@ def _check_task(
             checkup.fail("task", f"{what}: {answer.detail}", remedy)
         case _:
             raise WireError(f"training channel: {type(answer).__name__} in answer to Setup")
+
+
+def _check_validation(ready: Ready, settings: AgentSettings, checkup: Checkup) -> None:
+    """Warn if no validation examples choose the personal model; no finding without personal models."""
+    if not settings.keep_models:
+        return
+    if ready.num_validation:
+        checkup.good("validation", f"{ready.num_validation} validation examples choose the personal model")
+        return
+    text = (
+        f"{ready.task} has no validation examples with data {settings.data}: test data must choose the personal model"
+    )
+    remedy = "give the device more examples, or the data a validation part (validation_share of the task, or ,validation=0.1)"
+    checkup.warn("validation", text, remedy)
 
 
 def _check_memory(trainer: Trainer, checkup: Checkup) -> None:

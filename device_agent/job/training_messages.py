@@ -192,6 +192,7 @@ class Ready:
 
     `tensors` and `frozen` are those of the schema; the agent compares policies by them. `members` is the number of devices
     that a relay represents; 1 for other devices. `network_open` is why the process has a network; "" if it has none.
+    `num_validation` is the number of validation examples.
     """
 
     task: str
@@ -201,6 +202,7 @@ class Ready:
     frozen: Frozen = NOTHING_FROZEN
     members: int = 1
     network_open: str = ""
+    num_validation: int = 0
 
 
 @dataclass(frozen=True)

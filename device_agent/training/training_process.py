@@ -260,7 +260,14 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
         trainer = LocalTrainer(task, data.load(partial(require_trainable, task, holder=holder)))
     store = PatchStore(Path(setup.patch_dir))
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
-    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs, trainer.schema.frozen)
+    ready = Ready(
+        task.name,
+        trainer.schema.digest,
+        trainer.num_examples,
+        trainer.schema.specs,
+        trainer.schema.frozen,
+        num_validation=0 if trainer.validation_data is None else len(trainer.validation_data[0]),
+    )
     export = _model_export(setup, trainer, data)
     if held:
         held.tidy()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.cli.doctor import _check_network, examine
+from fedpatch.device_agent.cli.doctor import _check_network, _check_validation, examine
+from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.diagnostics.broker_reachability import Reached
@@ -44,6 +45,9 @@ DEADLY = "import os; os._exit(7)"
 QUICK = "no_such_module:TASK"
 
 
+PARTS = {"task": "training examples", "validation": "validation examples"}
+
+
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
     """Settings for an absent broker, in a directory with faulty tasks."""
@@ -69,11 +73,19 @@ def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
 
 @pytest.mark.medium
 def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
-    found = find(replace(settings, task="digits"))
-    assert found["task"].verdict == "ok"
-    assert "143 training examples" in found["task"].detail and "schema " in found["task"].detail
+    found = find(replace(settings, task="digits", data="shard:0/10,validation=0.1"))
+    assert found["task"].verdict == found["validation"].verdict == "ok"
+    examples = [int(found[name].detail.partition(f" {name_of}")[0].split()[-1]) for name, name_of in PARTS.items()]
+    assert sum(examples) == 143 and min(examples) > 5 and "schema " in found["task"].detail
     assert "training process, which holds" in found["memory"].detail
     assert not settings.state_dir.exists()
+
+
+@pytest.mark.parametrize(("keep_models", "verdicts"), [(3, ["warn"]), (0, [])])
+def test_doctor_warns_of_a_personal_model_that_no_validation_data_would_choose(settings, keep_models, verdicts):
+    checkup = quiet_checkup()
+    _check_validation(Ready("toy", "ab", 20), replace(settings, keep_models=keep_models), checkup)
+    assert [(one.name, one.verdict) for one in checkup.findings] == [("validation", one) for one in verdicts]
 
 
 @pytest.mark.medium
