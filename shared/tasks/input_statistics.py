@@ -32,11 +32,8 @@ def statistics_of(inputs: Array) -> InputStatistics:
     mean = total / len(rows)
     std = np.sqrt(np.maximum(squares / len(rows) - np.square(mean), 0.0))
     found = (mean + shift, std, rows.min(axis=0), rows.max(axis=0))
-    names = ("mean", "std", "min", "max")
-    return InputStatistics(
-        examples=len(inputs),
-        **{name: tuple(float(f"{one:.6g}") for one in value) for name, value in zip(names, found, strict=True)},
-    )
+    means, stds, least, most = (tuple(float(f"{one:.6g}") for one in value) for value in found)
+    return InputStatistics(examples=len(inputs), mean=means, std=stds, min=least, max=most)
 
 
 def absent_classes(targets: Array, classes: int) -> tuple[int, ...]:

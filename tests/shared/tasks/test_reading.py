@@ -427,14 +427,11 @@ def test_name_that_no_file_can_have_is_a_data_error(tmp_path, name):
         read_csv(tmp_path / name, ["v"], "mode", CLASSES)
 
 
-@pytest.mark.parametrize("values", [{"a", "b"}, {"a": 0}, iter("ab")], ids=["set", "dict", "iterator"])
-def test_classes_have_an_order(values: Any):
-    """The text of a set has another order in each process."""
-    if isinstance(values, set | dict):
-        with pytest.raises(UsageError, match="has no order of values; give a list"):
-            ReadingsFormat(["v"], "mode", values)
-    else:
-        assert ReadingsFormat(["v"], "mode", values).classes == ("a", "b")
+@pytest.mark.parametrize("values", [{"a", "b"}, {"a": 0}], ids=["set", "dict"])
+def test_classes_without_an_order_are_refused(values: Any):
+    """The texts of a set have another order in each process."""
+    with pytest.raises(UsageError, match="has no order of values; give a list"):
+        ReadingsFormat(["v"], "mode", values)
 
 
 @pytest.mark.parametrize(
