@@ -330,7 +330,7 @@ mosquitto: ## install the broker that most tests use (where that needs no passwo
 		echo "make: on Debian: apt install mosquitto mosquitto-clients"
 	fi
 
-system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, Slurm, sshd, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, PgBouncer, Slurm, sshd, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
@@ -387,6 +387,9 @@ system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, Slurm,
 		echo "make: no Prometheus here, so the tests that let it read the metrics will be skipped"
 		echo "make: on Debian: apt install prometheus (that starts it as a service, too)"
 	fi
+	found() { PATH="$$PATH:/usr/sbin" command -v pgbouncer; } >/dev/null
+	found || install_asleep pgbouncer pgbouncer.service || true
+	found || echo "make: no PgBouncer here, so the tests of a pooler will be skipped (on Debian: apt install pgbouncer)"
 	found() { command -v nginx; } >/dev/null
 	found || install_asleep nginx nginx.service || true
 	found || echo "make: no nginx here, so the tests of models by URL will be skipped (on Debian: apt install nginx)"

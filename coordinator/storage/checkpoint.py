@@ -173,7 +173,7 @@ def newest_round(place: Place) -> int:
     blobs = blobs_at(place)
     if found := _checkpoints(blobs):
         return _round_of(found[0])
-    raise StateError(f"{blobs.where()}: holds no checkpoint")
+    raise StateError(f"{blobs.where()}: holds no checkpoint; {_NEW_RUN}")
 
 
 def load_checkpoint_after(place: Place, round: int) -> ServerState:
@@ -353,5 +353,5 @@ def _write(
 def _read(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryview:
     content = read_sealed(blobs, key, line, kind)
     if content is None:
-        raise StateError(f"{blobs.where(key)}: is not there")
+        raise StateError(f"{blobs.where(key)}: is not there; restore it from a backup")
     return content

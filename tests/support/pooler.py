@@ -1,16 +1,22 @@
-"""A pooler of transactions in front of PostgreSQL, as PgBouncer with pool_mode = transaction, with one session for all."""
+"""Poolers of transactions in front of PostgreSQL: Debian's PgBouncer with pool_mode = transaction, and one of one session."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import shutil
 import socket
 import struct
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.brokers import HOST
+import pytest
+
+from tests.support.brokers import HOST, PATIENCE_S, free_port, listening
 
 _PLAIN_ONLY = {80877103, 80877104}  # requests for TLS and GSSAPI
 _READY, _KEY, _LAST_OF_SERVER, _LAST_OF_CLIENT = b"Z", b"K", b"Z", (b"Q", b"S")
@@ -109,3 +115,35 @@ def transaction_pooler(folder: Path, role: str) -> Iterator[str]:
         yield pooler.url
     finally:
         pooler.close()
+
+
+@contextlib.contextmanager
+def pgbouncer(folder: Path, role: str) -> Iterator[str]:
+    """The URL of a PgBouncer in front of the server in `folder`, within a `with`; skips the test where it is missing."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("pgbouncer is not installed (apt install pgbouncer)")
+    port, config = free_port(), folder / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\npostgres = host={folder} dbname=postgres user={role}\n"
+        f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        "pool_mode = transaction\ndefault_pool_size = 2\nignore_startup_parameters = extra_float_digits,options\n"
+    )
+    owner = folder.stat()
+    server = subprocess.Popen(
+        [program, "-q", config],
+        user=owner.st_uid if os.geteuid() == 0 else None,
+        extra_groups=[] if os.geteuid() == 0 else None,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not listening(port):
+            assert time.monotonic() < give_up_at and server.poll() is None, "pgbouncer does not listen"
+            time.sleep(0.01)
+        yield f"postgresql://{role}@{HOST}:{port}/postgres"
+    finally:
+        server.kill()
+        server.wait()

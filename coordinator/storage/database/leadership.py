@@ -29,13 +29,14 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from fedpatch.coordinator.storage.boot_clock import seconds_with_suspension
 from fedpatch.coordinator.storage.database.postgresql import (
     LEASE_S,
-    UNREACHABLE,
+    in_words,
     known_leader,
     lock,
     lost_to,
     make_engine,
     next_epoch,
     refuse_pooler,
+    remedy_of,
 )
 from fedpatch.shared.errors import FedpatchError, LeadershipGivenUp, LeadershipLost, StateError, UsageError
 
@@ -198,7 +199,7 @@ class Leadership:
         except SQLAlchemyError as error:
             if not (isinstance(error, DBAPIError) and error.connection_invalidated):
                 raise _unusable(self._url, error) from error
-            _log.warning("%s: the lock is lost before the take-over (%s); trying again", self._url, _in_words(error))
+            _log.warning("%s: the lock is lost before the take-over (%s); trying again", self._url, in_words(error))
             self._end_session()
             return False
         self._thread.start()
@@ -244,7 +245,7 @@ class Leadership:
                 self._proved_at = began
                 return True
         except SQLAlchemyError as error:
-            _log.warning("%s: %s; trying again", self._url, _in_words(error))
+            _log.warning("%s: %s; trying again", self._url, in_words(error))
             self._end_session()
             time.sleep(_AFTER_OUTAGE_S)
         return False
@@ -268,7 +269,7 @@ class Leadership:
             except SQLAlchemyError as error:
                 self._proved_at = 0.0
                 if self._session is not None:
-                    cause = _in_words(error)
+                    cause = in_words(error)
                     _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, cause)
                 self._end_session()
             except FedpatchError as error:  # lost, or the server may not be used any more
@@ -347,12 +348,8 @@ def leader_in_words(url: str, fleet: str) -> str:
     return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {standbys}{no_broker}"
 
 
-def _in_words(error: SQLAlchemyError) -> str:
-    return " ".join(str(getattr(error, "orig", None) or error).split())
-
-
 def _unusable(url: str, error: SQLAlchemyError) -> StateError:
-    return StateError(f"{url}: cannot be used: {_in_words(error)}; {UNREACHABLE}")
+    return StateError(f"{url}: cannot be used: {in_words(error)}; {remedy_of(error)}")
 
 
 def _name(fleet: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, func, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
@@ -55,12 +56,41 @@ _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
 _HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subquery()
 _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
 _UNDONE_TIMES = 5
+_CONNECTIONS = "end other clients of the server, or raise its max_connections"
+_DAMAGED = "the server's files are damaged: see its log, and restore a backup"
+_PASSWORD = "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD"
 _REMEDIES = {
     "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
     "25006": "it was opened to read, or the server is a standby",
     "08P01": "if a pooler refuses this, use the address of the server itself",
     "53100": "make room on the server's disk",
+    "53200": "give the server more memory, or lower its work_mem and max_connections",
+    "53300": _CONNECTIONS,
+    "58030": "check the server's disk and its log",
     "42P01": "its tables are gone; restore a backup, or use an empty database and `fedpatch runs --rebuild`",
+    "XX001": _DAMAGED,
+    "XX002": _DAMAGED,
+}
+# psycopg gives no code for a connection that the server refuses, only its words: patterns of these.
+_REFUSALS = {
+    "password authentication failed": _PASSWORD,
+    "no password supplied": _PASSWORD,
+    r"no pg_hba\.conf entry": "let this user and this address in with a line in the server's pg_hba.conf",
+    "too many connections": _CONNECTIONS,
+    "too many clients": _CONNECTIONS,
+    "connection slots": _CONNECTIONS,
+    "database system is": "it is starting, stopping or recovering: repeat in a moment, and see the server's log",
+    "certificate verify failed": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
+    "root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
+    "does not match host name": "use a host name of the server's certificate in the URL",
+    "server does not support SSL": "turn TLS on in the server (ssl = on); sslmode in the URL requires it",
+    "resolve host": "correct the host name in the URL, or its DNS entry",
+    "translate host": "correct the host name in the URL, or its DNS entry",
+    r'role ".*" does not exist': "make the user (createuser NAME), or correct the user name in the URL",
+    r'database ".*" does not exist': "make the database (createdb NAME), or correct its name in the URL",
+    "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
+    "No such file": "start the server, or correct the folder of its socket in the URL",
+    "timeout": "check the network and firewalls between this machine and the server",
 }
 UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
 
@@ -121,16 +151,18 @@ class PostgresDatabase(Database):
     def error_of(self, raised: Exception) -> StateError:
         """Return the error with the URL and the remedy."""
         assert isinstance(raised, DBAPIError)
-        state = getattr(raised.orig, "sqlstate", None) or ""
-        cause = " ".join(str(raised.orig).split())
-        if state.startswith("23"):
-            return StateError(f"{self.name}: refused ({cause}); what it belongs to is not in this registry")
-        return StateError(f"{self.name}: cannot be used: {cause}; {_REMEDIES.get(state, UNREACHABLE)}")
+        if _code(raised).startswith("23"):
+            why = f"refused ({in_words(raised)}), since what it belongs to is not in this registry"
+            return StateError(f"{self.name}: {why}; {self._rebuild} adds it")
+        return StateError(f"{self.name}: cannot be used: {in_words(raised)}; {remedy_of(raised)}")
+
+    @property
+    def _rebuild(self) -> str:
+        return f"`fedpatch runs --rebuild --state-dir {shlex.quote(str(self.path.parent))}`"
 
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""
-        rebuild = f"`fedpatch runs --rebuild --state-dir {shlex.quote(str(self.path.parent))}`"
-        return StateError(f"{self.name}: is damaged ({why}); restore a backup, then {rebuild} adds what it lacks")
+        return StateError(f"{self.name}: is damaged ({why}); restore a backup, then {self._rebuild} adds what it lacks")
 
     def keep(self) -> None:
         """Do nothing: backups are the server's."""
@@ -263,7 +295,8 @@ class PostgresDatabase(Database):
                         f"{self.name}: another fedpatch has gone on with run {run} meanwhile; end this one"
                     )
         if status == "in progress":
-            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {UNREACHABLE}"))
+            remedy = "the server waits for its disk or its own standby (synchronous_standby_names); see its log"
+            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {remedy}"))
         return status == "committed"
 
     def _status_in_doubt(self) -> str | None:
@@ -351,7 +384,25 @@ def make_engine(url: str, name: str = "fedpatch", **arguments: Any) -> Engine:
     except ModuleNotFoundError:
         raise UsageError(f"{url}: needs psycopg; pip install 'fedpatch[postgresql]'") from None
     except (ArgumentError, ValueError):
-        raise UsageError(f"{url}: is no URL of a PostgreSQL database") from None
+        raise UsageError(f"{url}: is no URL of a PostgreSQL database such as postgresql://USER@HOST/NAME") from None
+
+
+def in_words(error: SQLAlchemyError) -> str:
+    """Return the server's words on one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())
+
+
+def remedy_of(error: SQLAlchemyError) -> str:
+    """Return the remedy for an error of the server, by its code or else by its words."""
+    words = in_words(error)
+    known = _REMEDIES.get(_code(error)) or next(
+        (one for part, one in _REFUSALS.items() if re.search(part, words)), None
+    )
+    return known or UNREACHABLE
+
+
+def _code(error: SQLAlchemyError) -> str:
+    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")
 
 
 def refuse_pooler(engine: Engine, session: Connection, url: str) -> None:

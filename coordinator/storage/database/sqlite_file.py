@@ -286,7 +286,8 @@ def _error_of(path: Path, raised: Exception) -> StateError:
         return StateError(f"{raised.filename or path}: {raised.strerror}; {remedy}")
     error = raised.orig if isinstance(raised, DBAPIError) else raised
     if isinstance(error, sqlite3.IntegrityError):
-        return StateError(f"{path}: refused ({error}); what it belongs to is not in this registry")
+        why = f"refused ({error}), since what it belongs to is not in this registry"
+        return StateError(f"{path}: {why}; {rebuild_hint(path)}")
     if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
         return damaged(path, error)
     remedy = remedy_at(

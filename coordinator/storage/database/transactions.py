@@ -82,7 +82,7 @@ class Database(ABC):
         """
         found = db.execute(_COUNT_CHANGE, {"run": run}).first()
         if found is None:
-            raise UsageError(f"unknown run {run!r}")
+            raise UsageError(f"unknown run {run!r}; `fedpatch runs` lists those of this registry")
         if found.epoch > self.led.get(run, found.epoch):
             raise LeadershipLost(f"{self.name}: another fedpatch has gone on with run {run} meanwhile; end this one")
         return int(found.changes)

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
 from fedpatch.shared.errors import StateError
-from tests.support.pooler import transaction_pooler
+from tests.support.pooler import pgbouncer, transaction_pooler
 from tests.support.postgresql import ROLE, PostgresServer
 
 _SETTINGS = (
@@ -25,10 +25,10 @@ _SETTINGS = (
 )
 
 
-@pytest.fixture
-def pooled(postgres: PostgresServer) -> Iterator[str]:
-    """The URL of the pooler; its session must have the same settings afterwards."""
-    with transaction_pooler(postgres.folder, ROLE) as url:
+@pytest.fixture(params=[transaction_pooler, pgbouncer], ids=["one_session", "pgbouncer"])
+def pooled(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a pooler; its sessions must have the same settings afterwards."""
+    with request.param(postgres.folder, ROLE) as url:
         before = _settings(url)
         yield url
         assert _settings(url) == before

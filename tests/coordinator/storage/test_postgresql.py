@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine, event, inspect
+from sqlalchemy.exc import OperationalError
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.content_checks import check_stored
@@ -27,7 +28,7 @@ from fedpatch.shared.app.store_waits import REGISTRY, StoreWaits
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.checkups import quiet_checkup
-from tests.support.postgresql import PostgresServer, postgres_server
+from tests.support.postgresql import ROLE, PostgresServer, postgres_server
 
 ABSENT = "postgresql://fedpatch@/fedpatch?host=/nowhere"
 
@@ -128,9 +129,51 @@ def test_damaged_name_of_the_database_is_reported_with_its_file(tmp_path: Path, 
 
 
 def test_absent_server_is_reported_with_the_remedy(tmp_path: Path):
-    with pytest.raises(StateError, match=r"^postgresql://.*cannot be used: .*; make sure that the server runs"):
+    with pytest.raises(StateError, match=r"^postgresql://.*cannot be used: .*; start the server"):
         choose_database(tmp_path / REGISTRY_FILE, ABSENT)
     assert not (tmp_path / URL_FILE).exists()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("postgresql://stranger@/postgres?host={}", "make the user"),
+        ("postgresql://{role}@/elsewhere?host={}", "make the database"),
+        ("postgresql://{role}@/postgres?host={}/nowhere", "start the server, or correct the folder of its socket"),
+        ("postgresql://{role}@127.0.0.1:9/postgres", "start the server, and let it listen at this address"),
+        ("postgresql://{role}@no-such-host.invalid/postgres", "correct the host name in the URL"),
+        ("postgresql://{role}@/postgres?host={}&options=-cdefault_transaction_read_only%3Don", "opened to read"),
+    ],
+)
+def test_server_that_refuses_is_reported_with_the_remedy_for_the_cause(postgres, tmp_path: Path, url, remedy):
+    with pytest.raises(StateError, match=f"cannot be used: .*; .*{remedy}"):
+        choose_database(tmp_path / REGISTRY_FILE, url.format(postgres.folder, role=ROLE))
+        Registry(tmp_path / REGISTRY_FILE).close()
+
+
+class _Refusal(Exception):
+    def __init__(self, words: str, sqlstate: str | None = None) -> None:
+        super().__init__(words)
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        (_Refusal('FATAL:  password authentication failed for user "ann"'), "~/.pgpass"),
+        (_Refusal('FATAL:  no pg_hba.conf entry for host "10.0.0.7", user "ann"'), "pg_hba.conf"),
+        (_Refusal("FATAL:  sorry, too many clients already"), "max_connections"),
+        (_Refusal("FATAL:  the database system is starting up"), "repeat in a moment"),
+        (_Refusal("SSL error: certificate verify failed"), "sslrootcert"),
+        (_Refusal("connection timeout expired"), "firewalls"),
+        (_Refusal("could not extend file", "53100"), "make room on the server's disk"),
+        (_Refusal("invalid page in block 7", "XX001"), "restore a backup"),
+        (_Refusal("an error without a remedy of its own", "99999"), "make sure that the server runs"),
+    ],
+)
+def test_remedy_follows_from_the_code_of_the_server_or_its_words(refusal, remedy):
+    assert remedy in postgresql.remedy_of(OperationalError("SELECT 1", None, refusal))
 
 
 def test_missing_psycopg_is_reported_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -331,7 +374,7 @@ def test_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: 
             run = new_run(registry).id
             server.kill()
             for _ in range(2):
-                with pytest.raises(StateError, match=r"cannot be used: .*; make sure that the server runs"):
+                with pytest.raises(StateError, match=r"cannot be used: .*; start the server"):
                     registry.reopen(run)
             server.start()
             registry.reopen(run)
