@@ -32,7 +32,7 @@ def add_inventory(app: typer.Typer) -> None:
     ) -> None:
         """Print all devices ever seen and not revoked as a dynamic inventory for Ansible.
 
-        Groups are devices, online, offline, fleet_NAME, task_NAME and version_X_Y_Z.
+        Groups are devices, relays, online, offline, fleet_NAME, task_NAME and version_X_Y_Z.
         """
         if all_hosts == (host is not None):
             raise UsageError("say either --list or --host NAME, as Ansible does")

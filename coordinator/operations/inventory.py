@@ -21,13 +21,14 @@ def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Colle
         without: Ids of devices to leave out.
 
     Returns:
-        Groups `devices`, `online` or `offline`, `fleet_NAME`, `task_NAME` and `version_X_Y_Z` of device ids.
+        Groups `devices` or `relays`, `online` or `offline`, `fleet_NAME`, `task_NAME` and `version_X_Y_Z` of device ids. The
+        inventory of its own site has the host of a relay, and upgrades it.
 
     Raises:
         UsageError: Two fleets have a device of the same id.
     """
     # Ansible warns of a pattern with a group that does not exist, such as !offline.
-    groups: Inventory = {name: {"hosts": []} for name in ("devices", "online", "offline")}
+    groups: Inventory = {name: {"hosts": []} for name in ("devices", "relays", "online", "offline")}
     variables: dict[str, dict[str, Any]] = {}
     for device in devices:
         if device.id in without:
@@ -35,7 +36,7 @@ def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Colle
         if device.id in variables:
             raise UsageError(f"{device.id!r} is a device of two fleets, but a host has one; choose with --fleet")
         variables[device.id] = _variables(device, domain)
-        for group in ("devices", *_groups(device)):
+        for group in ("relays" if device.relay else "devices", *_groups(device)):
             groups.setdefault(group, {"hosts": []})["hosts"].append(device.id)
     return {"_meta": {"hostvars": variables}, **groups}
 

@@ -509,6 +509,7 @@ class DeviceInfo:
         quarantined: The hold if it is in quarantine.
         drained: The hold if the operator has drained it.
         revoked: Whether the CA has revoked it.
+        relay: Whether it is the relay of a site.
     """
 
     id: str
@@ -532,6 +533,7 @@ class DeviceInfo:
     quarantined: Hold | None = None
     drained: Hold | None = None
     revoked: bool = False
+    relay: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.storage.run_registry import Registry, Sighting
-from fedpatch.shared.wire.messages import DeviceState
+from fedpatch.shared.wire.messages import SUMS_FEATURE, DeviceState
 
 _SHOWN = ("declined", "failed", "refused")
 _HEARD = ("accepted", "declined", "reported")
@@ -93,7 +93,9 @@ class DeviceCounters:
         if before is not None and not state.online:
             # A last will has no tasks, so the state that the device published before it is written first.
             self._registry.seen_devices(self._fleet, [before])
-        sighting = Sighting(device, self._unix_time(), state.online, state.version, tasks)
+        sighting = Sighting(
+            device, self._unix_time(), state.online, state.version, tasks, SUMS_FEATURE in state.features
+        )
         self._sightings[device] = self._known[device] = sighting
         if len(self._known) > self._spec.limits.max_devices:  # names can be invented
             del self._known[next(iter(self._known))]

@@ -65,13 +65,14 @@ _log = logging.getLogger("fedpatch.registry")
 
 @dataclass(frozen=True)
 class Sighting:
-    """A presence of a device, with the time of its arrival."""
+    """A presence of a device, with the time of its arrival; `relay` if it is the relay of a site."""
 
     device: str
     now: float
     online: bool
     version: str
     tasks: tuple[str, ...]
+    relay: bool = False
 
 
 class Registry(Tables):
@@ -262,7 +263,7 @@ class Registry(Tables):
         """
         runs = self.runs()
         if not runs:
-            raise UsageError(f"there are no runs in {self.path.parent} yet")
+            raise UsageError(f"there are no runs in {self.path.parent} yet; --state-dir names another directory")
         if name == LAST:
             return runs[0]
         found = [one for one in runs if one.id == name] or [one for one in runs if name and one.id.startswith(name)]
@@ -323,6 +324,7 @@ class Registry(Tables):
                 "online": int(one.online),
                 "version": one.version,
                 "tasks": json.dumps(list(one.tasks)),
+                "relay": int(one.relay),
             }
             for one in sightings
         ]
@@ -333,8 +335,10 @@ class Registry(Tables):
             changed = {
                 "last_seen": new.excluded.last_seen,
                 "online": new.excluded.online,
-                "version": case((there, new.excluded.version), else_=devices.c.version),
-                "tasks": case((there, new.excluded.tasks), else_=devices.c.tasks),
+                **{
+                    name: case((there, new.excluded[name]), else_=devices.c[name])
+                    for name in ("version", "tasks", "relay")
+                },
             }
             if rows:
                 db.execute(new.on_conflict_do_update(index_elements=["fleet", "id"], set_=changed), rows)
@@ -376,7 +380,8 @@ class Registry(Tables):
         rows = self._read(select(devices, total).select_from(joined))
         for row in sorted(rows, key=lambda row: (str(row["id"]), str(row["fleet"]))):
             held = held_back.get((row["fleet"], row["id"]), {})
-            known = {**row, "online": bool(row["online"]), "tasks": tuple(self._json(row["tasks"], list))}
+            flags = {name: bool(row[name]) for name in ("online", "relay")}
+            known = {**row, **flags, "tasks": tuple(self._json(row["tasks"], list))}
             found.append(DeviceInfo(**known, quarantined=held.get(QUARANTINED), drained=held.get(DRAINED)))
         return found
 

@@ -151,6 +151,10 @@ CREATE TABLE leaders (fleet TEXT PRIMARY KEY NOT NULL, epoch BIGINT NOT NULL, ho
 _VERSION_11 = """
 ALTER TABLE open_rounds ADD COLUMN departed TEXT NOT NULL DEFAULT '{}';
 """
+# Whether a device is the relay of a site.
+_VERSION_12 = """
+ALTER TABLE devices ADD COLUMN relay INTEGER NOT NULL DEFAULT 0;
+"""
 # Entry i migrates version i + 1 to i + 2 in one transaction, after a copy was made. A released entry is never changed.
 _MIGRATIONS: tuple[str, ...] = (
     _VERSION_2,
@@ -163,6 +167,7 @@ _MIGRATIONS: tuple[str, ...] = (
     _VERSION_9,
     _VERSION_10,
     _VERSION_11,
+    _VERSION_12,
 )
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4

@@ -82,6 +82,7 @@ devices = _table(
     _text("tasks"),
     *(_count(name, "0") for name in COUNTERS),
     _text("last_reason", ""),
+    _count("relay", "0"),
 )
 updates = _table(
     "updates",

@@ -103,6 +103,7 @@ def _check_device_row(row: Row) -> None:
     for name in COUNTERS:
         _require_count(row[name], name)
     _require(row["online"] in (0, 1), "online", row["online"])
+    _require(row.get("relay", 0) in (0, 1), "relay", row.get("relay"))  # not there before version 12
     for name in ("version", "last_reason"):
         _require_text(row[name], name)
     _require(all(isinstance(task, str) for task in _loaded(row["tasks"], list)), "tasks", row["tasks"])

@@ -64,7 +64,8 @@ def _reader_of_older(state_dir, **contents):
     """Read a registry with the tables of the version before, as a coordinator of that version would leave it."""
     with filled(state_dir, **contents):
         pass
-    change(state_dir / REGISTRY_FILE, "ALTER TABLE open_rounds DROP COLUMN departed", "PRAGMA user_version = 10")
+    later = ("ALTER TABLE open_rounds DROP COLUMN departed", "ALTER TABLE devices DROP COLUMN relay")
+    change(state_dir / REGISTRY_FILE, *later, "PRAGMA user_version = 10")
     reader = RegistryReader(state_dir, FLEET)
     return reader, reader.look(Snapshot(), 0.0)
 

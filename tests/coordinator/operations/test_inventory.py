@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_groups_of_presence_exist_without_members():
     """Ansible warns of a pattern such as !offline whose group does not exist."""
     made = inventory([_device("a")])
     assert (made["online"]["hosts"], made["offline"]["hosts"]) == (["a"], [])
+
+
+def test_relays_of_sites_are_no_devices():
+    """Their hosts are in the inventories of their sites: upgrade.yml of the hub could not reach them."""
+    made = inventory([_device("a"), replace(_device("site-7"), relay=True)])
+    assert {name: made[name]["hosts"] for name in ("devices", "relays", "online")} == {
+        "devices": ["a"],
+        "relays": ["site-7"],
+        "online": ["a", "site-7"],
+    }
 
 
 def test_inventory_has_addresses_with_a_domain_only():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.wire.messages import SUMS_FEATURE
 from tests.support.specs import gone, run_spec, there
 
 
@@ -43,6 +46,20 @@ def test_device_was_last_seen_at_its_last_message_of_a_round(bench, what, at):
     counters.count(CountEvent("pi-1", what, "unwilling" if what == "declined" else ""))
     counters.flush()
     assert seen == {"pi-1": at}
+
+
+def test_presence_of_a_relay_is_noted_as_that_of_a_relay_also_after_its_last_will(tmp_path):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        counters = DeviceCounters(registry, "lab", run_spec(), None, lambda _: None, Clock())
+        counters.note_presence("pi-1", there())
+        counters.note_presence("site-7", replace(there(), features=(SUMS_FEATURE,)))
+        counters.flush()
+        counters.note_presence("site-7", gone())
+        counters.flush()
+        assert {one.id: (one.online, one.relay) for one in registry.devices()} == {
+            "pi-1": (True, False),
+            "site-7": (False, True),
+        }
 
 
 def test_message_of_a_device_that_has_left_does_not_bring_it_back(bench):
