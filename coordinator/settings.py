@@ -197,7 +197,7 @@ class RoundSettings(Settings):
         ge=0,
         le=100_000,
         unit="devices",
-        help="Devices with series of their own; of more, the slowest.",
+        help="Devices with series of their own; of more, the worst of each question (slow, failing, offline, hot).",
     )
 
     tracker: tuple[str, ...] = setting(

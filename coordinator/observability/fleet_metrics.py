@@ -7,8 +7,9 @@ replaces immutable rows; the threads of the endpoint read the newest rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
 from typing import TypeVar
 
 from msgspec import UNSET
@@ -125,6 +126,9 @@ HOT_C = 80.0
 """Temperature from which a Raspberry Pi slows itself down."""
 
 
+_TROUBLE = {"under_voltage", "throttled", "hot"}
+
+
 @dataclass
 class _SeenVitals:
     vitals: Vitals
@@ -168,6 +172,11 @@ class VitalsMetrics:
         """Return the valid vitals of a device; None where they are missing or stale, or the device is offline."""
         seen = self._seen.get(device)
         return seen.vitals if seen is not None and self._holds(device, seen, now) else None
+
+    def in_trouble(self, device: str) -> bool:
+        """Return whether the last vitals of a device have a sign of trouble that its owner can end."""
+        seen = self._seen.get(device)
+        return seen is not None and bool(_TROUBLE & set(seen.signs))
 
     def _holds(self, device: str, seen: _SeenVitals, now: float) -> bool:
         member = self._engine.fleet.members.get(device)
@@ -251,6 +260,25 @@ def standing(member: Member, task: str, *, offender: bool = False) -> str:
     if member.barred or offender:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
+
+
+def worst_in_turn(answers: Mapping[str, Sequence[float]], most: int) -> set[str]:
+    """Choose devices by several questions: the worst of each question in turn, then those without a bad answer by name.
+
+    Args:
+        answers: By device a number for each question: the larger, the worse; 0: nothing to tell.
+        most: Greatest number of devices.
+    """
+    count = len(next(iter(answers.values()), ()))
+    ranked = [
+        sorted(
+            (device for device, of in answers.items() if of[one] > 0),
+            key=lambda device: (-answers[device][one], device),
+        )
+        for one in range(count)
+    ]
+    turns = (device for places in zip_longest(*ranked) for device in places if device is not None)
+    return set(islice(dict.fromkeys(chain(turns, sorted(answers))), most))
 
 
 class FleetMetrics:
@@ -365,9 +393,18 @@ class FleetMetrics:
         if len(members) <= self._max_devices:
             self._shown = tuple(sorted(members))
         elif self._choose_anew or len(self._shown) != self._max_devices or not members.keys() >= set(self._shown):
-            ranked = sorted(members, key=lambda device: (-self._history(device).slow_s, device))
-            self._shown = tuple(sorted(ranked[: self._max_devices]))
+            self._shown = tuple(sorted(worst_in_turn({one: self._answers(one) for one in members}, self._max_devices)))
             self._choose_anew = False
+
+    def _answers(self, device: str) -> Sequence[float]:
+        """Return a number for each question to which the series of a device are the answer: the larger, the worse; 0: nothing.
+
+        The questions: who is slow, fails, declines, comes and goes, is offline, shows a sign of trouble?
+        """
+        member, history = self._engine.fleet.members[device], self._history(device)
+        away = not member.state.online and not member.held
+        counts = (history.failures, history.declines, history.disconnects)
+        return (history.slow_s, *counts, float(away), float(self._vitals.in_trouble(device)))
 
     def _row(self, device: str, now: float) -> DeviceRow:
         member, history = self._engine.fleet.members[device], self._history(device)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.network.metered_fleet import MeteredFleet
 from fedpatch.coordinator.aggregation.limit_settings import Limits
-from fedpatch.coordinator.observability.fleet_metrics import STALE_S, standing
+from fedpatch.coordinator.observability.fleet_metrics import STALE_S, standing, worst_in_turn
 from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, PHASES, SIGNS, Metrics
 from fedpatch.coordinator.observability.round_metrics import spread
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
@@ -275,6 +275,36 @@ def test_slowest_devices_have_series(tmp_path):
     assert len(shown) == 5
     in_time = shown & took.keys()
     assert min((took[one] for one in in_time), default=1e9) >= max(took[one] for one in took.keys() - shown)
+
+
+@given(
+    answers=st.dictionaries(
+        st.text("abcdef", min_size=1, max_size=3), st.tuples(*[st.sampled_from([0.0, 1.0, 2.0])] * 3), max_size=20
+    ),
+    most=st.integers(0, 12),
+)
+def test_devices_with_series_are_the_worst_of_each_question(answers, most):
+    """Of n places each of q questions has at least n // q for its worst, unless fewer have a bad answer."""
+    chosen = worst_in_turn(answers, most)
+    assert len(chosen) == min(most, len(answers))
+    for one in range(3):
+        bad = sorted((device for device in answers if answers[device][one]), key=lambda device: -answers[device][one])
+        sure = bad[: most // 3]
+        least = min((answers[device][one] for device in sure), default=math.inf)
+        assert {device for device in bad if answers[device][one] > least} <= chosen
+        assert sum(answers[device][one] >= least for device in chosen) >= len(sure)
+
+
+def test_device_of_a_large_fleet_that_is_offline_fails_or_is_hot_has_series(tmp_path):
+    run = Metered(tmp_path, "abcdefgh", rounds=9)
+    run.metrics = Metrics()
+    run.meter = RunMetrics(run.metrics, run.engine, tmp_path, strategy="fedavg", max_devices=4)
+    run.receive("f", Failed(FailReason.TRAINING))
+    run.vitals("g", Vitals(temperature_c=91.0))
+    run.state("h", gone())
+    run.look()
+    shown = _series(run.metrics)["fedpatch_device_online"]
+    assert {"f", "g", "h"} <= shown and len(shown) == 4
 
 
 def test_max_devices_0_exports_no_device(tmp_path):

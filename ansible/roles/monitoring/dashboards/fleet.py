@@ -57,7 +57,7 @@ def _states() -> Section:
         [
             timeline(
                 "State of each device",
-                "Of all devices, or of the slowest where there are more than metrics_max_devices.",
+                "Of all devices, or of the worst of each question where there are more than metrics_max_devices.",
                 [Query(state_number(OF), "{{device}}")],
                 Look(width=16, height=12, words=WORDS, link=_LINK),
             ),
