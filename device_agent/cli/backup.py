@@ -132,7 +132,7 @@ REMAINS = (
     ("the state directory {state}, with patches and personal models", "you: delete it"),
     ("settings {config} and the file .env beside it, units and drop-ins in /etc/systemd/system", "you: delete them"),
     ("backups, and the timer of Ansible (fedpatch-agent-backup)", "you: delete them"),
-    ("the journal of the service", "you: journalctl --rotate, then --vacuum-time"),
+    ("the journal of the service", "you: sudo journalctl --rotate, then --vacuum-time"),
     ("the identity {device} at the broker, and its certificate", "the operator: fedpatch device remove {device}"),
     ("the coordinator's records of rounds, with this device's name and figures", "the operator of fleet {fleet}"),
     ("global models to which this device has contributed", "nobody can take a contribution out of them"),

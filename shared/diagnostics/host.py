@@ -138,9 +138,7 @@ def _parts(error: StateError, directory: Path) -> tuple[str, str]:
 
 def _write_remedy(error: OSError) -> str:
     if error.errno == errno.EROFS:
-        return (
-            "mount the file system for writing (a worn SD card turns read-only: dmesg), or choose another --state-dir"
-        )
+        return "mount the file system for writing (a worn SD card turns read-only: sudo dmesg), or choose another --state-dir"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some space (df -h, df -i), or choose another --state-dir"
     if error.errno in (errno.EACCES, errno.EPERM):
