@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +23,12 @@ from fedpatch.shared.wire import topics
 from tests.support.brokers import HOST, PATIENCE_S, Client, client
 from tests.support.checkups import ask, settings_for, verdicts
 from tests.support.identities import Certified
+from tests.support.paths import ROOT
 from tests.support.secured import CONFIGURATIONS, SecuredMosquitto, rules
 
 pytestmark = pytest.mark.broker
 
+END_CONNECTION = ROOT / "ansible" / "roles" / "coordinator" / "files" / "end_connection.py"
 FLEET, DEVICES = "home", ["pi-1", "pi-2"]
 # Every user may use a barrier to wait for the broker; a message on `read` shows that it has read the rules again.
 MARKS = "\npattern readwrite barrier/+\n"
@@ -97,6 +102,34 @@ def test_revoked_device_is_shut_out_and_its_state_is_gone(certificates):
             assert state not in last.topics
         broker.restart()
         assert "revoked" in gone.wait(Disconnected, lambda event: "revoked" in event.reason).reason
+
+
+@pytest.mark.medium
+def test_connection_of_a_revoked_device_ends_alone_by_a_connection_with_its_id(certificates, tmp_path):
+    """As retire.yml does it after a reload: the device cannot come back, and nobody else is disconnected."""
+    (identity := tmp_path / "identity").mkdir()
+    shutil.copy(certificates.ca_file, identity)
+    for path, name in zip(certificates.pair("coordinator"), ("client.crt", "client.key"), strict=True):
+        shutil.copy(path, identity / name)
+    with (
+        SecuredMosquitto(certificates, ALL) as broker,
+        member(broker, "coordinator") as coordinator,
+        member(broker, "pi-1") as good,
+        member(broker, "pi-2") as gone,
+    ):
+        coordinator.link.subscribe("read")
+        certificates.revoke("pi-2")
+        broker.install_certificates()
+        broker.write_acl(LEFT)
+        broker.reload()
+        _until_read(coordinator)
+        subprocess.run(
+            [sys.executable, END_CONNECTION, broker.coordinator_url, identity, "pi-2"], check=True, timeout=60
+        )
+        assert "revoked" in gone.wait(Disconnected, lambda event: "revoked" in event.reason).reason
+        for one in (good, coordinator):
+            one.settle()
+            assert not any(isinstance(event, Disconnected) for event in one.seen)
 
 
 def test_last_will_of_a_revoked_device_is_not_published(certificates):
