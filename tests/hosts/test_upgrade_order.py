@@ -1,4 +1,4 @@
-"""upgrade.yml where hosts are away or left out: nothing goes past a canary that is not there, nor past a device that has gone.
+"""upgrade.yml where hosts are away or left out: those are named, and nothing goes past a device that fails or has gone.
 
 Every host is this machine, and has the version of the wheelhouse already: each part of the playbook is played and does nothing.
 """
@@ -29,7 +29,7 @@ VERSION, WHEEL = "0.1.0", b"a wheel"
 
 
 def _fleet(folder: Path) -> dict[str, Any]:
-    """A hub and four devices; `-e away=NAME` selects the absent one."""
+    """A hub and four devices; one goes away before its batch (`-e away=NAME`), or was never there (`-e absent=NAME`)."""
     kind = f"{platform.machine()}-cp{sys.version_info.major}{sys.version_info.minor}"
     house = folder / "house"
     house.mkdir()
@@ -51,6 +51,7 @@ def _fleet(folder: Path) -> dict[str, Any]:
     given = {"fleet_wheelhouse": str(house), "fleet_program_dir": f"{folder}/{{{{ inventory_hostname }}}}"}
     # None listens at port 1, and the lab has no sudo.
     lost = "(away | default('')) == inventory_hostname and ansible_play_name is search('batch by batch')"
+    lost = f"{lost} or (absent | default('')) == inventory_hostname"
     reached = {
         "ansible_connection": f"{{{{ 'ssh' if {lost} else 'local' }}}}",
         "ansible_host": "127.0.0.1",
@@ -78,6 +79,27 @@ def test_a_device_that_is_away_since_its_batch_stops_those_after_it(tmp_path):
     assert done.returncode != 0
     assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-3"]], done.stdout + done.stderr
     assert refused(done) == {"pi-4": "pi-2 cannot be reached any more; no further host is upgraded"}
+
+
+@pytest.mark.parametrize(
+    ("absent", "upgraded"),
+    [("pi-1", [["pi-2"], ["hub"], ["pi-3", "pi-4"]]), ("pi-3", [["pi-1"], ["hub"], ["pi-2", "pi-4"]])],
+)
+def test_device_that_is_away_is_left_out_and_named(tmp_path, absent, upgraded):
+    """Another device is the canary for it, and the same command upgrades it when it is back."""
+    fleet = _fleet(tmp_path)
+    done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "-e", f"absent={absent}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(_asked(done.stdout).values()) == upgraded
+    assert f"{absent}: away, not upgraded" in done.stdout
+    again = played(tmp_path, fleet, ANSIBLE / "upgrade.yml")
+    assert sorted(host for hosts in _asked(again.stdout).values() for host in hosts) == ["hub", *DEVICES]
+
+
+def test_nothing_is_upgraded_while_the_coordinator_is_away(tmp_path):
+    done = played(tmp_path, _fleet(tmp_path), ANSIBLE / "upgrade.yml", "-e", "absent=hub")
+    assert done.returncode != 0 and _asked(done.stdout) == {}, done.stdout + done.stderr
+    assert "hub cannot be reached" in refused(done)["pi-1"]
 
 
 def test_there_is_no_upgrade_of_a_coordinator_without_a_canary(tmp_path):
