@@ -101,7 +101,7 @@ def test_restored_card_masks_no_second_update_from_a_base_and_takes_no_older_lis
     OfferedBases(card).add("ec" * 32)
     RevocationFile(card).save(b"list")
     restored(card, tmp_path / "new")
-    assert OfferedBases(tmp_path / "new").load() == {"ec" * 32}
+    assert sorted(OfferedBases(tmp_path / "new").load() or ()) == ["ec" * 32]
     assert RevocationFile(tmp_path / "new").load() == b"list"
 
 
