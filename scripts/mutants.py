@@ -44,6 +44,7 @@ TESTS = {
         "coordinator/runtime/test_masked_rounds.py",
         "coordinator/runtime/test_signed_groups.py",
     ),
+    "shared/masking": ("shared/masking", "coordinator/masking", "device_agent/masking"),
 }
 SETTINGS = """
 [tool.mutmut]

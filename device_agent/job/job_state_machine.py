@@ -405,7 +405,7 @@ class Job:
         return [StartDownload(plan.blobs)] if downloads else []
 
     def _chunk(self, chunk: Chunk, now: float) -> list[Effect]:
-        if self.state is not JobState.DOWNLOADING or self._download is None or not self._download.take(chunk, now):
+        if self._download is None or not self._download.take(chunk, now):
             return []
         return [WriteChunk(chunk), *self._train_when_complete(now)]
 

@@ -756,6 +756,12 @@ class TestTakeOver:
         assert (spool, replies([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
         assert spoken_in([offer]) == {(RUN, 2, 1)}
 
+    def test_update_is_offered_at_once_in_a_new_epoch_whatever_the_old_one_has_put_off(self):
+        job = uploading()
+        job.handle(MessageReceived(envelope_of(RetryAfter(DIGEST, 60.0))), 20.0)
+        assert job.tick(21.0) == []
+        assert Offer(update()) in replies([one for one in ask_in_epoch(job, REQUEST) if isinstance(one, SendMessage)])
+
     def test_training_continues_in_new_epoch_with_other_features_and_measurement(self):
         job = training()
         ask_in_epoch(job, replace(REQUEST, features=COORDINATOR_FEATURES, measure_independent=True))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import UNSET
 
 from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.job.job_effects import (
@@ -30,7 +31,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     VectorTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.job.job_state_machine import Job, continues
 from fedpatch.device_agent.masking.masking_round import MaskingRound, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.masking.group_context import MaskingGroup, request_digest
@@ -345,3 +346,18 @@ def test_masking_message_to_a_device_without_masks_is_ignored():
     job = Job(max_blob_bytes=10_000)
     ask(job)
     assert receive(job, Unmask(bytes(32), b"\x01")) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "known", "asked", "expected"),
+    [
+        (REQUEST, "aa" * 32, "bb" * 32, False),
+        (REQUEST, UNSET, "bb" * 32, True),
+        (MASKED, "aa" * 32, "bb" * 32, False),
+        (MASKED, UNSET, "bb" * 32, False),
+    ],
+)
+def test_newer_epoch_with_other_values_of_the_model_asks_for_other_work(request_, known, asked, expected):
+    """A coordinator that was updated names the values for the first time, but under masks the keys depend on the name."""
+    before, after = replace(request_, content=known), replace(request_, content=asked)
+    assert continues(KEY, before, replace(KEY, epoch=2), after, downloading=False) is expected

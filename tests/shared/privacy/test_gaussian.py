@@ -161,6 +161,8 @@ def test_mu_at_the_limits_of_epsilon_is_found(epsilon):
         lambda: mu_for(MAX_EPSILON * 1.01, 1e-5),
         lambda: mu_for(-1.0, 1e-5),
         lambda: epsilon_of(1.0, 1.5),
+        lambda: mu_for(1.0, 0.0),
+        lambda: mu_for(1.0, 1.0),
     ],
 )
 def test_argument_out_of_range_raises_value_error(call):
