@@ -54,9 +54,19 @@ class Doubles(Strategy):
         return replace(state, tensors={name: value * 0.5 for name, value in mean.items()})
 
 
+class Forgetful(Strategy):
+    """Returns the model without its integer."""
+
+    name, description = "forgetful", ""
+
+    def finish(self, state, mean, schema):
+        return replace(state, tensors={name: value for name, value in mean.items() if name != "n"})
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
+        (Forgetful(), r"\(n: absent, before int64"),
         (Mean(), "finish returned dict, not a ServerState"),
         (Doubles(), r"\(n: float64 .*before int64.*use \.astype"),
     ],
