@@ -279,6 +279,18 @@ class TestAgreement:
             members.group.add_codes("pi-00", codes)
         assert members.group.codes == {}
 
+    def test_codes_of_a_member_outside_the_masking_set_change_nothing(self):
+        members = Members().share(names(7))
+        assert not members.group.add_codes("pi-07", (b"x" * 32,) * 8)
+        assert members.group.codes == {}
+
+    def test_codes_after_collecting_change_nothing(self):
+        members = Members().share(names(8))
+        members.collect(names(7))
+        state = members.rounds["pi-07"].note_update("ab" * 32)
+        assert not members.group.add_codes("pi-07", state.codes)
+        assert "pi-07" not in members.group.codes
+
     def test_agreement_to_another_sum_raises(self):
         members = Members().share(names(8))
         members.collect(names(6))

@@ -538,6 +538,21 @@ def test_device_that_has_offered_nothing_is_in_no_sum():
     assert "offered no update" in refused(group.devices[0], asked)
 
 
+def test_device_that_has_offered_nothing_agrees_to_the_sum_of_the_others():
+    group = ready()
+    group.vouch(ALL - {0})
+    answer = group.devices[0].take(unmask_of(group, ALL - {0}, 0))
+    assert (type(answer.body), answer.body.reported) == (Agreement, bitmap_of(ALL - {0}, SIZE))
+
+
+def test_request_for_the_shares_of_another_sum_than_the_agreed_one_is_refused_whatever_its_codes():
+    group = ready()
+    agreed = group.agreed(ALL, 0, group.agree(ALL, ALL))
+    other = replace(agreed, reported=bitmap_of(ALL - {4}, SIZE))
+    assert "another sum than this device" in refused(group.devices[0], other)
+    assert isinstance(group.devices[0].take(agreed).body, Reveal)
+
+
 def test_code_of_the_offer_is_none_of_the_agreement():
     """Each step and each direction has a key of its own."""
     group = ready()
