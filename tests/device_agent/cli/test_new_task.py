@@ -175,7 +175,7 @@ def test_file_with_many_damaged_lines_is_refused_with_the_first_of_them(room, tm
     path = tmp_path / "device/readings.csv"
     path.write_text(path.read_text().replace("home", "Home"))
     first = next(number for number, line in enumerate(path.read_text().splitlines(), 1) if "Home" in line)
-    words = rf"readings\.csv, line {first}, column state: 'Home' is none of the classes away, home; of 250 lines"
+    words = rf"readings\.csv, line {first}, column state: 'Home' is none of the classes away, home; 'home' is spelled"
     with pytest.raises(DataError, match=words):
         room.load_data("device", tmp_path)
 
