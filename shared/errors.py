@@ -32,13 +32,11 @@ EXIT_LESS = 4
 EXIT_LED = 5
 """Exit code of a coordinator that was paused or cut off while a standby took over."""
 
-EXIT_EXHAUSTED = 6
-"""Exit code of a run that ended by a limit of its own without success: the same run, started again, ends in the same way."""
-
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
     0: ("success: a run reached its target, last round or time limit; SIGTERM stopped agent or relay", ""),
     1: (
-        "failure: a run that an error ended, unusable data or state, a failed check, `status` without agent or relay",
+        "failure: a run that failed or had no successful round, unusable data or state, a failed check, `status` without "
+        "agent or relay",
         "apply the remedy, repeat",
     ),
     2: ("wrong option, name or configuration", "correct it, repeat"),
@@ -50,10 +48,6 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     EXIT_LED: (
         "another coordinator took over while this one was paused or disconnected",
         "start it again; with `standby` it waits, without it end the other coordinator first",
-    ),
-    EXIT_EXHAUSTED: (
-        "a run that failed after `max_failed_rounds` or `wait_s`, or that had no successful round",
-        "find the cause with `fedpatch show last`; a service is not restarted by itself",
     ),
     130: (
         "Ctrl-C, for runs and simulations also SIGTERM; a run and a simulation with `--out` are saved",

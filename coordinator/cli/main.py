@@ -38,7 +38,7 @@ from fedpatch.shared.app.signals import EXIT_INTERRUPTED, exit_code_of, forward_
 from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.config.secrets import pop_password
-from fedpatch.shared.errors import EXIT_EXHAUSTED, BrokerError, UsageError
+from fedpatch.shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.api.client import Client
@@ -480,6 +480,4 @@ def _print_end(summary: RunSummary, as_json: bool) -> int:
         typer.echo(summary.to_json())
     else:
         print_summary(summary)
-    if summary.exhausted or (summary.in_vain and summary.stopped_because not in _EXIT_CODES):
-        return EXIT_EXHAUSTED
-    return _EXIT_CODES.get(summary.stopped_because, 0)
+    return _EXIT_CODES.get(summary.stopped_because, 1 if summary.in_vain else 0)

@@ -360,7 +360,6 @@ class RunSummary:
         model: Path or URL of the exported global model; "" if there is none.
         rounds: The records of its rounds.
         private: The patch policy, for `loss_warning`; "" if it is not known.
-        exhausted: True if the run failed by a limit of its own (`max_failed_rounds`, `wait_s`), not by an error.
 
     Example:
         >>> from fedpatch import RunSummary
@@ -374,7 +373,6 @@ class RunSummary:
     model: str
     rounds: Sequence[RoundRecord]
     private: str = ""
-    exhausted: bool = False
 
     def __repr__(self) -> str:
         """Return the result in a line: the records of hundreds of rounds would fill a notebook."""

@@ -520,7 +520,7 @@ def _play(
     spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
 ) -> RunSummary:
     """Run the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
-    stopped, model, exhausted = Stopped.FAILED, "", False
+    stopped, model = Stopped.FAILED, ""
     guard = _guard(settings, spec.run, registry)
     blobs = _places(settings, spec.run, connection, guard).own()
     opening: _Opening | None = None
@@ -541,7 +541,7 @@ def _play(
         view.say(f"the run cannot go on: {error}")
         model = _export(blobs, prepared, view)
     else:
-        model, exhausted = _export(blobs, prepared, view), stopped is Stopped.FAILED
+        model = _export(blobs, prepared, view)
     connection.must_lead()
     records = registry.rounds.records(spec.run)
     user_accuracy = last_user_accuracy(records)
@@ -551,7 +551,7 @@ def _play(
         raise
     except StateError as error:  # the run stays unfinished, as after a power cut
         view.say(str(error))
-    return RunSummary(spec.run, stopped.value, user_accuracy, model, records, spec.private, exhausted)
+    return RunSummary(spec.run, stopped.value, user_accuracy, model, records, spec.private)
 
 
 @dataclass(frozen=True)

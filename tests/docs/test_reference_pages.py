@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedpatch.shared.config.fields import settings_of
-from fedpatch.shared.errors import EXIT_CODES, EXIT_EXHAUSTED, EXIT_LESS, FedpatchError
+from fedpatch.shared.errors import EXIT_CODES, EXIT_LESS, FedpatchError
 from scripts.reference import configuration
 from scripts.reference.__main__ import FOLDER, PAGES
 from scripts.reference.markdown import render
@@ -32,7 +32,7 @@ def test_every_setting_has_an_item_and_sections_name_those_of_other_commands():
 def test_every_exit_code_of_an_error_has_a_meaning():
     errors: list[type[FedpatchError]] = [FedpatchError, *FedpatchError.__subclasses__()]
     codes = {error.exit_code for error in errors}
-    assert set(EXIT_CODES) == codes | {0, EXIT_EXHAUSTED, EXIT_LESS, 130}
+    assert set(EXIT_CODES) == codes | {0, EXIT_LESS, 130}
 
 
 def test_a_part_without_a_placeholder_is_refused():

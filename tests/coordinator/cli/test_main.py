@@ -17,7 +17,6 @@ import pytest
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.strategies import STRATEGIES
-from fedpatch.shared.errors import EXIT_EXHAUSTED, UsageError
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.programs import Ended, install
 
@@ -206,21 +205,6 @@ def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, 
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (code, summary.to_json() + "\n")
     assert ("fedpatch resume a-run" in ended.err) is (code != 0)
-
-
-@pytest.mark.parametrize(
-    ("because", "rounds", "exhausted"), [("failed", ROUNDS, True), ("max_rounds", (), False), ("deadline", (), False)]
-)
-def test_run_that_its_own_limits_ended_without_success_has_an_exit_code_of_its_own(
-    fedpatch, tmp_path, monkeypatch, because, rounds, exhausted
-):
-    """Its service must not start it again; a run that an error ended may be started again."""
-    summary = RunSummary("a-run", because, None, "", rounds, exhausted=exhausted)
-    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
-    ended = fedpatch("run", "--json", "--state-dir", tmp_path)
-    unit = fedpatch("unit").out
-    assert ended.code == EXIT_EXHAUSTED
-    assert f"RestartPreventExitStatus={UsageError.exit_code} {EXIT_EXHAUSTED}\n" in unit
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
