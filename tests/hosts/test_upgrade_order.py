@@ -106,7 +106,10 @@ def test_there_is_no_upgrade_of_a_coordinator_without_a_canary(tmp_path):
     """A name that no inventory has, or a first device that --limit leaves out; another may take its place."""
     fleet = _fleet(tmp_path)
     for options, words in (
-        (["-e", "upgrade_canary=pi1"], "there is no canary: pi1 is not in the inventory, is away, or is left out by --limit"),
+        (
+            ["-e", "upgrade_canary=pi1"],
+            "there is no canary: pi1 is not in the inventory, is away, or is left out by --limit",
+        ),
         (["--limit", "!pi-1"], "or is left out by --limit; name a device, e.g. -e upgrade_canary=pi-2"),
     ):
         done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *options)

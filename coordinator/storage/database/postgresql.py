@@ -58,7 +58,7 @@ _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has 
 _UNDONE_TIMES = 5
 _CONNECTIONS = "end other clients of the server, or raise its max_connections"
 _DAMAGED = "the server's files are damaged: see its log, and restore a backup"
-_PASSWORD = "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD"
+_LOGIN = "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD"
 _REMEDIES = {
     "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
     "25006": "it was opened to read, or the server is a standby",
@@ -73,8 +73,8 @@ _REMEDIES = {
 }
 # psycopg gives no code for a connection that the server refuses, only its words: patterns of these.
 _REFUSALS = {
-    "password authentication failed": _PASSWORD,
-    "no password supplied": _PASSWORD,
+    "password authentication failed": _LOGIN,
+    "no password supplied": _LOGIN,
     r"no pg_hba\.conf entry": "let this user and this address in with a line in the server's pg_hba.conf",
     "too many connections": _CONNECTIONS,
     "too many clients": _CONNECTIONS,
@@ -90,6 +90,7 @@ _REFUSALS = {
     r'database ".*" does not exist': "make the database (createdb NAME), or correct its name in the URL",
     "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
     "No such file": "start the server, or correct the folder of its socket in the URL",
+    "terminating connection|closed the connection": "start the server; its log has the reason",
     "timeout": "check the network and firewalls between this machine and the server",
 }
 UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"

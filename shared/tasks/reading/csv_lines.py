@@ -17,6 +17,7 @@ from fedpatch.shared.tasks.reading.readings_table import DamagedRow
 
 LONGEST_LINE = 2**20
 """Bytes of the longest line; a longer one is damaged."""
+_PIECE_BYTES = 2**16
 
 _MARK = b"\xef\xbb\xbf"
 _FOREIGN = {
@@ -53,7 +54,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
             if not whole:
                 if begins and (len(piece) < LONGEST_LINE - 3 or (number == 1 and b"\r" in piece)):
                     # line ends of old systems, or the unfinished end of the file
-                    yield from _old_lines(chain([piece], iter(partial(stream.read, LONGEST_LINE), b"")), number)
+                    yield from _old_lines(chain([piece], iter(partial(stream.read, _PIECE_BYTES), b"")), number)
                     return
                 elif begins:
                     yield number, None

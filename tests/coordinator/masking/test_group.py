@@ -288,6 +288,7 @@ class TestAgreement:
         members = Members().share(names(8))
         members.collect(names(7))
         state = members.rounds["pi-07"].note_update("ab" * 32)
+        assert state is not None
         assert not members.group.add_codes("pi-07", state.codes)
         assert "pi-07" not in members.group.codes
 
