@@ -51,7 +51,13 @@ from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.standby_link import StandbyLink
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
+from fedpatch.coordinator.storage.checkpoint import (
+    drop_round,
+    export_model,
+    kept_rounds,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.coordinator.storage.database.opening import choose_database, exists
 from fedpatch.coordinator.storage.database.transactions import in_use
@@ -546,12 +552,20 @@ def _play(
     records = registry.rounds.records(spec.run)
     user_accuracy = last_user_accuracy(records)
     try:
+        _drop_unused_updates(blobs, stopped)
         registry.finish_run(spec.run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
     except StateDirectoryLost:
         raise
     except StateError as error:  # the run stays unfinished, as after a power cut
         view.say(str(error))
     return RunSummary(spec.run, stopped.value, user_accuracy, model, records, spec.private)
+
+
+def _drop_unused_updates(blobs: BlobStore, stopped: Stopped) -> None:
+    """Delete updates that no round used: a coordinator that was killed as it saved the last round has left them."""
+    if stopped not in (Stopped.INTERRUPTED, Stopped.FAILED):
+        for number in kept_rounds(blobs):
+            drop_round(blobs, number)
 
 
 @dataclass(frozen=True)

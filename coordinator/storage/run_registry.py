@@ -201,6 +201,8 @@ class Registry(Tables):
     def finish_run(self, run: str, *, stopped_because: str, user_accuracy: float | None, model: str | None) -> None:
         """Write the end of a run; its status follows from `stopped_because`.
 
+        A finished run has no open work. A coordinator that was killed as it saved the last round may have left carried work.
+
         Args:
             run: Name of the run.
             stopped_because: See run_records.RunSummary.
@@ -209,6 +211,8 @@ class Registry(Tables):
         """
         status = stopped_because if stopped_because in ("interrupted", "failed") else "finished"
         why = str(stopped_because)
+        if status == "finished":
+            self._change(lambda db: _forget_open_round(db, run))
         self._change_run(run, status=status, stopped_because=why, user_accuracy=user_accuracy, model=model)
         self._db.keep()
         self._note_run(run)

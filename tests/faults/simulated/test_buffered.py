@@ -19,6 +19,12 @@ def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(seeds):
         play(draw_buffered(seed))
 
 
+@pytest.mark.medium
+def test_coordinator_killed_as_it_saves_the_last_round_leaves_no_carried_work():
+    world = play(draw_buffered(72))
+    assert any("the run is complete" in line for line in world.log)
+
+
 def test_versions_take_updates_of_older_models():
     world = play(Schedule(5, buffered(), chunk_bytes=1000))
     assert any(world.oracle.staleness)
