@@ -229,6 +229,7 @@ class Oracle:
             before = self.committed[key].setdefault(update.device, update.digest)
             assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
             self._ever.add((update.device, update.digest))
+        for update in updates:  # one commit: a fault that the first note sets off comes after all of them
             self._world.note(f"round {update.round}: the update of {update.device} is in the registry")
 
     @property
