@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from tests.faults.simulated.schedules import Failed, draw, play
+from tests.faults.simulated.schedules import DRAWS, Failed, play
 from tests.faults.simulated.world import World
 
 
 def main(
     seed: Annotated[int, typer.Option(help="Of the schedule, or of the first one.")] = 0,
+    kind: Annotated[str, typer.Option(help=f"Of the schedule: {', '.join(DRAWS)}.")] = "plain",
     count: Annotated[int, typer.Option(help="How many; the log is printed for a single one only.")] = 1,
 ) -> None:
     """Exit code 1 where a schedule fails."""
@@ -23,7 +24,7 @@ def main(
         worlds: list[World] = []
         began = time.perf_counter()
         try:
-            play(draw(number), worlds.append)
+            play(DRAWS[kind](number), worlds.append)
             words = "holds"
         except Failed as error:
             failed += 1

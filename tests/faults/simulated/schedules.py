@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -67,9 +67,13 @@ def play(schedule: Schedule, watch: Callable[[World], None] = lambda world: None
                 judge(world)
             except (Exception, Broken) as error:
                 end = "\n".join(world.log[-60:])
-                again = f"python -m tests.faults.simulated --seed {schedule.seed}"
+                again = f"python -m tests.faults.simulated --kind {_kind(schedule.settings)} --seed {schedule.seed}"
                 raise Failed(f"{error}\nto play it again: {again}\n{end}") from error
     return world
+
+
+def _kind(given: RunSettings) -> str:
+    return "masked" if given.masked else "buffered" if given.late == "carry" else "plain"
 
 
 def _strike(world: World, fault: Fault) -> None:
@@ -199,6 +203,10 @@ def draw(seed: int) -> Schedule:
     for _ in range(rng.randint(2, 8)):
         schedule.at(rng.uniform(1.0, _HORIZON_S), _draw_fault(rng, names, given.deadline_s or 0.0))
     return schedule
+
+
+DRAWS: Mapping[str, Callable[[int], Schedule]] = {"plain": draw, "masked": draw_masked, "buffered": draw_buffered}
+"""How a schedule of each kind is drawn from a seed."""
 
 
 def _draw_fault(rng: random.Random, names: list[str], deadline_s: float) -> Fault:
