@@ -126,7 +126,7 @@ def _in_ci(play: Callable[[History], int]) -> Any:
     return pytest.param(play, id=play.__name__, marks=pytest.mark.medium if play in IN_CI else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("play", map(_in_ci, HISTORIES))
+@pytest.mark.parametrize("play", [_in_ci(one) for one in HISTORIES])
 def test_honest_history_of_a_masked_run_meets_no_used_base(tmp_path, prepared, clock, play):
     directory = tmp_path / "state"
     directory.mkdir()
