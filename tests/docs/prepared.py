@@ -114,7 +114,7 @@ export FEDPATCH_BROKER=mqtts://broker.local
 fedpatch-agent run --broker mqtts://broker.local --task two_moons_task:TASK --data sensor:3 --state-dir moons
 """,
     "docs/how-to/own-strategy.md": r"""
-sed -n '/^```python/,/^```$/p' $READER_ROOT/docs/how-to/own-strategy.md | sed '1d;$d' > half_step.py
+awk '/^```python/ {inside = !seen++; next} /^```/ {inside = 0} inside' $READER_ROOT/docs/how-to/own-strategy.md > half_step.py
 """,
     "docs/how-to/brokers.md": f"""{HOUSE.replace("allow_anonymous true", "password_file /etc/mosquitto/passwd")}
 export READER_RUNS=later
@@ -153,7 +153,7 @@ BETWEEN = {
     "--broker-name broker.local --broker-name localhost\nfedpatch device add pi-1 --broker mqtts://broker.local "
     "--out pi-1.bundle\n",
     ("broker_config/README.md", "sudo install -d"): "cp -r fedpatch-state/ca/. carried && cd carried\n"
-    "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf $READER_ROOT/broker_config/set-aside-database.sh .\n",
+    "cp ../fedpatch.acl $READER_ROOT/broker_config/{mosquitto,mosquitto-limits}.conf $READER_ROOT/broker_config/*.sh .\n",
     ("broker_config/README.md", "fedpatch doctor"): PAGE,
     ("docs/how-to/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
     ("docs/how-to/brokers.md", "fedpatch-agent run"): "(umask 077; echo word > pi-1.password)\n",
