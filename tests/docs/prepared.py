@@ -109,7 +109,7 @@ BEFORE = {
     "CONTRIBUTING.md": PROJECT,
     "benchmarks/README.md": PROJECT,
     "broker_config/README.md": PROJECT,
-    "docs/how-to/bring-your-task.md": f"""{HOUSE}
+    "docs/how-to/bring-your-task.md": f"""{HOUSE}{USER}
 export FEDPATCH_BROKER=mqtts://broker.local
 fedpatch-agent run --broker mqtts://broker.local --task two_moons_task:TASK --data sensor:3 --state-dir moons
 """,
@@ -136,6 +136,7 @@ mkdir -p /var/lib/prometheus/node-exporter
     "docs/explanation/performance.md": PROJECT,
     "docs/how-to/personal-model.md": USER,
     "docs/explanation/results.md": PROJECT,
+    "docs/explanation/scale.md": PROJECT,
     "docs/tutorials/ten-pis.md": "git clone ... fedpatch && cd fedpatch\n",
     "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
     "docs/how-to/your-device.md": f"""{HOUSE}

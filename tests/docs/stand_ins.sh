@@ -175,11 +175,14 @@ END
     sudo)
         [ "$1" != -n ] || shift
         [ "$1" != -u ] || { elsewhere id "$2" > /dev/null; shift 2; }
-        exec "$@" ;;
+        exec /usr/bin/env "$@" ;;
     ssh)
         while [[ $1 == -* ]]; do shift; done
         elsewhere getent hosts "${1#*@}" > /dev/null || refuse "no such host: $1"
-        shift; exec bash -c "$*" ;;
+        # The commands of such a host know its settings and its state directory.
+        shift; cd "$READER_HOME/page"
+        export FEDPATCH_AGENT_DATA=shard:0/10 FEDPATCH_AGENT_BROKER=mqtts://broker.local
+        exec bash -c "$*" ;;
     git)
         case "$*" in
             "clone ... "*)
