@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from fedpatch.device_agent.cli.state_dir import place_of
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.status_file import STATUS_NAME, host_as_device_id
+from fedpatch.device_agent.state.status_file import host_as_device_id, status_entry
 from fedpatch.shared.app.command import command
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import UsageError
@@ -41,11 +40,8 @@ def _first_line(path: Path) -> str:
 
 
 def _device_of(place: Path) -> str:
-    """Return the name of the device whose agent has a state directory; that of this host if none has run there yet."""
-    try:
-        return str(json.loads((place / STATUS_NAME).read_bytes())["device_id"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return host_as_device_id()
+    """Return the name of the device whose agent has a state directory; the host's name if none has run there yet."""
+    return str(status_entry(place, "device_id") or host_as_device_id())
 
 
 def _add_backup(app: typer.Typer) -> None:

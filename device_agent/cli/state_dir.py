@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.status_file import STATUS_NAME
+from fedpatch.device_agent.state.status_file import status_entry
 from fedpatch.shared.app.command import add_options, option
 from fedpatch.shared.config.toml_edit import parse_toml
 from fedpatch.shared.errors import ConfigError
@@ -74,8 +73,7 @@ def settings_file(flags: Mapping[str, object | None], environ: Mapping[str, str]
     if not named:
         return None
     try:
-        status = json.loads((Path(str(named)).expanduser() / STATUS_NAME).read_bytes())
-        file = Path(status["settings"]["file"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        file = Path(status_entry(Path(str(named)).expanduser(), "settings")["file"])
+    except (KeyError, TypeError):
         return None
     return file if file.is_absolute() and os.access(file, os.R_OK) else None

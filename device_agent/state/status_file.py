@@ -63,21 +63,23 @@ def lock_state_dir(directory: Path) -> FileLock:
     return lock
 
 
+def status_entry(directory: Path, name: str) -> Any:
+    """Return an entry of the status of the last agent that wrote here; None if it or the file is missing or damaged."""
+    try:
+        return json.loads((directory / STATUS_NAME).read_bytes())[name]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+
+
 def former_boots(directory: Path) -> tuple[str, ...]:
     """Return the nonces of earlier starts in this state directory, the latest last; none if the file is missing or damaged."""
-    try:
-        boots = json.loads((directory / STATUS_NAME).read_bytes())["boots"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return ()
+    boots = status_entry(directory, "boots")
     return tuple(boot for boot in boots if isinstance(boot, str)) if isinstance(boots, list) else ()
 
 
 def status_pid(directory: Path) -> int | None:
     """Return the process id in the status of the last agent that wrote here; None if the file is missing or damaged."""
-    try:
-        pid = json.loads((directory / STATUS_NAME).read_bytes())["pid"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return None
+    pid = status_entry(directory, "pid")
     return pid if isinstance(pid, int) else None
 
 
