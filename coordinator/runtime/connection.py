@@ -308,8 +308,8 @@ class Connection:
 
     def _take(self, event: LinkEvent) -> None:
         """Answer other coordinators, and put all other events into the queue. Called in the link's thread."""
-        if isinstance(event, Received) and any(
-            counts.note(event.topic, event.payload) for counts in (self.drops, self.refusals)
+        if isinstance(event, Received) and (
+            self.drops.note(event.topic, event.payload) or self.refusals.note(event.topic, event.payload)
         ):
             return
         if isinstance(event, Received) and event.topic == self._presence:

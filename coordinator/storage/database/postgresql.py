@@ -58,7 +58,6 @@ _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has 
 _UNDONE_TIMES = 5
 _CONNECTIONS = "end other clients of the server, or raise its max_connections"
 _DAMAGED = "the server's files are damaged: see its log, and restore a backup"
-_LOGIN = "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD"
 _REMEDIES = {
     "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
     "25006": "it was opened to read, or the server is a standby",
@@ -73,19 +72,14 @@ _REMEDIES = {
 }
 # psycopg gives no code for a connection that the server refuses, only its words: patterns of these.
 _REFUSALS = {
-    "password authentication failed": _LOGIN,
-    "no password supplied": _LOGIN,
+    "password authentication failed|no password supplied": "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD",
     r"no pg_hba\.conf entry": "let this user and this address in with a line in the server's pg_hba.conf",
-    "too many connections": _CONNECTIONS,
-    "too many clients": _CONNECTIONS,
-    "connection slots": _CONNECTIONS,
+    "too many connections|too many clients|connection slots": _CONNECTIONS,
     "database system is": "it is starting, stopping or recovering: repeat in a moment, and see the server's log",
-    "certificate verify failed": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
-    "root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
+    "certificate verify failed|root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
     "does not match host name": "use a host name of the server's certificate in the URL",
     "server does not support SSL": "turn TLS on in the server (ssl = on); sslmode in the URL requires it",
-    "resolve host": "correct the host name in the URL, or its DNS entry",
-    "translate host": "correct the host name in the URL, or its DNS entry",
+    "resolve host|translate host": "correct the host name in the URL, or its DNS entry",
     r'role ".*" does not exist': "make the user (createuser NAME), or correct the user name in the URL",
     r'database ".*" does not exist': "make the database (createdb NAME), or correct its name in the URL",
     "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
