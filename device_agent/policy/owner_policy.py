@@ -321,7 +321,7 @@ FRESH_S = 1.0
 NOTE_BYTES = 4 * 2**20
 """Traffic after which the usage of the current work is noted: a device that loses its power forgets less than that."""
 NOTE_IDLE_BYTES = 64 * 2**10
-"""That traffic without work: its few messages must not write to the memory card each time."""
+"""The bound of traffic without work: its few messages must not write to the memory card each time."""
 NOTE_TRAINING_S = 300.0
 """Seconds of training after which they are noted. At most this much of a training before midnight counts on the next day."""
 

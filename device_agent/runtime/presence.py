@@ -188,7 +188,7 @@ class Presence:
 
     @property
     def has_twin(self) -> bool:
-        """Whether another agent uses this device's id now, such as the old card of a restored one."""
+        """True if another agent uses this device's id now, such as the old card of a restored one."""
         return self._detector.detected
 
     def suspect(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator that lies learns of one device, with real agents, a broker that it reads, and colluding members.
+"""Attacks of a lying coordinator on one device, with real agents, a broker that it reads, and colluding members.
 
 Each test plays a row of the table in docs/explanation/threat-model.md. The adversary has the whole transcript, the reveals and
 the colluders' secrets; tests.attacks.learned computes every sum that these open. A true vector is read from the disk of its

@@ -1,4 +1,4 @@
-"""What a coordinator that lies over several rounds still learns of one device: the rows of the threat model that remain.
+"""Attacks over several rounds by which a lying coordinator still learns of a device: the rows of the threat model that remain.
 
 Nine real agents, no colluder. Each test measures the correlation of the victim's true update with the closest vector that the
 adversary computes; docs/explanation/threat-model.md has the figures. A figure above its bound here is a new risk.
