@@ -8,7 +8,14 @@ database=${1:-/var/lib/mosquitto}/mosquitto.db
 [ -e "$database" ] || exit 0
 trial=$(mktemp -d)
 broker=
-trap '[ -z "$broker" ] || kill "$broker" 2>/dev/null || :; rm -rf "$trial"' EXIT
+clean_up() {
+    if [ -n "$broker" ]; then
+        kill "$broker" 2> /dev/null || :
+        wait "$broker" || : # it saves its database as it ends: into a folder that is being removed, otherwise
+    fi
+    rm -rf "$trial"
+}
+trap clean_up EXIT
 chmod 0755 "$trial"
 cp "$database" "$trial/mosquitto.db"
 chmod 0644 "$trial/mosquitto.db"

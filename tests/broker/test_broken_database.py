@@ -23,9 +23,9 @@ _BROKEN = {
 }
 
 
-def _fail(folder: Path, result: str = "exit-code") -> subprocess.CompletedProcess[str]:
-    """Run the script as systemd does after mosquitto has ended with `result`."""
-    environment = {**os.environ, "SERVICE_RESULT": result}
+def _fail(folder: Path, result: str = "exit-code", **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script as systemd does after mosquitto has ended with `result`, with `more` in its environment."""
+    environment = {**os.environ, "SERVICE_RESULT": result, **more}
     return subprocess.run(
         ["sh", SCRIPT, folder], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
@@ -50,6 +50,25 @@ def test_whole_database_stays_after_a_failure_with_another_cause(tmp_path: Path)
     database.write_bytes(_WHOLE)
     done = _fail(tmp_path)
     assert (done.returncode, done.stderr, database.read_bytes()) == (0, "", _WHOLE)
+
+
+_SLOW_BROKER = """#!/bin/sh
+trial=$(dirname "$2")
+trap 'sleep 0.3; [ -d "$trial" ] && touch "$TMPDIR/saved"; exit 0' TERM
+echo "Opening unix listen socket"
+while :; do sleep 0.05; done
+"""
+
+
+def test_trial_is_removed_after_its_broker_has_saved_the_database(tmp_path: Path):
+    programs, trials = tmp_path / "bin", tmp_path / "trials"
+    programs.mkdir()
+    trials.mkdir()
+    (programs / "mosquitto").write_text(_SLOW_BROKER)
+    (programs / "mosquitto").chmod(0o755)
+    (tmp_path / "mosquitto.db").write_bytes(_WHOLE)
+    done = _fail(tmp_path, PATH=f"{programs}:{os.environ['PATH']}", TMPDIR=str(trials))
+    assert (done.returncode, done.stderr, list(trials.iterdir())) == (0, "", [trials / "saved"])
 
 
 def test_nothing_is_done_after_a_success_or_without_a_database(tmp_path: Path):
