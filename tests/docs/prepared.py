@@ -26,6 +26,7 @@ LEFT_TO_THE_READER = (
     (r"\bdrain pi-03\b", "drain pi-7"),
     (r"--vault-password-file FILE\b", "--vault-password-file $READER_BIN/vault-word"),
     (r"--to 11\b", "--to 1"),
+    (r"--serve 127.0.0.1:9464\b", "--serve 127.0.0.1:9465"),  # the waiting run of KITCHEN has the usual port
     (r"\bin HUB pi-", "in hub.local pi-"),
     (r"--host pi-1\b", "--host pi-7"),
     (r"\bAPPLICATION_USER\b", "nobody"),
@@ -86,6 +87,10 @@ USER = "id fedpatch > /dev/null 2>&1 || useradd --system fedpatch\n"
 DEVICE = "fedpatch-agent run --broker mqtts://broker.local --data shard:0/2 --device-id pi-9 --state-dir pi-9\n"
 # A run of another fleet that waits for its devices, and may be watched.
 KITCHEN = "READER_RUNS=on fedpatch run --broker mqtts://broker.local --fleet kitchen --state-dir kitchen\n"
+END_AGENT = r"""
+agent=$(sed -n 's/.*"pid": \([0-9]*\).*/\1/p' fedpatch-agent-state/status.json)
+while kill $agent 2> /dev/null; do sleep 0.1; done
+"""
 INSTALLED = """
 fedpatch broker acl --ca-dir fedpatch-state/ca > fedpatch.acl
 install -d /etc/mosquitto/fedpatch
@@ -165,6 +170,10 @@ BETWEEN = {
     ): "export READER_ROUNDS=2\nfedpatch devices drain pi-7 --reason away > /dev/null\n",
     ("docs/reference/cli.md", "fedpatch watch --broker"): KITCHEN,
     ("docs/reference/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
+    ("docs/reference/cli.md", "fedpatch-agent backup"): "(umask 077; echo word > passphrase)\n"
+    "echo 'broker = \"mqtts://broker.local\"' > bus.toml\n",
+    ("docs/reference/cli.md", "fedpatch-agent restore"): f"{END_AGENT}rm -r fedpatch-agent-state\n",
+    ("docs/reference/cli.md", "fedpatch-agent patches"): "rm -rf fedpatch-agent-state; cp -a ../pi-7 fedpatch-agent-state\n",
     ("docs/reference/cli.md", "fedpatch simulate paper"): PROJECT,
     ("docs/reference/cli.md", "fedpatch simulate fleet"): PAGE,
     ("docs/how-to/fleet.md", ".venv/bin/ansible-vault create"): VAULT,

@@ -75,6 +75,7 @@ fedpatch() {
         "watch "*--once* ) ours fedpatch "$@" ;;
         "watch "* | watch) watching "$@" ;;
         "console "*) stopped console.log "console: http" fedpatch "$@" ;;
+        "metrics "*--serve*) stopped metrics.log "last metrics of run" fedpatch "$@" ;;
         "broker --port "*) serving broker.log "$3" ours fedpatch "$@" ;;
         *) ours fedpatch "$@" ;;
     esac
