@@ -173,7 +173,10 @@ BETWEEN = {
     ("docs/reference/cli.md", "fedpatch-agent backup"): "(umask 077; echo word > passphrase)\n"
     "echo 'broker = \"mqtts://broker.local\"' > bus.toml\n",
     ("docs/reference/cli.md", "fedpatch-agent restore"): f"{END_AGENT}rm -r fedpatch-agent-state\n",
-    ("docs/reference/cli.md", "fedpatch-agent patches"): "rm -rf fedpatch-agent-state; cp -a ../pi-7 fedpatch-agent-state\n",
+    (
+        "docs/reference/cli.md",
+        "fedpatch-agent patches",
+    ): "rm -rf fedpatch-agent-state; cp -a ../pi-7 fedpatch-agent-state\n",
     ("docs/reference/cli.md", "fedpatch simulate paper"): PROJECT,
     ("docs/reference/cli.md", "fedpatch simulate fleet"): PAGE,
     ("docs/how-to/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
