@@ -66,6 +66,7 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.console.beside import need_extra
 
         need_extra()
+        from fedpatch.coordinator.cli.watch import broker_settings
         from fedpatch.coordinator.console.feed import Feed, RegistryReader
         from fedpatch.coordinator.console.server import ready_line, serve
         from fedpatch.coordinator.console.sources import from_broker, from_stdin
@@ -74,7 +75,7 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.storage.database.opening import exists
         from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
         from fedpatch.shared.config.listen_address import parse_address
-        from fedpatch.shared.config.secrets import drop_secrets
+        from fedpatch.shared.config.secrets import pop_password
 
         terms = ConsoleTerms(
             listen=parse_address(listen),
@@ -88,10 +89,9 @@ def add_console(app: typer.Typer) -> None:
         )
         terms.check()
         place = state_dir_to_read(state_dir)
-        settings = None
-        if not status_on_stdin and given["broker"] != _NO_BROKER:
-            settings = _broker_of(given, place, begin)
-        drop_secrets(os.environ)  # a run that is begun reads its password by its own settings
+        watches = not status_on_stdin and given["broker"] != _NO_BROKER
+        password = pop_password(os.environ)  # a run that is begun reads its password by its own settings
+        settings = _broker_of(given, place, begin, password) if watches else None
 
         def ready(url: str, token_file: Path | None) -> None:
             os.nice(_NICENESS)
@@ -111,6 +111,9 @@ def add_console(app: typer.Typer) -> None:
             follower = StatusFollower(fleet or "", where, time.monotonic()) if watched else None
             return Feed(RegistryReader(place, fleet), follower, streams.publish_from_thread)
 
+        def newest() -> BrokerSettings | None:
+            return broker_settings({**given, "fleet": fleet}, place, password) if given["broker"] is None else settings
+
         @contextmanager
         def around(feed: Feed, stop: Callable[[], None]) -> Iterator[None]:
             def tell(number: int) -> None:
@@ -119,8 +122,8 @@ def add_console(app: typer.Typer) -> None:
 
             with ExitStack() as stack:
                 stack.enter_context(forward_signals(tell))
-                if settings is not None:
-                    stack.enter_context(from_broker(settings, feed))
+                if watches:
+                    stack.enter_context(from_broker(settings, feed, newest))
                 elif status_on_stdin:
                     stack.enter_context(from_stdin(fleet or "", feed, stop))
                 yield
@@ -129,17 +132,18 @@ def add_console(app: typer.Typer) -> None:
         raise typer.Exit(exit_code_of(ended[0]) if ended else 0)
 
 
-def _broker_of(given: dict[str, Any], place: Path, begin: list[Path] | None) -> BrokerSettings | None:
+def _broker_of(
+    given: dict[str, Any], place: Path, begin: list[Path] | None, password: str | None
+) -> BrokerSettings | None:
     """Return the connection to the broker; None where there is no broker, no run and no file of settings."""
-    from fedpatch.coordinator.cli.watch import broker_settings
+    from fedpatch.coordinator.cli.watch import broker_settings, say_on_stderr
     from fedpatch.coordinator.settings import RunSettings
     from fedpatch.shared.config.load import load
-    from fedpatch.shared.config.secrets import drop_secrets
 
     try:
-        return broker_settings(given, place)
+        return broker_settings(given, place, password, say_on_stderr)
     except UsageError:
         if given["broker"] is not None:
             raise
-        drop_secrets(os.environ)  # the file names the password of its own user
+        # The file names the password of its own user.
         return load(RunSettings, file=begin[0], environ=os.environ, flags={}) if begin else None

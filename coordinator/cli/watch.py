@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,9 +43,16 @@ def add_watch(app: typer.Typer) -> None:
         receives nothing.
         """
         from fedpatch.coordinator.operations.watch import watch
+        from fedpatch.shared.config.secrets import pop_password
 
         with interruptible():
-            watch(broker_settings(given, state_dir), once=once, as_json=as_json)
+            password = pop_password(os.environ)
+            watch(broker_settings(given, state_dir, password, say_on_stderr), once=once, as_json=as_json)
+
+
+def say_on_stderr(line: str) -> None:
+    """Print a line beside the results."""
+    typer.echo(line, err=True)
 
 
 def _fleet_here(state_dir: Path | None) -> str:
@@ -68,15 +75,25 @@ def _fleet_of(cert_file: Path | None) -> str:
     return own.holder.fleet if own is not None and own.holder is not None else ""
 
 
-def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
+def broker_settings(
+    given: Mapping[str, Any],
+    state_dir: Path | None,
+    password: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> BrokerSettings:
     """Return the given settings; if they name no broker, take the missing ones from the newest run on this machine.
 
     If they name a broker and no fleet, the fleet is that of the certificate, else that of the newest run.
+
+    Args:
+        given: The options of the connection; None for one that is not given.
+        state_dir: Where the runs are; None: in the usual places.
+        password: Password for the broker, of the environment.
+        tell: Is called with a line if the newest run is not going on.
     """
     from fedpatch.coordinator.operations.watch import newest_run
     from fedpatch.coordinator.storage.state_dirs import find, with_runs
     from fedpatch.shared.config.load import load
-    from fedpatch.shared.config.secrets import pop_password
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
@@ -85,14 +102,13 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
         run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
         # A given certificate has its own key: the run's key belongs to the run's certificate. Likewise a given user or
         # password replaces the run's password file.
-        own = given["username"] is not None or "FEDPATCH_PASSWORD" in os.environ
+        own = given["username"] is not None or password is not None
         wanted = [name for name in given if name != "password_file" or not own]
         wanted += ["key_file"] if given["cert_file"] is None else []
         known = {name: run.settings.get(name) for name in wanted}
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
-            typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
+            tell(f"run {run.id} is not going on ({run.status}); waiting for the next one")
     elif given["fleet"] is None and (fleet := _fleet_of(given["cert_file"]) or _fleet_here(state_dir)):
         flags["fleet"] = fleet
-    password = pop_password(os.environ)
     return load(BrokerSettings, file=None, environ={"FEDPATCH_PASSWORD": password} if password else {}, flags=flags)

@@ -194,7 +194,7 @@ class Feed:
         changed: Callable[[Snapshot], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.events: SimpleQueue[LinkEvent | None] = SimpleQueue()
+        self.events: SimpleQueue[LinkEvent | StatusFollower | None] = SimpleQueue()
         self._reader, self._follower = reader, follower
         self._changed = changed
         self._clock = clock
@@ -207,6 +207,10 @@ class Feed:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def follow(self, follower: StatusFollower) -> None:
+        """Forget the status so far, and follow the messages of another broker from now on."""
+        self.events.put(follower)
 
     def stop(self) -> None:
         """End the thread and wait for it."""
@@ -242,6 +246,9 @@ class Feed:
                 return
             if event is None:
                 return
+            if isinstance(event, StatusFollower):
+                self._follower, self._linked, self._line = event, False, ""
+                continue
             match event:
                 case Connected() | Received():
                     self._linked = True

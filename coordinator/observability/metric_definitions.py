@@ -106,6 +106,9 @@ class RoundGauges:
             "Share of an update's change that bounds and rule took away in the last round: p50, p90, max",
             "stat",
         )
+        self.far_rounds = gauge(
+            "update_far_rounds", "Greatest number of rounds in a row in which a device's update was far from the others"
+        )
         self.carried = gauge("carried_devices", "Devices whose work the next round may take (late = carry)")
         self.weights = gauge(
             "weight_share",

@@ -160,6 +160,7 @@ def _set_comparison(metrics: RoundGauges, record: RoundRecord) -> None:
         metrics.independent.labels(stat).set(record.independent[stat])
     for stat in PULL_STATS:
         metrics.pulls.labels(stat).set(record.pull_quantiles.get(stat, 0.0))
+    metrics.far_rounds.set(max(record.far.values(), default=0))
 
 
 def _set_evaluation(metrics: RoundGauges, record: RoundRecord) -> None:

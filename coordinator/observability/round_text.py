@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from fedpatch.coordinator.rounds.far_updates import unusual_devices
 from fedpatch.coordinator.rounds.run_records import RoundRecord, buffered_words, headline, privacy_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 _MAX_NAMED = 3
-_FAR, _MIDDLE = 0.75, 0.25
-"""A device whose change is taken away by more than _FAR while the median is below _MIDDLE is unusual, as in the alert
-FedpatchUpdatePulledFar. Smaller pulls happen to honest devices in nearly every round."""
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.observability.status_message import StatusMessage
@@ -64,14 +62,13 @@ def _named(offenders: Mapping[str, str]) -> str:
 
 
 def _pulled_words(record: RoundRecord) -> str:
-    """Name devices whose updates were far from the others: `pulled far: pi-3 (92% of its change: weights)`; "" for none."""
-    if record.pull_quantiles.get("p50", 0.0) >= _MIDDLE:
-        return ""
-    far = sorted(((-pull, device) for device, pull in record.pulls.items() if pull > _FAR))
+    """Name the unusual devices: `pulled far: pi-3 (92% of its change: weights; 7 rounds in a row)`; "" for none."""
+    far = sorted((-record.pulls[device], device) for device in unusual_devices(record.far, record.pulls))
     named = []
     for pull, device in far[:_MAX_NAMED]:
         parts = ", ".join(record.bounded_devices.get(device, ()))
-        named.append(f"{device} ({-pull:.0%} of its change{f': {parts}' if parts else ''})")
+        rounds = f"; {record.far[device]} rounds in a row" if record.far[device] > 1 else ""
+        named.append(f"{device} ({-pull:.0%} of its change{f': {parts}' if parts else ''}{rounds})")
     more = len(far) - len(named)
     return f"pulled far: {', '.join(named)}{f' and {more} more' if more else ''}" if named else ""
 

@@ -40,6 +40,7 @@ from fedpatch.coordinator.rounds.known_devices import (
     REVOKED,
     Fleet,
 )
+from fedpatch.coordinator.rounds.far_updates import far_rounds
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
@@ -202,6 +203,7 @@ class Engine:
         self._connected = True
         self._quorum_seconds: list[float] = []
         self._absences = Absences([*earlier, *self.records])
+        self._far = next((record.far for record in reversed([*earlier, *self.records])), {})
         self.fleet.absent, self.fleet.unsteady = self._absences.missed, self._absences.unsteady
         # Failed rounds in a row, the number of them that count, and the time at which the last of these ended.
         self._failed = self._failures = 0
@@ -872,6 +874,7 @@ class Engine:
             return [*effects, *self._close_evaluation(record)]
         left = self.open.round.left
         record = replace(record, absent=self._note_absences(self.open, record.round, failed=outcome == "failed"))
+        record = self._note_far(record, self.open.reports.keys())
         excused = not left <= self._left_before or self._reveals_absent
         self._left_before |= left
         if outcome == "failed":
@@ -922,9 +925,16 @@ class Engine:
         self._reveals_absent = bool(news) and not self._standing.all_count
         return absent
 
+    def _note_far(self, record: RoundRecord, reported: Collection[str]) -> RoundRecord:
+        """Return the record with the devices whose updates were far from the others; a failed round changes none."""
+        if record.outcome == "aggregated":
+            median = record.pull_quantiles.get("p50", 0.0)
+            self._far = far_rounds(self._far, record.pulls, median, reported)
+        return replace(record, far=self._far)
+
     def _close_evaluation(self, record: RoundRecord) -> list[Effect]:
         """End an evaluate round, which changes nothing for the training rounds after it."""
-        record = replace(record, absent=self.fleet.absent)
+        record = replace(record, absent=self.fleet.absent, far=self._far)
         self.open = None
         self.records.append(record)
         self._evaluations += 1

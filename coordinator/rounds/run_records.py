@@ -195,6 +195,7 @@ class RoundRecord:
         bounded_devices: The bounds that changed a device's update, of the first devices (coordinator.aggregation.aggregate).
         pulls: The share of a device's change that bounds and rule took away, of the devices that were pulled farthest.
         pull_quantiles: `p50`, `p90` and `max` of that share over all aggregated updates.
+        far: Rounds in a row in which the update of a device was far from the others (coordinator.rounds.far_updates).
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
         privacy: With differential privacy: `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
             used, the number of these releases (`rounds`), the number of all releases in the book (`all_releases`), and the
@@ -243,6 +244,7 @@ class RoundRecord:
     train_loss: Measure | None = None
     user_accuracy_histogram: tuple[Count, ...] = ()
     buffered: BufferedFigures | None = None
+    far: Mapping[str, Count] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""

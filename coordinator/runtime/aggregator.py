@@ -29,6 +29,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
+from fedpatch.coordinator.rounds.far_updates import unusual_devices
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
@@ -50,12 +51,10 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 
 LOSSLESS = ("fp32+zstd", "fp32")
 """Encodings from which a device decodes the very tensors that were packed."""
-_FAR_BEYOND = 10.0
-"""An update whose norm is this many times its bound or more is shown to the operator at once."""
 _SHOWN_DEVICES = 4
-_IF_OFTEN = (
-    ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
-    "are held back: raise norm_bound"
+_FAR_REMEDY = (
+    "look at its data, or hold it with fedpatch devices quarantine; if it is honest and its data are unlike the others', "
+    "raise norm_bound"
 )
 SALT_BYTES = 16
 _SYSTEM: random.Random = random.SystemRandom()
@@ -229,8 +228,9 @@ class Aggregator:
         self._spec = spec
         self._say = say
         self._deltas = DeltaHistory(blobs, prepared.travelling, spec)
-        self._explains_bounds = True
-        self._named_capped: set[str] = set()  # by name, each shown once: it is the same in each round
+        # Devices that were shown, each once: it is the same in each round.
+        self._named_capped: set[str] = set()
+        self._named_far: set[str] = set()
         self._bases = KeptBases(blobs, prepared, spec)
         self._private = None
         if spec.privacy is not None:
@@ -414,6 +414,7 @@ class Aggregator:
     def save(self, record: RoundRecord, pause: Mapping[str, Any] = {}) -> None:
         """Save the aggregated model, the record of its round and the pause after it (`pause_of`), all in one checkpoint."""
         kept = KEPT if self._spec.carry is None else KEPT + self._spec.carry.max_staleness
+        self._show_far(record)
         meta = {"record": record.to_dict(), **pause}
         save_checkpoint(self._blobs, self._next, self._prepared.public, meta, kept=kept)
         if self._private is not None:
@@ -439,19 +440,21 @@ class Aggregator:
         if devices:
             self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(devices)}")
 
+    def _show_far(self, record: RoundRecord) -> None:
+        """Show each unusual device with the remedy, once: the line of each of its rounds names it too."""
+        for device in unusual_devices(record.far, record.pulls):
+            if device not in self._named_far:
+                self._named_far.add(device)
+                self._say(f"the updates of {device} are far from those of the others: {_FAR_REMEDY}")
+
     def _show_bounded(self, folded: AggregateResult, num_examples: Mapping[str, int]) -> None:
         if folded.clipped:
             farthest = sorted(folded.clipped.items(), key=lambda one: (-max(one[1].values()), one[0]))
             words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_SHOWN_DEVICES]]
             if more := len(farthest) - len(words):
                 words.append(f"{more} more, see fedpatch show")
-            text = f"updates pulled back to norm_bound: {'; '.join(words)}"
-            # Honest devices sometimes exceed it a little; the record of the round names them in any case.
-            if max(farthest[0][1].values()) < _FAR_BEYOND:
-                _log.info("%s", text)
-            else:
-                self._say(f"{text}{_IF_OFTEN if self._explains_bounds else ''}")
-                self._explains_bounds = False
+            # It happens to honest devices: `_show_far` shows a device to which it happens round after round.
+            _log.info("updates pulled back to norm_bound: %s", "; ".join(words))
         for device, weight in folded.capped.items():
             text = f"{device} bounded: its {num_examples[device]} examples count as {weight}"
             if device in self._named_capped:

@@ -84,7 +84,7 @@ class TestAfterIt:
     pytestmark = system
 
     def test_log_names_the_device_with_the_remedy(self, poisoned):
-        assert f"{POISONER}: weights" in poisoned.stderr
+        assert f"the updates of {POISONER} are far" in poisoned.stderr
         assert "fedpatch devices quarantine" in poisoned.stderr
 
     def test_show_names_the_device(self, poisoned):

@@ -92,6 +92,7 @@ class _Fleet(Collector):
 
     def _run(self) -> Iterator[Metric]:
         yield _gauge("update_pull", ("stat",), [(("p50",), 0.1), (("max",), 0.3)])
+        yield _gauge("update_far_rounds", (), [((), 1)])
         yield _gauge("build_info", ("version",), [(("1.2.3",), 1)])
         labels = ("run", "task", "strategy", "metric", "goal")
         yield _gauge("run_info", labels, [(("r1", "digits", "fedavg-adam", "accuracy", "max"), 1)])

@@ -155,7 +155,7 @@
   }
 
   function drawPill(now) {
-    const [kind, words] = !state.ready ? ["bad", "console unreachable"] : !now ? (run => run && run.status === "running" ? ["wait", "no live status"] : ["wait", run ? run.words : "waiting for a run"])(state.runs[0])
+    const [kind, words] = !state.ready ? ["bad", "console unreachable"] : !now ? ["wait", runs() ? "no live status" : state.runs.length ? state.runs[0].words : "waiting for a run"]
       : now.coordinator === "away" ? ["away", "coordinator away"] : now.stopped ? ["wait", state.runs.find(one => one.id === now.run)?.words || `over (${now.stopped})`]
       : !state.live.link ? ["away", "broker away"] : ["live", "live"];
     $("link").dataset.state = kind;
@@ -164,6 +164,9 @@
     $("notice").hidden = !(line && (kind === "bad" || kind === "away" || (!now && state.live.link === false)));
     put("notice", line || "");
   }
+
+  // Whether the newest run goes on, by its registry.
+  const runs = () => state.runs.length > 0 && state.runs[0].status === "running";
 
   const inRound = now => now.devices.length + now.others.reduce((sum, one) => sum + one.count, 0);
 
@@ -189,7 +192,7 @@
 
   function drawOpenRound(now, open) {
     const counts = open ? tally(now) : {}, all = open ? inRound(now) : 0;
-    put("open-title", open ? `Round ${now.round}` : now && now.stopped ? "The run is over" : now ? "Between rounds" : "No round is open");
+    put("open-title", open ? `Round ${now.round}` : now && now.stopped ? "The run is over" : now ? "Between rounds" : runs() ? "No live status" : "No round is open");
     drawSteps(open ? now.phase : "");
     const bar = $("state-bar"), svg = shape("svg", {viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true"});
     let at = 0;

@@ -81,7 +81,7 @@ def test_watch_uses_the_certificate_of_the_run_unless_another_is_given(tmp_path,
     ]
 
 
-def test_watch_uses_the_password_file_of_the_run_unless_user_or_password_is_given(tmp_path, monkeypatch):
+def test_watch_uses_the_password_file_of_the_run_unless_user_or_password_is_given(tmp_path):
     """The run's password file is not for another user."""
     begin(tmp_path, "kitchen", 100.0, username="boss", password_file="/run/boss")
     nothing = dict.fromkeys(("broker", "fleet", "username", "insecure", "password_file", "ca_file", "cert_file"))
@@ -89,6 +89,5 @@ def test_watch_uses_the_password_file_of_the_run_unless_user_or_password_is_give
     anna = broker_settings({**nothing, "username": "anna", "password_file": "/run/anna"}, tmp_path)
     assert (anna.username, anna.password_file) == ("anna", Path("/run/anna"))
     assert broker_settings({**nothing, "username": "anna"}, tmp_path).password_file is None
-    monkeypatch.setenv("FEDPATCH_PASSWORD", "given")
-    with_own = broker_settings(nothing, tmp_path)
+    with_own = broker_settings(nothing, tmp_path, "given")
     assert (with_own.password, with_own.password_file) == ("given", None)

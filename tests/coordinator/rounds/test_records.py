@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import round_line, troubles
+from fedpatch.coordinator.rounds.far_updates import UNUSUAL_ROUNDS
 from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.run_records import (
     PhaseSeconds,
@@ -69,6 +70,7 @@ def test_summary_json_has_the_promised_keys():
         "user_accuracies": {}, "bounded": {}, "downloads": 0, "deadline_s": 0.0, "report_p90_s": None,
         "absent": {}, "needed": 0, "measured": 0, "offenders": {}, "bounded_devices": {}, "independent": {},
         "pulls": {}, "pull_quantiles": {}, "privacy": {}, "train_loss": None, "user_accuracy_histogram": [],
+        "far": {},
     }  # fmt: skip
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 
@@ -89,21 +91,18 @@ def test_record_json_takes_numpy_numbers():
     assert (plain["round"], plain["user_accuracy"]) == (7, 0.5)
 
 
-def _pulled(pulls: dict[str, float], p50: float = 0.0) -> RoundRecord:
+def _pulled(pulls: dict[str, float], *, rounds: int = UNUSUAL_ROUNDS) -> RoundRecord:
     parts = {device: ["exp_avg", "weights"] for device in sorted(pulls)[:MAX_NAMED]}
-    quantiles = {"p50": p50, "p90": 0.5, "max": max(pulls.values())}
+    quantiles = {"p50": 0.0, "p90": 0.5, "max": max(pulls.values())}
     counts = {"norm": len(pulls), "num_examples": 1}
     terms: dict[str, Any] = {"bounded": counts, "bounded_devices": parts, "pulls": pulls, "pull_quantiles": quantiles}
+    terms |= {"far": dict.fromkeys(pulls, rounds)}
     return RoundRecord(1, "aggregated", 50, 50, 0, 50, **terms)
 
 
-@pytest.mark.parametrize(
-    ("pulls", "p50"),
-    [({"pi-1": 0.4}, 0.0), ({"pi-1": 0.75, "pi-2": 0.1}, 0.1), ({"pi-1": 0.9, "pi-2": 0.8}, 0.3)],
-    ids=["a little", "at the limit of the alert", "most devices alike"],
-)
-def test_usual_bounds_of_honest_devices_are_no_trouble_of_a_round(pulls, p50):
-    assert troubles(_pulled(pulls, p50)) == []
+@pytest.mark.parametrize("rounds", [0, 1, UNUSUAL_ROUNDS - 1], ids=["near", "far once", "far for some rounds"])
+def test_usual_bounds_of_honest_devices_are_no_trouble_of_a_round(rounds):
+    assert troubles(_pulled({"pi-1": 0.9, "pi-2": 0.1}, rounds=rounds)) == []
 
 
 def test_bounds_without_named_pulls_are_no_trouble_of_a_round():
@@ -113,11 +112,11 @@ def test_bounds_without_named_pulls_are_no_trouble_of_a_round():
 @pytest.mark.parametrize(
     ("pulls", "words"),
     [
-        ({"pi-1": 0.2, "pi-3": 0.92}, "pi-3 (92% of its change: exp_avg, weights)"),
+        ({"pi-3": 0.92}, "pi-3 (92% of its change: exp_avg, weights; 5 rounds in a row)"),
         (
             {"a": 0.8, "b": 0.9, "c": 0.85, "d": 0.8},
-            "b (90% of its change: exp_avg, weights), c (85% of its change: exp_avg, weights), "
-            "a (80% of its change: exp_avg, weights) and 1 more",
+            "b (90% of its change: exp_avg, weights; 5 rounds in a row), c (85% of its change: exp_avg, weights; "
+            "5 rounds in a row), a (80% of its change: exp_avg, weights; 5 rounds in a row) and 1 more",
         ),
     ],
 )
@@ -127,7 +126,7 @@ def test_trouble_names_devices_far_from_the_others_the_farthest_first(pulls, wor
 
 def test_trouble_of_a_far_device_beyond_the_named_ones_has_no_parts():
     record = replace(_pulled({"pi-3": 0.92}), bounded_devices={})
-    assert troubles(record) == ["pulled far: pi-3 (92% of its change)"]
+    assert troubles(record) == ["pulled far: pi-3 (92% of its change; 5 rounds in a row)"]
 
 
 REPORT = UpdateReport("ab" * 32, 10, 5, 0.1, 0.5, 0.6, 0.0, 0.0)
