@@ -367,7 +367,8 @@ class Job:
     def _accept(self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], now: float) -> None:
         self.key, self.request = key, request
         self._deadline = now + request.deadline_s
-        self._num_examples = next((t.num_examples for t in tasks if t.task == key.task), 0) or self._num_examples
+        here = (t.num_examples for t in tasks if t.task == key.task and t.num_examples)
+        self._num_examples = next(here, self._num_examples)
         self._answers.accepted(key)
 
     def _continue_in_epoch(self, key: JobKey, request: WorkRequest, event: WorkRequested, now: float) -> list[Effect]:
@@ -419,8 +420,7 @@ class Job:
         self._training_key, self._trained = self.key, (0, 1)
         self._progress_at = now + PROGRESS_S
         download_s = now - self._accepted_at
-        masked = self._masking is not None and self.request.masks
-        attempt = self._masking.training_secret() if self._masking is not None and masked else b""
+        attempt = self._masking.training_secret() if self._masking is not None and self.request.masks else b""
         start = StartTraining(self.key, self.request, download_s, self._plan, self._deadline, attempt)
         return [start] if self.request.evaluates else [self._progress(), start]
 
@@ -536,14 +536,14 @@ class Job:
         if key is None or (envelope.run, envelope.epoch, envelope.round) != (key.run, key.epoch, key.round):
             return []
         if isinstance(body, Cancel):
-            return self._settle(f"cancelled: {body.reason}")
+            return self._end(f"cancelled: {body.reason}")
         if self._upload is None or getattr(body, "digest", "") != self._upload.manifest.digest:
             return []
         match body:
             case Committed():
-                return self._settle("committed", body.rest_s, committed=key)
+                return self._end("committed", rest_s=body.rest_s, committed=key)
             case Refused():
-                return self._settle(f"refused: {body.reason} {body.detail}".rstrip())
+                return self._end(f"refused: {body.reason} {body.detail}".rstrip())
         return self._advance_upload(self._upload, body, now)
 
     def _advance_upload(self, upload: Upload, body: Body, now: float) -> list[Effect]:
@@ -600,11 +600,6 @@ class Job:
         words = f"gave up: {reason}: {detail}" if gave_up else f"stopped for its owner: {detail}"
         return [self._reply(failed), *self._end(words, gave_up=gave_up)]
 
-    def _settle(self, outcome: str, rest_s: float = 0.0, committed: JobKey | None = None) -> list[Effect]:
-        """End the job as the coordinator decided."""
-        self._answers.settled()
-        return self._end(outcome, rest_s=rest_s, committed=committed)
-
     def _end(
         self,
         outcome: str,
@@ -654,8 +649,7 @@ class Job:
 
     def _vouched(self, offer: Offer) -> Offer:
         """Return an offer, in a masked round with the device's codes over the masking set."""
-        masked = self.request is not None and self.request.masks
-        state = self._masking.state if self._masking is not None and masked else None
+        state = self._masking.state if self._masking is not None else None
         return offer if state is None or state.update != offer.manifest.digest else replace(offer, codes=state.codes)
 
 
@@ -784,20 +778,15 @@ class _AnsweredRequests:
 
     def __init__(self) -> None:
         self._accepted: JobKey | None = None
-        self._settled = False
         self._last: Failed | Evaluation | None = None
         self._declined: tuple[JobKey, Decline] | None = None
 
     def accepted(self, key: JobKey) -> None:
         """The device works on the request."""
-        self._accepted, self._settled, self._last = key, False, None
+        self._accepted, self._last = key, None
         if self.coordinator_is_new:
             self._declined = None  # a restored coordinator may not have reached this round again
         self.coordinator_is_new = False
-
-    def settled(self) -> None:
-        """The coordinator has ended the accepted job."""
-        self._settled = True
 
     def gave(self, last: Failed | Evaluation) -> None:
         """The device has sent `Failed` or a measurement for the accepted job."""
@@ -814,18 +803,16 @@ class _AnsweredRequests:
         return self._last if key == self._accepted else None
 
     def is_superseded(self, key: JobKey, *, idle: bool) -> bool:
-        """Return whether a newer request of the same run was answered, or the coordinator has ended this one.
+        """Return whether this request, which has no final answer, or a newer one of the same run was answered before.
 
         Args:
-            key: The requested job.
+            key: The requested job, which is not the present one.
             idle: Whether the device has no job, which an outdated request of the former coordinator would end.
         """
         if idle and self.coordinator_is_new:
             return False
-        if key == self._accepted:
-            return self._settled
         answered = (self._accepted, self._declined[0] if self._declined else None)
         return any(
-            other is not None and other.run == key.run and (key.epoch, key.round) < (other.epoch, other.round)
+            other is not None and other.run == key.run and (key.epoch, key.round) <= (other.epoch, other.round)
             for other in answered
         )
