@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import (
@@ -43,6 +44,7 @@ from fedpatch.device_agent.job.job_events import (
     TrainingProgressed,
     UpdateRestored,
     UpdateTrained,
+    decline,
 )
 from fedpatch.device_agent.job.job_state_machine import Job, continues, run_effects
 from fedpatch.shared.errors import WireError
@@ -64,7 +66,14 @@ from fedpatch.shared.wire.messages import (
     RetryAfter,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import (
+    Condition,
+    DeclineReason,
+    FailCause,
+    FailReason,
+    JobPhase,
+    RefuseReason,
+)
 from tests.device_agent.delta_jobs import (
     BLOBS,
     DELTAS,
@@ -151,6 +160,11 @@ class TestTraining:
         spool, offer = job.handle(UpdateTrained(KEY, update()), 20.0)
         assert (spool, replies([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
+
+    @pytest.mark.parametrize("cause", [UNSET, FailCause.MEMORY])
+    def test_training_fails_for_a_known_cause_sends_the_cause(self, cause):
+        effects = training().handle(TrainingFailed(KEY, FailReason.TRAINING, "9 GB", cause), 20.0)
+        assert replies(effects) == [Failed(FailReason.TRAINING, cause=cause)]
 
     def test_training_fails_sends_reason_without_detail(self):
         effects = training().handle(TrainingFailed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan"), 20.0)
@@ -384,6 +398,7 @@ class TestDecline:
         ("request_", "accept", "reason", "words"),
         [
             (replace(REQUEST, schema="00" * 32), True, "schema_mismatch", f"has {'00' * 32}, this device {SCHEMA};"),
+            (replace(REQUEST, schema="00" * 32), True, "schema_mismatch", "the same task version"),
             (replace(REQUEST, encoding="morse"), True, "unsupported", "'morse'"),
             (replace(REQUEST, model=replace(model(), encoding="morse")), True, "unsupported", "'morse'"),
             (replace(REQUEST, model=replace(model(), raw_bytes=10_001)), True, "unsupported", "limit"),
@@ -427,16 +442,28 @@ class TestDecline:
         accept, *_ = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), one), 0.0))
         assert accept == Accept(1)
 
-    @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT, DeclineReason.STORAGE])
-    def test_decline_reason_unknown_to_the_coordinator_is_replaced(self, reason):
+    @pytest.mark.parametrize(
+        ("reason", "replaced"),
+        [
+            (DeclineReason.STORAGE, DeclineReason.UNWILLING),
+            (DeclineReason.BASE_SPENT, DeclineReason.UNWILLING),
+            (DeclineReason.PRIVATE_POLICY, DeclineReason.UNSUPPORTED),
+            (DeclineReason.PLAN_LIMIT, DeclineReason.UNSUPPORTED),
+            (DeclineReason.INSECURE_REQUEST, DeclineReason.UNSUPPORTED),
+            (DeclineReason.SECURE_TERMS, DeclineReason.UNSUPPORTED),
+            (DeclineReason.PRIVACY_SPENT, DeclineReason.UNSUPPORTED),
+            (DeclineReason.PRIVACY_REQUIRED, DeclineReason.UNSUPPORTED),
+        ],
+        ids=str,
+    )
+    def test_decline_reason_unknown_to_the_coordinator_is_replaced(self, reason, replaced):
         """A coordinator names the newer reasons that it understands in the request's features."""
-        decision = AdmissionDecision(False, "no", reason=reason)
+        decision = decline(reason, "no")
         declines = [
             replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(request_), decision=decision), 0.0))
             for request_ in (replace(REQUEST, features=COORDINATOR_FEATURES), REQUEST)
         ]
-        replaced = DeclineReason.UNWILLING if reason is DeclineReason.STORAGE else DeclineReason.UNSUPPORTED
-        assert [getattr(answer, "reason", "") for [answer] in declines] == [reason, replaced]
+        assert declines == [[Decline(reason, "no")], [Decline(replaced, "no")]]
 
     def test_preference_decline_names_condition_and_retry_time(self):
         """The coordinator does not ask again too early."""
@@ -444,6 +471,17 @@ class TestDecline:
         effects = Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), TASKS, verdict), 10.0)
         expected = Decline(DeclineReason.UNWILLING, "z" * 500, Condition.QUIET_HOURS, 1800.0)
         assert replies(effects) == [expected]
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    def test_request_of_a_later_version_is_declined_and_the_job_continues(self, make):
+        job = make()
+        state = job.state
+        asked = envelope_of(REQUEST, 7, run="run-2", epoch=3, task="mnist")
+        [answer] = job.decline_unknown(asked, "z" * 600)
+        assert isinstance(answer, SendMessage)
+        declined = Decline(DeclineReason.UNSUPPORTED, "z" * 500)
+        assert answer.envelope == replace(asked, body=declined, id=answer.envelope.id)
+        assert (job.key, job.state) == (KEY, state)
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_decline_leaves_running_job_as_it_is(self, make):
@@ -762,9 +800,10 @@ class TestTakeOver:
         assert job.tick(21.0) == []
         assert Offer(update()) in replies([one for one in ask_in_epoch(job, REQUEST) if isinstance(one, SendMessage)])
 
-    def test_training_continues_in_new_epoch_with_other_features_and_measurement(self):
+    def test_training_continues_in_new_epoch_with_other_features_and_measurement_and_another_leader(self):
         job = training()
-        ask_in_epoch(job, replace(REQUEST, features=COORDINATOR_FEATURES, measure_independent=True))
+        request = replace(REQUEST, features=COORDINATOR_FEATURES, measure_independent=True, leader_epoch=2)
+        ask_in_epoch(job, request)
         assert (job.state, job.key) == (JobState.TRAINING, NEW_KEY)
 
     @pytest.mark.parametrize(("epoch", "expected"), [(0, False), (1, False), (2, True)])
@@ -823,8 +862,10 @@ class TestTakeOver:
         effects = ask(job, epoch=2)
         assert [type(effect) for effect in effects] == [EndJob, SendMessage, StartDownload]
 
-    def test_new_epoch_is_accepted_with_the_former_examples_while_the_task_is_not_loaded(self):
-        others = (replace(TASKS[0], task="mnist", num_examples=7),)
+    @pytest.mark.parametrize("changes", [{"task": "mnist", "num_examples": 7}, {"num_examples": 0}], ids=str)
+    def test_new_epoch_is_accepted_with_the_former_examples_while_the_task_has_none(self, changes):
+        """The task may not be loaded again yet, or the owner may have moved the data away in the middle of the round."""
+        others = (replace(TASKS[0], **changes),)
         restored = Job(max_blob_bytes=10_000)
         restored.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         for job, num_examples in ((training(), 10), (restored, 1)):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from msgspec import UNSET
@@ -20,7 +22,9 @@ from fedpatch.device_agent.job.job_effects import (
     SaveBase,
     SaveMasking,
     SendAfterSave,
+    SendMessage,
     SpoolUpdate,
+    StartDownload,
     StartTraining,
 )
 from fedpatch.device_agent.job.job_events import (
@@ -34,6 +38,7 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_state_machine import Job, continues
 from fedpatch.device_agent.masking.masking_round import MaskingRound, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, request_digest
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
@@ -48,6 +53,7 @@ from fedpatch.shared.wire.messages import (
     Failed,
     Manifest,
 )
+from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, ask, requested
 from tests.support.masked_group import MaskedDevice, terms_of
@@ -73,16 +79,16 @@ def bodies(effects):
     return [effect.envelope.body for effect in effects if hasattr(effect, "envelope")]
 
 
-def accepted():
+def accepted(request=MASKED):
     """A job in DOWNLOADING, and its keys."""
     job = job_of()
-    effects = ask_masked(job)
+    effects = ask_masked(job, request)
     assert isinstance(effects[0], SendAfterSave)
     return job, effects[0].state.secrets.public()
 
 
-def training():
-    job, keys = accepted()
+def training(request=MASKED):
+    job, keys = accepted(request)
     job.handle(DownloadStarted({model().digest: frozenset()}), 10.0)
     for index in range(3):
         job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0)
@@ -90,18 +96,27 @@ def training():
     return job, keys
 
 
-def group_with(keys):
+def group_with(keys, request=MASKED, others=OTHERS):
     """The roster of the device and two others, and the inbox of the device."""
-    theirs = [device.accept(MASKED, NAME) for device in OTHERS]
-    members = [GroupMember("pi", keys), *(GroupMember(d.name, k) for d, k in zip(OTHERS, theirs, strict=True))]
+    theirs = [device.accept(request, NAME) for device in others]
+    members = [GroupMember("pi", keys), *(GroupMember(d.name, k) for d, k in zip(others, theirs, strict=True))]
     roster = Roster(0, 2, tuple(members))
-    shares = [device.share(roster, NAME) for device in OTHERS]
-    group = MaskingGroup.of_roster(request_digest(TASK, RUN, 1, MASKED), roster)
+    shares = [device.share(roster, NAME) for device in others]
+    group = MaskingGroup.of_roster(request_digest(TASK, RUN, 1, request), roster)
     return roster, Inbox(group.context, (b"", *(one.boxes[0] for one in shares))), group
 
 
 def receive(job, body, epoch=1, now=13.0):
     return job.handle(MessageReceived(envelope_of(body, epoch=epoch)), now)
+
+
+def ready(request):
+    """A job in TRAINING that has its inbox, in a group with two others for this request only."""
+    job, keys = training(request)
+    roster, inbox, _ = group_with(keys, request, [MaskedDevice(device.name, seed=4) for device in OTHERS])
+    receive(job, roster)
+    receive(job, inbox)
+    return job
 
 
 def in_group(job, keys):
@@ -162,6 +177,7 @@ def test_progress_of_a_masked_round_shows_no_number_of_steps(total):
         sent += [(at, body) for body in bodies(job.handle(TrainingProgressed(KEY, done, total), at))]
     assert {body.done for _, body in sent} <= {0, 25, 50, 75, 100}
     assert all(body.total == 100 for _, body in sent)
+    assert all(0 <= 100 * (at - 12.0) / 60.0 - body.done < 25 for at, body in sent)
     assert all(later - earlier >= 15.0 for (earlier, _), (later, _) in pairwise([(12.0, None), *sent]))
 
 
@@ -187,8 +203,28 @@ def test_vector_is_masked_once_it_and_the_inbox_are_there(inbox_first):
     )
     assert not any(isinstance(effect, MaskUpdate) for effect in first())
     [mask] = [effect for effect in last() if isinstance(effect, MaskUpdate)]
-    assert (mask.key, mask.context, len(mask.masks)) == (KEY, group.context, 3)
+    assert (mask.key, mask.context, len(mask.masks), mask.noise) == (KEY, group.context, 3, None)
     assert not any(isinstance(effect, MaskUpdate) for effect in receive(job, inbox))
+
+
+def test_vector_is_masked_with_noise_where_the_request_has_terms_of_privacy():
+    request = replace(MASKED, privacy=PrivacyTerms(SKELLAM, 2.0, 1.0, 1e-5, 3, 300))
+    job = ready(request)
+    [mask] = job.handle(VectorTrained(KEY), 15.0)
+    assert mask.noise == job._masking.noise(request.privacy)
+
+
+def test_vector_is_not_masked_with_an_unusable_key_of_a_kept_roster():
+    """The state of an earlier version may have one. The device's own log names it."""
+    job, keys = training()
+    in_group(job, keys)
+    state = job._masking.state
+    you, other, third = state.roster.members
+    spoilt = replace(other, keys=replace(other.keys, mask=bytes(32)))
+    job._masking.state = replace(state, roster=replace(state.roster, members=(you, spoilt, third)))
+    effects = job.handle(VectorTrained(KEY), 15.0)
+    assert bodies(effects) == [Failed(FailReason.MASKING)]
+    assert "not a usable X25519 key" in effects[-1].outcome
 
 
 def test_masked_update_is_noted_and_spooled_before_it_is_offered():
@@ -201,6 +237,15 @@ def test_masked_update_is_noted_and_spooled_before_it_is_offered():
     assert base == SaveBase(str(MASKED.content))
     assert isinstance(spool, SpoolUpdate)
     assert offer.envelope.body.manifest == UPDATE
+    assert offer.envelope.body.codes == save.state.codes != ()
+
+
+def test_masked_update_from_unnamed_values_notes_no_base():
+    """Otherwise all later requests without a name would be declined."""
+    job = ready(replace(MASKED, content=UNSET))
+    job.handle(VectorTrained(KEY), 15.0)
+    effects = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    assert [type(effect) for effect in effects] == [SaveMasking, SpoolUpdate, SendMessage]
 
 
 def test_second_update_under_the_same_keys_is_not_offered():
@@ -212,6 +257,17 @@ def test_second_update_under_the_same_keys_is_not_offered():
     effects = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
     assert bodies(effects) == [Failed(FailReason.MASKING)]
     assert isinstance(effects[-1], EndJob)
+
+
+def test_masked_update_whose_masking_set_cannot_be_signed_is_not_offered():
+    """The device has lost its certificate since the group was formed. Its own log says so."""
+    job, keys = training()
+    in_group(job, keys)
+    job._masking.state = replace(job._masking.state, terms=replace(TERMS, strict=True))
+    job.handle(VectorTrained(KEY), 15.0)
+    effects = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    assert bodies(effects) == [Failed(FailReason.MASKING)]
+    assert "no certificate" in effects[-1].outcome
 
 
 def test_roster_with_a_mask_key_of_small_order_gets_no_shares():
@@ -237,12 +293,10 @@ def test_update_that_is_masked_after_the_reveal_is_not_offered():
 def test_request_with_another_measurement_is_another_round_for_the_keys():
     """If only one device were asked for a figure, the sum would reveal it."""
     job, keys = training()
-    [accept] = [
-        body
-        for body in bodies(ask_masked(job, replace(MASKED, measure_independent=True), epoch=2))
-        if isinstance(body, Accept)
-    ]
+    effects = ask_masked(job, replace(MASKED, measure_independent=True), epoch=2)
+    [accept] = [body for body in bodies(effects) if isinstance(body, Accept)]
     assert accept.keys != keys
+    assert EndJob("superseded") in effects
 
 
 def test_unmask_is_answered_after_the_job_and_in_any_epoch():
@@ -273,11 +327,30 @@ def test_deadline_without_an_inbox_is_a_failure_of_the_masking():
     assert bodies(job.tick(10.0 + REQUEST.deadline_s))[0] == Failed(FailReason.MASKING)
 
 
+def test_deadline_while_masks_are_added_is_no_failure_of_the_group():
+    job, keys = training()
+    in_group(job, keys)
+    job.handle(VectorTrained(KEY), 15.0)
+    assert bodies(job.tick(10.0 + REQUEST.deadline_s))[0] == Failed(FailReason.DEADLINE)
+
+
+def test_deadline_of_the_round_after_one_without_an_inbox_is_no_failure_of_its_group():
+    job, _ = training()
+    job.handle(VectorTrained(KEY), 15.0)
+    receive(job, Cancel("late"))
+    ask_masked(job, round_number=2)
+    assert bodies(job.tick(10.0 + REQUEST.deadline_s))[0] == Failed(FailReason.DEADLINE)
+
+
 def test_unmasked_round_forgets_the_secrets_of_the_masked_one():
     job, _ = accepted()
     effects = job.handle(requested(envelope_of(REQUEST, 2)), 20.0)
     assert any(isinstance(effect, ForgetMasking) for effect in effects)
     assert Accept(10) in bodies(effects)
+
+
+def test_unmasked_round_after_an_unmasked_one_has_no_secrets_to_forget():
+    assert [type(effect) for effect in ask(job_of())] == [SendMessage, StartDownload]
 
 
 def test_evaluate_request_with_masking_terms_keeps_the_secrets_of_the_last_masked_round():
@@ -290,13 +363,14 @@ def test_evaluate_request_with_masking_terms_keeps_the_secrets_of_the_last_maske
 
 
 @pytest.mark.parametrize(
-    ("job", "request_", "reason"),
+    ("make", "request_", "words"),
     [
-        (Job(max_blob_bytes=10_000), MASKED, DeclineReason.UNSUPPORTED),
-        (job_of(), replace(MASKED, encoding="fp32"), DeclineReason.UNSUPPORTED),
-        (job_of(), replace(MASKED, secure=None), DeclineReason.UNSUPPORTED),
-        (job_of(), replace(MASKED, encoding="masked-sum"), DeclineReason.UNSUPPORTED),
-        (Job(max_blob_bytes=10_000, sums=True), MASKED, DeclineReason.UNSUPPORTED),
+        (partial(Job, max_blob_bytes=10_000), MASKED, "does not mask"),
+        (job_of, replace(MASKED, encoding="fp32"), "'fp32'"),
+        (job_of, replace(MASKED, secure=None), "'masked-u8'"),
+        (job_of, replace(MASKED, encoding="masked-sum"), "'masked-sum'"),
+        (partial(Job, max_blob_bytes=10_000, sums=True), MASKED, "'masked-u8'"),
+        (job_of, replace(MASKED, secure=replace(TERMS, strict=True)), "no certificate"),
     ],
     ids=[
         "device without masks",
@@ -304,12 +378,29 @@ def test_evaluate_request_with_masking_terms_keeps_the_secrets_of_the_last_maske
         "encoding without terms",
         "sum of a site from a device",
         "masked update from a relay",
+        "signed keys from a device without a certificate",
     ],
 )
-def test_request_that_cannot_be_masked_is_declined(job, request_, reason):
-    [decline] = bodies(ask_masked(job, request_))
+def test_request_that_cannot_be_masked_is_declined(make, request_, words):
+    [decline] = bodies(ask_masked(make(), request_))
     assert isinstance(decline, Decline)
-    assert decline.reason is reason
+    assert decline.reason is DeclineReason.UNSUPPORTED
+    assert words in decline.detail
+
+
+class RefusesLists:
+    """Certificates of a device that refuses each revocation list, with a reason that is too long for a message."""
+
+    def take_revocations(self, der):
+        raise WireError("z" * 600)
+
+
+def test_reason_of_a_refused_revocation_list_is_cut_to_what_a_message_holds():
+    certificates: Any = RefusesLists()
+    masking = MaskingRounds("pi", random.Random(0).randbytes, certificates=certificates)
+    request = replace(MASKED, secure=replace(TERMS, strict=True))
+    [decline] = bodies(ask_masked(Job(max_blob_bytes=10_000, masking=masking), request))
+    assert decline == Decline(DeclineReason.UNSUPPORTED, "z" * 500)
 
 
 def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
@@ -334,12 +425,20 @@ def test_second_round_from_the_base_of_an_offered_update_is_declined_and_later_r
     assert isinstance(accept, Accept)
 
 
-def test_training_of_a_masked_round_gets_the_secret_of_its_attempt_and_other_training_none():
+def test_training_of_a_masked_round_gets_the_secret_of_its_attempt():
     job, _ = accepted()
     job.handle(DownloadStarted({model().digest: frozenset()}), 10.0)
     effects = [effect for index in range(3) for effect in job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0)]
     [start] = [effect for effect in effects if isinstance(effect, StartTraining)]
     assert start.attempt == job._masking.training_secret() != b""
+
+
+@pytest.mark.parametrize("make", [job_of, partial(Job, max_blob_bytes=10_000)], ids=["masks", "masks never"])
+def test_training_of_an_unmasked_round_gets_no_secret(make):
+    job = make()
+    ask(job)
+    _, start = job.handle(DownloadStarted({model().digest: range(3)}), 10.0)
+    assert start.attempt == b""
 
 
 def test_masking_message_to_a_device_without_masks_is_ignored():
