@@ -29,6 +29,7 @@ from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWo
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed
 from fedpatch.coordinator.masking.run_groups import REGISTER, RunGroups
+from fedpatch.coordinator.rounds.far_updates import far_rounds
 from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
@@ -40,7 +41,6 @@ from fedpatch.coordinator.rounds.known_devices import (
     REVOKED,
     Fleet,
 )
-from fedpatch.coordinator.rounds.far_updates import far_rounds
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
