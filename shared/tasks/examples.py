@@ -413,6 +413,7 @@ def from_arrays(
         'arrays, row 1'
     """
     found, targets = _array(x, f"{name}: x"), _targets(y, f"{name}: y")
+    notes = _rounding_notes(x, found, f"{name}: x")
     when = None if times is None else _times(times, f"{name}: times")
     names = None if groups is None else np.array(_group_names(groups, f"{name}: groups"), str)
     if not found.ndim:
@@ -437,6 +438,7 @@ def from_arrays(
         group=codes,
         groups=tuple(str(one) for one in listed),
         inputs=inputs,
+        notes=notes,
     )
 
 
@@ -625,6 +627,18 @@ def _array(values: Any, what: str, dtype: type[np.floating[Any]] = np.float32) -
         value = shown(found[beyond].flat[0].item())
         raise DataError(f"{what}: a value is not a finite number of {cast.dtype}, {value}; correct it")
     return cast
+
+
+def _rounding_notes(values: Any, kept: NDArray[np.float32], what: str) -> tuple[str, ...]:
+    """Return a note, which is also logged, if float32 does not hold the digits of integers."""
+    from fedpatch.shared.tasks.reading.readings_table import log, rounded_in
+
+    rounded = rounded_in(np.asarray(values), kept)
+    if rounded is None:
+        return ()
+    note = f"{what}: {rounded.words()}"
+    log.warning("%s", note)
+    return (note,)
 
 
 def _times(times: Any, what: str) -> NDArray[np.float64]:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,20 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _ISO = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+
+
+_THOUSANDS = r"[+-]?[0-9]{1,3}(?:[ '_\u00a0\u2009\u202f\u2019][0-9]{3})+(?:[.,][0-9]+)?"
+_DASH = r"[\u2010-\u2015\u2212\ufe63\uff0d][0-9.,]+"
+_WITH_UNIT = r"[+-]?[0-9]+(?:[.,][0-9]+)?\s*(?:[^\W\d_]|[%\u00b0\u20ac$])\S{0,9}"
+# Texts that people write for numbers and that are not converted, with the remedy.
+_REMEDIES = (
+    (_ISO, "it is a date: name its column with time=, or leave it out of the inputs"),
+    (re.compile(r"true|false|yes|no|on|off", re.IGNORECASE), "write 1 and 0"),
+    (re.compile(r"0[xX][0-9a-fA-F]+"), "write it in decimal digits"),
+    (re.compile(_DASH), "write its sign as -"),
+    (re.compile(_THOUSANDS), "write it without marks between the thousands"),
+    (re.compile(_WITH_UNIT), "write the number without its unit"),
 )
 
 
@@ -62,6 +78,16 @@ def number_in(text: str, decimal: str = ".") -> float:
     if abs(number) > GREATEST:
         raise RefusedValue(f"{shown(bare)} is not a finite number of float32")
     return number
+
+
+def number_or_classes(number: Callable[[Any], float], cell: Any) -> float:
+    """Return the number of a target. RefusedValue names the setting for targets that are names of classes."""
+    try:
+        return number(cell)
+    except RefusedValue as why:
+        if isinstance(cell, str) and cell.strip(BLANKS)[:1].isalpha():
+            raise RefusedValue(f"{why}; if the target is a class, name all classes with classes=[...]") from None
+        raise
 
 
 def time_in(text: str, decimal: str = ".") -> tuple[float, bool]:
@@ -106,4 +132,5 @@ def _why_no_number(text: str, decimal: str) -> str:
         return (
             f'{found} is no number with the decimal mark "{decimal}"; if the file has "{other}", set decimal="{other}"'
         )
-    return f"{found} is no number"
+    remedies = [remedy for pattern, remedy in _REMEDIES if pattern.fullmatch(text)]
+    return "; ".join([f"{found} is no number", *remedies[:1]])

@@ -20,11 +20,27 @@ LONGEST_LINE = 2**20
 _PIECE_BYTES = 2**16
 
 _MARK = b"\xef\xbb\xbf"
+# The first bytes of files that are no lines of cells, with the remedy.
 _FOREIGN = {
     b"\xff\xfe": "is text in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is text in UTF-16; save it as UTF-8",
     b"\x1f\x8b": "is compressed with gzip; decompress it",
+    b"BZh": "is compressed with bzip2; decompress it",
+    b"\xfd7zXZ": "is compressed with xz; decompress it",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd; decompress it",
     b"PK\x03\x04": "is a workbook or a zip archive; save it as CSV",
+    b"\xd0\xcf\x11\xe0": "is a workbook of an old Excel; save it as CSV",
+    b"PAR1": "is a Parquet file; read it with pandas, and give the frame to examples.from_frame",
+    b"ARROW1": "is an Arrow file; read it with pandas, and give the frame to examples.from_frame",
+    b"\x89HDF": "is an HDF5 file; read it with pandas, and give the frame to examples.from_frame",
+    b"\x93NUMPY": "is an array of numpy; give it to examples.from_arrays",
+    b"SQLite format 3": "is a database of SQLite; export the table as CSV",
+    b"%PDF": "is a PDF; save its table as CSV",
+    b'{"': "is JSON; read it with pandas, and give the frame to examples.from_frame",
+    b"[{": "is JSON; read it with pandas, and give the frame to examples.from_frame",
+    b"<!DOCTYPE": "is a web page, perhaps of a failed download; download the file itself",
+    b"<html": "is a web page, perhaps of a failed download; download the file itself",
+    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: git lfs pull",
 }
 
 
@@ -39,7 +55,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
 
     Raises:
         OSError: The file cannot be read.
-        UnreadableFile: The file is UTF-16, compressed or a workbook.
+        UnreadableFile: The file is of another kind, such as UTF-16, compressed or a workbook.
     """
     with path.open("rb") as stream:
         number, whole = 0, True
@@ -47,10 +63,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
             begins, whole = whole, piece.endswith(b"\n")
             number += begins
             if number == 1 and begins:
-                for mark, what in _FOREIGN.items():
-                    if piece.startswith(mark):
-                        raise UnreadableFile(what)
                 piece = piece.removeprefix(_MARK)
+                if what := next((what for mark, what in _FOREIGN.items() if piece.startswith(mark)), ""):
+                    raise UnreadableFile(what)
             if not whole:
                 if begins and (len(piece) < LONGEST_LINE - 3 or (number == 1 and b"\r" in piece)):
                     # line ends of old systems, or the unfinished end of the file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedpatch.shared.tasks.reading.cell_values import (
     RefusedValue,
     is_missing,
     number_in,
+    number_or_classes,
     plain_spelling,
     time_in,
 )
@@ -35,7 +37,8 @@ TIME_NAMES = ("time", "timestamp", "datetime", "date", "t")
 _TEMPERATURE = "t"
 """The one of these names that an input may have which is no time."""
 
-_SEPARATORS = (",", ";", "\t", "|")
+_SEPARATORS = (",", ";", "\t", "|", " ")
+_EXCEL_MARK = "sep="
 _SHOWN_COLUMNS = 12
 
 
@@ -212,6 +215,9 @@ def _places(found: Sequence[str], form: ReadingsFormat) -> Places:
 
 
 def _hint(text: str, found: Sequence[str], needed: Sequence[str], form: ReadingsFormat) -> str:
+    if text.startswith(_EXCEL_MARK):
+        mark = text.removeprefix(_EXCEL_MARK).strip("\r\n") or "\t"
+        return f"; this line is for Excel: remove it, and set delimiter={mark!r}"
     for one in _SEPARATORS:
         if one != form.delimiter and all(name in [part.strip(BLANKS) for part in text.split(one)] for name in needed):
             return f"; the columns are separated by {one!r}: set delimiter={one!r}"
@@ -249,5 +255,5 @@ def _cells(form: ReadingsFormat) -> CellReaders:
 
     target = None
     if form.target:
-        target = label_reader(form.classes, is_missing, group) if form.classes else number
+        target = label_reader(form.classes, is_missing, group) if form.classes else partial(number_or_classes, number)
     return CellReaders(number, target, lambda text: None if is_missing(text) else time_in(text, decimal), group)

@@ -6,6 +6,7 @@ import datetime
 import math
 import sys
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedpatch.shared.tasks.reading.cell_values import (
     RefusedValue,
     is_missing,
     number_in,
+    number_or_classes,
     shown,
     time_in,
 )
@@ -106,7 +108,7 @@ def number_of(value: Any) -> float:
 def _target(target: Hashable | None, classes: Sequence[Any]) -> Any:
     if target is None:
         return None
-    return label_reader(classes, _is_missing, lambda value: value) if classes else number_of
+    return label_reader(classes, _is_missing, lambda value: value) if classes else partial(number_or_classes, number_of)
 
 
 def _is_missing(value: Any) -> bool:

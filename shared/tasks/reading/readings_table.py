@@ -44,6 +44,36 @@ def notes_unlogged() -> Iterator[None]:
         log.setLevel(before)
 
 
+EXACT = 2.0**24
+"""Beyond it float32 does not hold every integer."""
+
+
+@dataclass
+class Rounded:
+    """Inputs whose last digits float32 does not hold: the first of them, as read and as kept, and their number."""
+
+    value: float
+    kept: float
+    count: int = 0
+
+    def words(self) -> str:
+        """Return a note with the remedy."""
+        return (
+            f"values beyond {EXACT:,.0f} lose their last digits in float32: {self.count}, the first: {self.value:.15g} becomes "
+            f"{self.kept:.15g}; if the digits matter, as in a time or a counter, subtract the first value before"
+        )
+
+
+def rounded_in(found: NDArray[Any], kept: NDArray[np.float32]) -> Rounded | None:
+    """Return the integers of an array that float32 does not hold; None without any."""
+    if found.dtype.kind not in "iu" or not found.size or max(int(found.max()), -int(found.min())) <= EXACT:
+        return None
+    differs = kept.astype(np.float64) != found
+    if not differs.any():
+        return None
+    return Rounded(float(found[differs].flat[0]), float(kept[differs].flat[0]), int(differs.sum()))
+
+
 class DamagedRow(Exception):
     """A row that is left out. The text begins with its column, if one is to blame: "column x: 'warm' is no number"."""
 
@@ -144,6 +174,7 @@ class TableBuilder:
         self._shown, self._name = shown, name
         self._start, self._count, self._damaged, self._first = len(self._y), 0, 0, ""
         self._without: Counter[str] = Counter()
+        self._rounded: dict[str, Rounded] = {}
         self._number = len(self._sources)
         self._sources.append(name)
 
@@ -185,6 +216,8 @@ class TableBuilder:
         for name, count in self._without.items():
             done = "filled in by prepare" if name in self._inputs else "left out"
             self.note(f"{self._shown}: {self._row_word}s without {name}: {count}, {done}")
+        for name, rounded in self._rounded.items():
+            self.note(f"{self._shown}: column {name}: {rounded.words()}")
         return True
 
     def refuse(self, why: str) -> None:
@@ -243,6 +276,8 @@ class TableBuilder:
             return
         self._without.update(name for name, value in zip(self._inputs, values, strict=True) if value != value)
         self._x.extend(values)
+        if any(abs(value) > EXACT for value in values):
+            self._note_rounded(values)
         self._y.append(int(target) if self._classes else target)
         self._source.append(self._number)
         self._row.append(row)
@@ -252,6 +287,11 @@ class TableBuilder:
             self._dates = time[1]
         if group is not None:
             self._group.append(self._groups.setdefault(group, len(self._groups)))
+
+    def _note_rounded(self, values: Sequence[float]) -> None:
+        for name, value, kept in zip(self._inputs, values, self._x[-len(values) :], strict=True):
+            if abs(value) > EXACT and kept != value:
+                self._rounded.setdefault(name, Rounded(value, kept)).count += 1
 
     def _value(self, read: Callable[[Any], Any], cell: Any, column: str) -> Any:
         try:

@@ -95,6 +95,42 @@ def test_number_in_another_notation_is_refused(text, decimal):
         number_in(text, decimal)
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("2026-03-01", "name its column with time="),
+        ("True", "write 1 and 0"),
+        ("0x1F", "in decimal digits"),
+        ("\u22123.5", "write its sign as -"),
+        ("1'500", "without marks between the thousands"),
+        ("1\u00a0000", "without marks between the thousands"),
+        ("20 \u00b0C", "without its unit"),
+        ("15%", "without its unit"),
+        ("3.3V", "without its unit"),
+    ],
+)
+def test_text_that_people_write_for_a_number_is_refused_with_its_remedy(text, remedy):
+    with pytest.raises(RefusedValue, match=f"is no number; .*{remedy}"):
+        number_in(text)
+
+
+def test_target_that_is_a_word_names_the_setting_for_classes(tmp_path):
+    (tmp_path / "a.csv").write_text("v,mode\n1,walk\n2,run\n")
+    with pytest.raises(DataError, match=r"'walk' is no number; if the target is a class, .* classes=\["):
+        read(tmp_path / "a.csv", ReadingsFormat(["v"], "mode"))
+
+
+def test_inputs_whose_last_digits_float32_does_not_hold_are_noted(tmp_path):
+    (tmp_path / "a.csv").write_text("t,v,mode\n1700000000123,16777216,0\n1700000000124,2,1\n1,33554432,1\n")
+    found = read(tmp_path / "a.csv", ReadingsFormat(["t", "v"], "mode"))
+    [note] = found.notes
+    assert "column t" in note and "float32: 2, the first: 1700000000123 becomes 1700000038912" in note
+    arrays = from_arrays(np.array([[1700000000123], [5]]), [0, 1])
+    [note] = arrays.notes
+    assert "arrays: x" in note and "float32: 1, the first: 1700000000123" in note
+    assert from_arrays(np.array([[2**30], [5]]), [0, 1]).notes == ()
+
+
 def test_times_are_numbers_or_dates_with_a_zone():
     assert time_in("49105962326000") == (49105962326000.0, False)
     assert time_in("1970-01-01T01:00:30+01:00") == time_in("1970-01-01 00:00:30") == (30.0, True)
@@ -364,6 +400,13 @@ def test_lines_of_several_persons_may_alternate(tmp_path):
         ("V,Mode\n1,off\n", "'v' is spelled 'V' in the file"),
         (b"\x1f\x8b\x08\x00 compressed", "is compressed with gzip; decompress it"),
         (b"PK\x03\x04 workbook", "is a workbook or a zip archive; save it as CSV"),
+        (b"PAR1\x15\x04", "is a Parquet file; read it with pandas"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", "is a workbook of an old Excel"),
+        (b'\xef\xbb\xbf{"v": 1, "mode": "on"}\n', "is JSON; read it with pandas"),
+        ("<!DOCTYPE html><title>404</title>", "is a web page, perhaps of a failed download"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "is a pointer of Git LFS"),
+        ("v mode\n1 off\n", "set delimiter=' '"),
+        ("sep=;\nv;mode\n1;off\n", "this line is for Excel: remove it, and set delimiter=';'"),
         ("v,mode\n", "no examples; collect lines"),
         ("v,mode\n1,Off\n2,ON\n", r"'off' is spelled 'Off' here: use one of them"),
     ],
