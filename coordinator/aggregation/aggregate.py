@@ -207,7 +207,7 @@ def _measure(
 
 def _read_without(fixed: FixedValues, read: Read) -> Read:
     """Return a reader that leaves out the values that never change."""
-    return (lambda device: fixed.without(read(device))) if fixed.places else read
+    return lambda device: fixed.without(read(device))
 
 
 def _rebased(read: Read, stale: Mapping[str, Staleness], present: Tensors, schema: Schema) -> Read:
@@ -263,8 +263,7 @@ class _BoundedUpdates:
 
     def all_within(self) -> bool:
         """Return whether all updates, which are measured already, are within their bounds."""
-        if self._most is None:
-            return True
+        assert self._most is not None, "norms are measured for a bound"
         for device, pace in self._paces.items():
             own = limits_of(self._most, self.base, pace)
             if any(value > own.get(part, math.inf) for part, value in self._measured[device].items()):

@@ -30,8 +30,7 @@ def difference(end: Array, start: Array) -> Array:
     """
     if end.dtype != np.int64 or start.dtype != np.int64:
         return np.subtract(end, start, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        wrapped = np.subtract(end, start)
+    wrapped = np.subtract(end, start)
     overflowed = ((end ^ start) & (end ^ wrapped)) < 0
     return np.where(overflowed, np.subtract(end, start, dtype=np.float64), wrapped.astype(np.float64))
 
@@ -45,8 +44,7 @@ def advanced(start: Array, change: Array) -> Array:
 def _saturated_sum(start: Array, change: Array) -> Array:
     limits, most = np.iinfo(np.int64), np.nextafter(2.0**63, 0)
     steps = np.clip(change, -most, most).astype(np.int64)
-    with np.errstate(over="ignore"):
-        wrapped = np.add(start, steps)
+    wrapped = np.add(start, steps)
     overflowed = ((start ^ wrapped) & (steps ^ wrapped)) < 0
     return np.where(overflowed, np.where(steps > 0, limits.max, limits.min), wrapped)
 

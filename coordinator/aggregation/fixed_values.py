@@ -51,5 +51,6 @@ class FixedValues:
 
     def restored(self, tensors: dict[str, Array]) -> dict[str, Array]:
         """Return tensors with the values of the global model at the places."""
-        values = {name: np.where(places, self.base[name], tensors[name]) for name, places in self.places.items()}
-        return tensors | {name: array.astype(tensors[name].dtype) for name, array in values.items()}
+        return tensors | {
+            name: np.where(places, self.base[name], tensors[name]) for name, places in self.places.items()
+        }

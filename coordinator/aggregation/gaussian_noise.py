@@ -97,8 +97,7 @@ def private_mean(
 
 def _flat(tensors: Mapping[str, Array], schema: Schema) -> Array:
     """Return all tensors as one float64 vector."""
-    parts = [np.asarray(tensors[spec.name], np.float64).reshape(-1) for spec in schema.specs]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate([np.zeros(0), *(tensors[spec.name].reshape(-1) for spec in schema.specs)])
 
 
 def _cut(vector: Array, schema: Schema) -> dict[str, Array]:

@@ -305,7 +305,7 @@ def _masked_sum(group: OpenGroup, read: Callable[[str], MaskedUpdate], layout: V
 def _moved(base: Array, step: Array | None, spec: TensorSpec) -> Array:
     if step is None:
         return base
-    mean = np.asarray(base, np.float64) + step
+    mean = base + step
     if spec.never_negative:
         # The grid has no values between its steps: a variance far below the model's would become 0, and each device would
         # divide by epsilon. It follows as fast as ranges do.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from itertools import accumulate
 
 import numpy as np
 
@@ -38,13 +39,12 @@ def moved(tensors: Tensors, schema: Schema, salt: bytes) -> dict[str, Array]:
     """
     rng = np.random.default_rng(list(hashlib.sha256(salt).digest()))
     specs = [spec for spec in travelling(schema) if spec.trainable]
-    ends = np.cumsum([math.prod(spec.shape) for spec in specs], dtype=np.int64)
-    total = int(ends[-1]) if specs else 0
-    places = np.sort(rng.choice(total, min(MOVED_VALUES, total), replace=False)) if total else np.zeros(0, np.int64)
+    sizes = [math.prod(spec.shape) for spec in specs]
+    places = np.sort(rng.choice(sum(sizes), min(MOVED_VALUES, sum(sizes)), replace=False))
     steps = rng.integers(1, MOST_STEPS + 1, len(places)) * rng.choice((-1, 1), len(places))
     result = dict(tensors)
-    for spec, end in zip(specs, ends, strict=True):
-        begin = end - math.prod(spec.shape)
+    for spec, size, end in zip(specs, sizes, accumulate(sizes), strict=True):
+        begin = end - size
         chosen = (places >= begin) & (places < end)
         if chosen.any():
             flat = np.array(tensors[spec.name]).reshape(-1)
@@ -54,7 +54,10 @@ def moved(tensors: Tensors, schema: Schema, salt: bytes) -> dict[str, Array]:
 
 
 def _stepped(values: Array, steps: Array) -> Array:
-    """Return values some steps away. A value near 0 moves by steps of the least normal number, which no unit flushes to 0."""
+    """Return values some steps away, in float64.
+
+    A value near 0 moves by steps of the least normal number, which no unit flushes to 0.
+    """
     least = np.finfo(values.dtype).tiny
-    found: Array = (values + steps * np.maximum(np.spacing(np.abs(values)), least)).astype(values.dtype)
+    found: Array = values + steps * np.maximum(np.spacing(np.abs(values)), least)
     return found

@@ -187,9 +187,9 @@ def exact_squares(tensors: Tensors, base: Tensors, schema: Schema) -> dict[str, 
     Args:
         tensors: The update.
         base: The global model.
-        schema: Names and roles of the tensors; moments are left out.
+        schema: Names of the tensors.
     """
-    names = (spec.name for spec in schema.specs if spec.role != "moment" and has_large(base[spec.name]))
+    names = (name for name in schema.names if has_large(base[name]))
     return {name: squared_distance(tensors[name], base[name]) for name in names}
 
 

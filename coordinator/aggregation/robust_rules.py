@@ -245,7 +245,7 @@ def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:
 
 def _split(values: Array, shapes: Mapping[str, tuple[int, ...]]) -> Step:
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-    parts = np.split(values, ends[:-1]) if shapes else []
+    parts = np.split(values, ends[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.exact_integers import advanced, difference
+from fedpatch.coordinator.aggregation.exact_integers import advanced, difference, has_large
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -33,3 +34,18 @@ def test_integer_advanced_beyond_its_range_stays_at_the_limit(start, change):
     [found] = advanced(np.array([start]), np.array([change]))
     exact = min(max(start + int(change), -(2**63)), 2**63 - 1)
     assert abs(int(found) - exact) <= 2**12
+
+
+@pytest.mark.parametrize(
+    ("values", "large"),
+    [
+        ([0, 1, -1], False),
+        ([2**52, -(2**52)], False),
+        ([0, 2**52 + 1], True),
+        ([-(2**52) - 1, 0], True),
+        ([], False),
+    ],
+)
+def test_integers_are_large_from_the_size_whose_differences_float64_rounds(values, large):
+    assert has_large(np.array(values, np.int64)) is large
+    assert not has_large(np.array(values, np.float64))

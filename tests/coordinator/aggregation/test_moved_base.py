@@ -52,6 +52,19 @@ def test_few_trained_values_move_by_a_few_steps_of_their_type(seed, salt):
     assert changed == MOVED_VALUES
 
 
+def test_values_move_up_and_down_by_each_number_of_steps():
+    schema = Schema((TensorSpec("w", (600,), "float32", "weight"),))
+    distance = moved({"w": np.full(600, 1.5, np.float32)}, schema, b"1")["w"] - np.float32(1.5)
+    steps = set(range(1, MOST_STEPS + 1))
+    assert set((distance / np.spacing(np.float32(1.5))).tolist()) == {0} | steps | {-step for step in steps}
+
+
+def test_each_value_of_a_small_model_moves():
+    schema = Schema(tuple(TensorSpec(name, (2,), "float32", "weight") for name in "abc"))
+    after = moved({name: np.ones(2, np.float32) for name in "abc"}, schema, b"1")
+    assert all((values != 1).all() for values in after.values())
+
+
 def test_model_without_trained_values_stays():
     schema = Schema((TensorSpec("mean", (3,), "float32", "stats"),))
     before = {"mean": np.ones(3, np.float32)}
