@@ -64,6 +64,10 @@ def test_result_moves_at_most_three_radii(some, radius):
     assert np.linalg.norm(found.mean["w"]) <= 3 * radius * (1 + 1e-6)
 
 
+def test_groups_that_count_whole_are_not_named():
+    assert play([np.zeros(6)] * 3).pulls == {}
+
+
 def test_bad_group_moves_the_model_less_than_in_the_mean_and_is_named():
     honest = [np.full(6, 0.1) + 0.01 * number for number in range(4)]
     some = [*honest, np.full(6, -4.0)]

@@ -9,18 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, check_site_sum, is_possible, masked_mean
+from fedpatch.coordinator.aggregation.masked_mean import (
+    MaskedMean,
+    check_masked_update,
+    check_site_sum,
+    is_possible,
+    masked_mean,
+    private_masked_mean,
+    round_layout,
+)
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.device_vector import make_vector
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum, read_sum
-from fedpatch.shared.masking.masked_blob import MaskedUpdate
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, write_masked_blob
+from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.support.masked_group import terms_of
 
 SCHEMA = Schema((TensorSpec("w", (4,), "float32", "weight"),))
@@ -66,6 +77,58 @@ def test_group_whose_user_accuracies_are_impossible_is_left_out(lie):
     assert found.left_out == ("pi-10", "pi-11", "pi-12")
     assert found.report is not None
     assert (found.report.devices, found.report.means["user_accuracy_before"]) == (3, 0.5)
+
+
+def test_mean_of_no_possible_group_is_the_global_model_without_figures():
+    found = mean_of([REPORT, REPORT, replace(REPORT, user_accuracy_before=1e6)])
+    assert (found.report, found.left_out) == (None, ("pi-00", "pi-01", "pi-02"))
+    assert found.mean["w"].tolist() == [0.0] * 4
+
+
+def update_of(elements: Array) -> MaskedUpdate:
+    return MaskedUpdate(bytes(32), "00" * 32, elements)
+
+
+def test_mean_of_a_group_has_the_steps_of_all_its_devices():
+    updates = {
+        device: update_of(make_vector(LAYOUT, step={"w": np.full(4, way)}, report=REPORT, metric=ACCURACY, seed=1))
+        for device, way in (("a", 0.75), ("b", 0.0), ("c", 0.0))
+    }
+    groups = [OpenGroup(("a", "b", "c"), ())]
+    found = masked_mean(groups, updates.__getitem__, layout=LAYOUT, schema=SCHEMA, base=BASE)
+    assert found.mean["w"] == pytest.approx(np.full(4, 0.25), abs=1e-3)
+
+
+def test_noised_mean_has_the_steps_of_all_devices_of_all_groups_divided_by_the_denominator():
+    layout = PrivateLayout(SCHEMA, 1.0, 1000)
+    ways = {"a": 0.4, "b": 0.2, "c": -0.1, "d": 0.1}
+    updates = {
+        device: update_of(make_private_vector(layout, {"w": np.full(4, way)}, 1)) for device, way in ways.items()
+    }
+    groups = [OpenGroup(("a", "b"), ()), OpenGroup(("c", "d"), ())]
+    base = {"w": np.ones(4, np.float32)}
+    found = private_masked_mean(groups, updates.__getitem__, layout=layout, schema=SCHEMA, base=base, denominator=6)
+    assert found["w"] == pytest.approx(np.full(4, 1.1), abs=1e-3)
+
+
+def test_layout_of_a_round_has_figures_unless_its_devices_add_noise():
+    assert round_layout(SCHEMA, LAYOUT.terms, None) == LAYOUT
+    policy = PrivacyPolicy(1.5, 0.5, steps=300)
+    assert round_layout(SCHEMA, LAYOUT.terms, policy) == PrivateLayout(SCHEMA, 0.5, 300)
+
+
+def test_masked_update_of_another_group_or_another_model_is_refused():
+    sent = MaskedUpdate(bytes(32), "cd" * 32, vector(REPORT))
+    blob = write_masked_blob(sent)
+    found = check_masked_update(blob, LAYOUT, context=sent.context, base=sent.base)
+    assert found.elements.tolist() == sent.elements.tolist()
+    for context, base, reason, words in (
+        (bytes([1] * 32), sent.base, RefuseReason.NOT_INVITED, "another group"),
+        (sent.context, "ab" * 32, RefuseReason.WRONG_BASE, r"model (cd){6}, this round's is (ab){6}$"),
+    ):
+        with pytest.raises(UpdateRefused, match=words) as refused:
+            check_masked_update(blob, LAYOUT, context=context, base=base)
+        assert refused.value.reason == reason
 
 
 def test_sum_of_a_measure_that_no_device_has_measured_is_impossible():
