@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.gaussian_noise import normals, private_mean, random_bytes_for, values_of
-from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of, settings_problems
+from fedpatch.coordinator.aggregation.privacy_policy import (
+    PrivacyPolicy,
+    check_public,
+    delta_problem,
+    policy_of,
+    settings_problems,
+)
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.privacy.gaussian import epsilon_of, mu_of
 from fedpatch.shared.privacy.skellam import steps_of
@@ -105,6 +113,10 @@ def test_normals_have_the_moments_and_tails_of_a_standard_normal():
     assert np.corrcoef(drawn[:-1:2], drawn[1::2])[0, 1] == pytest.approx(0, abs=0.01)
 
 
+def test_normals_of_a_quarter_turn_are_zero_and_the_radius():
+    assert normals(bytes(8) + (2**62).to_bytes(8, "little"), 2) == pytest.approx([0.0, math.sqrt(106 * math.log(2))])
+
+
 @pytest.mark.parametrize("word", [b"\x00", b"\xff"])
 def test_normals_of_extreme_bytes_are_finite(word):
     assert np.isfinite(normals(word * 16, 2)).all()
@@ -145,7 +157,7 @@ def test_canaries_find_noise_that_is_halved_or_left_out(deviation, seed):
 
 # ---- settings
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "dp": "central",
     "noise_multiplier": 1.6,
     "dp_clip": 1.0,
@@ -168,23 +180,36 @@ def test_settings_that_fit_together_have_no_problem(settings):
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("change", "name", "other"),
     [
-        ({"noise_multiplier": None}, "noise_multiplier"),
-        ({"dp_clip": None}, "dp_clip"),
-        ({"target_ua": 0.9}, "target_ua"),
-        ({"moments": ("exp_avg",)}, "strategy"),
-        ({"aggregate": "trimmed:0.2"}, "aggregate"),
-        ({"delta": 0.01}, "delta"),
-        ({"rounds": 8}, "max_epsilon"),
-        ({"dp": "off", "max_epsilon": None, "dp_clip": None}, "noise_multiplier"),
-        ({"dp": "distributed"}, "dp"),
-        ({"dp": "distributed", "secure": True, "group_max": 32, "rounds": 8}, "max_epsilon"),
-        ({"dp": "distributed", "secure": True, "group_max": 32, "noise_multiplier": 300.0}, "noise_multiplier"),
+        ({"noise_multiplier": None}, "noise_multiplier", "dp"),
+        ({"dp_clip": None}, "dp_clip", "dp"),
+        ({"target_ua": 0.9}, "target_ua", "dp"),
+        ({"moments": ("exp_avg",)}, "strategy", "dp"),
+        ({"aggregate": "trimmed:0.2"}, "aggregate", "dp"),
+        ({"delta": 0.01}, "delta", "devices"),
+        ({"rounds": 8}, "max_epsilon", "noise_multiplier"),
+        ({"dp": "off", "max_epsilon": None, "dp_clip": None}, "noise_multiplier", "dp"),
+        ({"dp": "off", "noise_multiplier": None, "dp_clip": None}, "max_epsilon", "dp"),
+        ({"dp": "distributed"}, "dp", "secure"),
+        ({"dp": "distributed", "secure": True, "group_max": 32, "rounds": 8}, "max_epsilon", "noise_multiplier"),
+        ({"dp": "distributed", "secure": True, "group_max": 32, "noise_multiplier": 300.0}, "noise_multiplier", "dp"),
     ],
 )
-def test_settings_that_make_no_sense_together_are_refused_by_name(change, name):
-    assert [problem[0] for problem in settings_problems(**{**GOOD, **change})] == [name]
+def test_settings_that_make_no_sense_together_are_refused_by_their_names(change, name, other):
+    assert [(one, *others) for one, _, *others in settings_problems(**{**GOOD, **change})] == [(name, other)]
+
+
+def test_refusal_of_too_many_rounds_has_the_command_that_computes_their_noise():
+    [(_, text, _)] = settings_problems(**{**GOOD, "rounds": 8})
+    assert "fedpatch privacy plan --dp central --epsilon 8 --delta 1e-05 --rounds 8`" in text
+
+
+@pytest.mark.parametrize("devices", [30, 100, 7000])
+def test_delta_that_a_refusal_proposes_is_small_enough(devices):
+    proposed = float(delta_problem(1 / devices, devices).rpartition(" ")[2])
+    assert 0 < proposed < 1 / devices
+    assert delta_problem(proposed, devices) == ""
 
 
 def test_policy_of_dp_off_is_none():
@@ -197,6 +222,7 @@ def test_policy_of_noise_of_the_devices_has_the_grid_of_its_groups():
     assert policy == PrivacyPolicy(1.7, 1.0, 1e-5, 8.0, steps=steps_of(1.7, 32))
     terms = policy.terms(100)
     assert (terms.mechanism, terms.steps, terms.denominator) == ("skellam", policy.steps, 100)
+    assert (POLICY.terms(7).mechanism, POLICY.terms(7).steps) == ("gaussian", 0)
 
 
 @pytest.mark.parametrize(("role", "dtype"), [("stats", "float32"), ("buffer", "int64"), ("weight", "int8")])
@@ -209,3 +235,8 @@ def test_public_values_that_are_not_trained_floats_are_refused_with_a_remedy(rol
 
 def test_epsilon_of_a_policy_is_that_of_the_accountant():
     assert replace(POLICY, delta=1e-6).epsilon(3) == epsilon_of(mu_of(1.5, 3), 1e-6)
+
+
+def test_epsilon_of_noise_in_whole_steps_is_greater_than_that_of_gaussian_noise():
+    gaussian, coarse, fine = (replace(POLICY, steps=steps).epsilon(3) for steps in (0, 20, 2000))
+    assert gaussian < fine < coarse
