@@ -78,6 +78,18 @@ def test_median_of_examples_counts_each_member_of_a_relay():
     # One device has 1000 examples, thirty have 10 each: the median is 10.
     found = example_weights({"ann": 1000, "site": 300}, ExamplesCap(factor=2.0), {"site": 30})
     assert found == {"ann": 20, "site": 300}
+    # Two devices have 1000 examples each, three have 10.
+    found = example_weights({"ann": 1000, "ben": 1000, "site": 30}, ExamplesCap(factor=2.0), {"site": 3})
+    assert found == {"ann": 20, "ben": 20, "site": 30}
+
+
+def test_relay_weighs_the_cap_of_each_member_in_the_mean():
+    updates = {
+        device: (examples, {name: np.full_like(array, value) for name, array in BASE.items()})
+        for device, examples, value in (("ann", 50, 0.0), ("site", 900, 1.0))
+    }
+    found = mean(updates, {"site": 30}, examples=ExamplesCap(most=20))
+    assert found["w"] == pytest.approx(np.full((5, 3), 600 / 620))
 
 
 def test_pace_of_a_relay_is_that_of_its_mean_member_and_its_counters_may_count_more():

@@ -18,6 +18,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     ExamplesCap,
     Limits,
     NormBound,
+    parse_aggregate_rule,
     parse_examples_cap,
     parse_norm_bound,
 )
@@ -111,6 +112,14 @@ def test_clip_any_update_is_within_the_bound(base, update, limit):
     assert norm(tensors_of(update, pulled), base, SCHEMA) <= limit * (1 + 1e-9)
 
 
+@given(st.lists(sane.filter(lambda value: abs(value) > 1), min_size=1, max_size=9), st.floats(1e-6, 1.0))
+def test_clip_in_float64_from_zero_is_within_the_bound_to_the_last_bit(way, limit):
+    schema = Schema((TensorSpec("w", (len(way),), "float64", "weight"),))
+    pulled = clip({"w": np.array(way)}, tensors(schema, 0.0), schema, {"weights": limit})
+    assert pulled is not None
+    assert norm(pulled.tensors, tensors(schema, 0.0), schema) <= limit
+
+
 @given(models(element=sane), models(element=sane), limits)
 def test_clip_leaves_an_update_within_the_bound_as_it_is(base, update, limit):
     assert (clip(update, base, SCHEMA, {"weights": limit}) is None) == (norm(update, base, SCHEMA) <= limit)
@@ -131,9 +140,10 @@ def test_clipping_keeps_the_direction(base, update, limit):
     assert (pulled.tensors["n"] == update["n"]).all()
 
 
-def test_clip_of_an_infinite_norm_is_the_global_model():
+@pytest.mark.parametrize("start", [-1e308, 1.0])
+def test_clip_of_an_infinite_norm_gives_the_global_model(start):
     schema = Schema((TensorSpec("w", (2,), "float64", "weight"),))
-    base, update = tensors(schema, -1e308), tensors(schema, 1e308)
+    base, update = tensors(schema, start), tensors(schema, 1e308)
     pulled = clip(update, base, schema, {"weights": 1.0})
     assert pulled is not None
     assert (pulled.tensors["w"] == base["w"]).all()
@@ -466,6 +476,32 @@ def test_counters_grow_by_the_plans_steps(bound, factor, devices):
     assert len(folded.bounded_devices()[names[-1]]) <= MAX_PARTS
 
 
+def test_steps_for_more_examples_than_the_cap_are_not_named_beside_the_cap():
+    base = tensors(COUNTED, 0.0)
+    many = {name: np.full_like(array, 5) if _is_counter(name) else array for name, array in base.items()}
+    few = {name: np.ones_like(array) if _is_counter(name) else array for name, array in base.items()}
+    updates = {**dict.fromkeys("abc", few), "d": many}
+    counts = {**dict.fromkeys("abc", 20), "d": 100}
+    capped = fold(updates, counts, bound="auto:2", cap="20", schema=COUNTED)
+    assert (capped.clipped, capped.capped) == ({}, {"d": 20})
+    assert fold(updates, 20, bound="auto:2", schema=COUNTED).clipped.keys() == {"d"}
+
+
+@pytest.mark.parametrize("rule", ["mean", "centred"])
+def test_reference_of_moments_is_zero_for_steps_without_gradients(rule):
+    """Two steps of the plan multiply the moments of the global model by beta^2."""
+    base = tensors(MOVING, 3.0)
+    update = dict(base)
+    for name in WEIGHTS.names:
+        update[f"{name}:exp_avg"] = base[f"{name}:exp_avg"] * np.float32(0.9**2)
+        update[f"{name}:exp_avg_sq"] = base[f"{name}:exp_avg_sq"] * np.float32(0.999**2)
+    limits = Limits(parse_norm_bound("auto:2"), rule=parse_aggregate_rule(rule))
+    found = aggregate(
+        dict.fromkeys("abc", 40), lambda _: update, schema=MOVING, base=base, limits=limits, plan=PLAN
+    ).references
+    assert [found[part][0] for part in ("exp_avg", "exp_avg_sq")] == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
 def _is_counter(name: str) -> bool:
     return name.endswith((":step", "num_batches_tracked"))
 
@@ -529,7 +565,7 @@ def test_record_names_sixteen_devices_and_four_parts_of_each():
     assert folded.bounded() == {"norm": 40, "num_examples": 1}
 
 
-@pytest.mark.parametrize(("last", "readings"), [(1.1, 1), (99.0, 2)])
+@pytest.mark.parametrize(("last", "readings"), [(1.1, 1), (2.0, 1), (99.0, 2)])  # the bound is 2
 def test_updates_are_read_again_only_if_one_is_beyond_its_bound(last, readings):
     updates = {device: tensors(WEIGHTS, value) for device, value in (("a", 1.0), ("b", 1.0), ("c", last))}
     read: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -33,9 +34,14 @@ def model(weight: float, variance: float = 1.0, batches: int = 0) -> dict[str, n
     }
 
 
-def mean_of(updates: dict[str, dict[str, np.ndarray]], base: dict[str, np.ndarray], stale: dict[str, Staleness]):
+def mean_of(
+    updates: dict[str, dict[str, np.ndarray]],
+    base: dict[str, np.ndarray],
+    stale: dict[str, Staleness],
+    limits: Limits = OPEN,
+):
     counts = dict.fromkeys(updates, 1)
-    return aggregate(counts, updates.__getitem__, schema=SCHEMA, base=base, limits=OPEN, plan=PLAN, stale=stale).mean
+    return aggregate(counts, updates.__getitem__, schema=SCHEMA, base=base, limits=limits, plan=PLAN, stale=stale).mean
 
 
 def test_change_of_weights_and_steps_of_counters_are_added_to_the_present_model():
@@ -73,10 +79,11 @@ def test_update_of_the_present_model_is_moved_nowhere(values):
     assert np.allclose(rebase(update, base, base, SCHEMA)["w"], values, rtol=1e-6, atol=1e-6)
 
 
-def test_stale_update_counts_as_its_change_with_less_weight():
+@pytest.mark.parametrize("bound", ["off", "auto:10"])
+def test_stale_update_counts_as_its_change_with_less_weight(bound):
     base, old = model(4.0), model(0.0)
     updates = {"a": model(5.0), "b": model(3.0)}
-    mean = mean_of(updates, base, {"b": Staleness(3, 0.5, old)})
+    mean = mean_of(updates, base, {"b": Staleness(3, 0.5, old)}, Limits(parse_norm_bound(bound)))
     # Update a moves the weights by 1 and has weight 1; update b moves them by 3 and has weight 1/2.
     assert np.allclose(mean["w"], 4.0 + (1.0 + 1.5) / 1.5)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
-from fedpatch.coordinator.aggregation.norm_clipping import squared_distance
+from fedpatch.coordinator.aggregation.norm_clipping import squared_distance, squared_norm
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
@@ -239,6 +239,21 @@ def test_measured_update_gives_the_mean_and_the_distance_to_the_bit(shape):
     assert measured.num_updates == 2
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (8192,), (8193,), (300, 70)])
+def test_squared_norm_of_a_change_is_its_distance_from_zero_to_the_bit(shape):
+    change = np.asarray(np.random.default_rng(1).standard_normal(shape))
+    assert squared_norm(change) == squared_distance(change, np.zeros(shape))
+
+
+def test_square_beyond_float64_is_infinite():
+    """A warning would be an error here."""
+    schema = Schema((TensorSpec("w", (2,), "float64", "weight"),))
+    update, base = {"w": np.full(2, 1e308)}, {"w": np.full(2, -1e308)}
+    found = WeightedMean(schema).add_measured(update, 1, origins=base)
+    assert (found, squared_distance(update["w"], base["w"])) == ({"w": math.inf}, math.inf)
+    assert squared_norm(update["w"]) == math.inf
+
+
 @given(
     start=st.integers(-(2**63), 2**63 - 1),
     steps=st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=5),
@@ -287,6 +302,7 @@ def test_values_that_are_not_finite_and_not_trained_stay_as_they_are_in_a_mean()
                 dict.fromkeys(updates, 1), updates.__getitem__, schema=schema, base=base, limits=limits, plan=plan
             )
         np.testing.assert_array_equal(found.mean["mask"], base["mask"])
+        assert found.mean["mask"].dtype == np.float32
         assert 0 < found.mean["w"][0] < 3
         assert not any(part.startswith("stats") for parts in found.clipped.values() for part in parts)
 
