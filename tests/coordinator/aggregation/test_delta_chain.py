@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_delta import ServerDelta, chain
@@ -34,6 +34,11 @@ def straight(count: int, size: int = 10) -> list[ServerDelta]:
     ]
 
 
+@example(  # two steps of one round, of which one begins where the other one ends
+    steps=[ServerDelta(3, "v", start, end, Packed(bytes(9), 9, "delta-int8")) for start, end in ("bc", "ab")],
+    content="c",
+    most=99,
+)
 @given(steps=steps_of_any_history, content=contents, most=st.integers(0, 200))
 def test_chain_of_any_steps_is_connected_and_leads_to_the_model(steps, content, most):
     found = chain(steps, content, most)

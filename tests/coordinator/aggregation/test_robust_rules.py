@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,15 +63,21 @@ fleets = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.tuples(mo
 
 
 def combine(
-    updates: dict[str, Update], rule: str, counts: dict[str, int] | None = None, norm: NormBound | None = None
+    updates: dict[str, Update],
+    rule: str,
+    counts: dict[str, int] | None = None,
+    norm: NormBound | None = None,
+    base: Update = ZERO,
+    **changes: Any,
 ) -> AggregateResult:
     return aggregate(
         counts or dict.fromkeys(updates, 1),
         updates.__getitem__,
         schema=SCHEMA,
-        base=ZERO,
+        base=base,
         limits=Limits(norm or NormBound(), ExamplesCap(), parse_aggregate_rule(rule)),
         plan=PLAN,
+        **changes,
     )
 
 
@@ -101,6 +109,19 @@ def test_clip_centred_moves_by_at_most_the_radius_in_each_pass(fleet, radius):
     changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, ZERO, SCHEMA)
     moved = math.sqrt(sum(float(np.sum(values**2)) for values in clip_centred(changes, radius).step.values()))
     assert moved <= CENTRING_PASSES * radius * (1 + 1e-9)
+
+
+def test_radius_of_the_rule_bounds_the_step_of_a_round():
+    found = combine({"a": model(100.0)}, "centred:0.5")
+    assert np.linalg.norm(flat(found.mean)) == pytest.approx(CENTRING_PASSES * 0.5)
+
+
+def test_radius_without_a_number_is_that_of_the_second_pass_in_the_third_one():
+    """Radii 1.5, 1.1 and 1.1: the centre goes from 0 to 1.1, 1.38 and 1.548."""
+    one = Schema((TensorSpec("w", (1,), "float32", "weight"),))
+    updates = {str(value): {"w": np.array([value], np.float32)} for value in (0.0, 1.0, 1.5, 10.0, 12.0)}
+    changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, {"w": np.zeros(1, np.float32)}, one)
+    assert clip_centred(changes).step["w"] == pytest.approx([1.548])
 
 
 @given(
@@ -155,6 +176,25 @@ def test_far_update_moves_a_robust_rule_by_less_than_the_honest_steps_at_any_len
     assert np.abs(found - 1.0).max() < 0.2
 
 
+@pytest.mark.parametrize("rule", ["centred", "bucketed:1", "trimmed:0.45"])
+def test_far_updates_of_four_devices_of_nine_move_a_large_model_by_less_than_two_honest_steps(rule):
+    honest = {f"honest-{number}": model(1001.0 + number / 100) for number in range(5)}
+    bad = {f"bad-{number}": model(-1e10) for number in range(4)}
+    found = flat(combine(honest | bad, rule, base=model(1000.0)).mean)
+    assert np.abs(found - 1000.0).max() < 2
+
+
+@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
+@pytest.mark.parametrize("rule", ["centred", "bucketed", "bucketed:1", "trimmed:0.2"])
+def test_rule_without_a_radius_follows_the_scale_of_the_updates(rule, scale):
+    ways = {f"honest-{number}": 1.0 + number / 10 for number in range(6)} | {"bad": -50.0}
+    plain, scaled = (
+        combine({device: model(way * factor) for device, way in ways.items()}, rule) for factor in (1.0, scale)
+    )
+    assert flat(scaled.mean) == pytest.approx(flat(plain.mean) * scale, rel=1e-5)
+    assert scaled.pulls == pytest.approx(plain.pulls, abs=1e-5)
+
+
 def test_bucketed_gives_the_geometric_median_where_a_device_makes_no_change():
     """One device of ten sends the global model itself, from which the first distances are measured."""
     updates = {f"honest-{number}": model(1.0) for number in range(9)} | {"idle": ZERO}
@@ -183,6 +223,11 @@ def test_pulls_multiply_the_norm_bound_and_the_rule():
     assert "a" not in found.pulls
 
 
+def test_pull_of_the_norm_bound_alone_is_the_share_beyond_it():
+    updates = {device: model(1.0) for device in "abc"} | {"far": model(100.0)}
+    assert combine(updates, "mean", norm=NormBound("auto", 2.0)).pulls == {"far": pytest.approx(1 - 1 / 50)}
+
+
 @given(
     devices=st.lists(st.text("abc", min_size=1, max_size=4), unique=True, min_size=1),
     size=st.integers(1, 5),
@@ -203,6 +248,25 @@ def test_trim_in_small_blocks_gives_the_bits_of_one_block(monkeypatch):
     blocks = trim(changes, 0.2, lambda shape: np.empty(shape, np.float32))
     assert all(np.array_equal(whole.step[name], blocks.step[name]) for name in whole.step)
     assert whole.shares == blocks.shares
+
+
+def test_trim_with_its_table_in_a_file_gives_the_bits_of_one_in_memory(tmp_path: Path):
+    def in_file(shape: tuple[int, int]) -> Array:
+        return np.memmap(tmp_path / "table", np.float32, "w+", shape=shape)
+
+    base = model(*np.random.default_rng(9).normal(size=8) / 1000)
+    updates = {str(number): model(*np.random.default_rng(number).normal(size=8)) for number in range(7)}
+    memory = combine(updates, "trimmed:0.2", base=base)
+    file = combine(updates, "trimmed:0.2", base=base, scratch=in_file)
+    assert flat(memory.mean).tobytes() == flat(file.mean).tobytes()
+
+
+def test_trim_adds_values_in_float64():
+    """In float32 the sum would be rounded."""
+    updates = {str(place): model(value) for place, value in enumerate((2.0**24, 2.0**24, 3.0))}
+    changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, ZERO, SCHEMA)
+    step = trim(changes, 0.1, lambda shape: np.empty(shape, np.float32)).step
+    assert step["layer.bias"].tolist() == [(2**25 + 3) / 3] * 2
 
 
 @given(numbers=st.lists(values, min_size=4, max_size=9))

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.server_optimizers import FedAdam, add_controls
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy, begin_strategy
+from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
+from fedpatch.coordinator.aggregation.server_optimizers import FedAdam, FedAvgM, add_controls
+from fedpatch.coordinator.aggregation.strategies import (
+    FedAvg,
+    ServerState,
+    Strategy,
+    apply_strategy,
+    begin_strategy,
+    refusal_of_rule,
+)
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy
@@ -380,6 +388,20 @@ class NoState(FedAvg):
         return None
 
 
+class NoInit(FedAvg):
+    """An init that fails."""
+
+    def init(self, tensors, schema):
+        raise ZeroDivisionError("no examples")
+
+
+class Momentless(FedAvgM):
+    """A step of a server optimizer without the moment that it keeps."""
+
+    def step(self, gradient, *moments):
+        return gradient, ()
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
@@ -389,6 +411,8 @@ class NoState(FedAvg):
             r"finish failed: KeyError: 'velocity'; correct the class Careless \(test_strategies.py, line \d+\)",
         ),
         (NoState(), "init returned NoneType, not a ServerState"),
+        (NoInit(), "strategy 'fedavg': init failed: ZeroDivisionError: no examples"),
+        (Momentless(), "strategy 'fedavgm': finish failed: ValueError"),
     ],
 )
 def test_fault_of_a_strategy_is_found_before_a_run_and_names_class_and_line(strategy, words):
@@ -401,3 +425,18 @@ def test_every_strategy_passes_its_trial_and_begins_as_it_would_without(strategy
     begun, plain = begin_strategy(strategy, filled(SCHEMA, 1), SCHEMA), strategy.init(filled(SCHEMA, 1), SCHEMA)
     assert same(begun.tensors, plain.tensors)
     assert same(begun.server, plain.server)
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"),
+    [
+        ("mean", ()),
+        ("centred", ("scaffold",)),
+        ("bucketed", ("scaffold",)),
+        ("trimmed:0.2", ("fedavg-adam", "scaffold")),
+    ],
+)
+def test_rule_that_would_part_values_that_belong_together_is_refused_with_the_strategys_name(rule, refused):
+    found = {name: refusal_of_rule(parse_aggregate_rule(rule), find_strategy(name)) for name in STRATEGIES.own}
+    assert {name for name, why in found.items() if why} == set(refused)
+    assert all(name in (found[name] or "") for name in refused)
