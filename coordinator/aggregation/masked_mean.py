@@ -225,7 +225,7 @@ def is_possible(layout: VectorLayout, group: GroupSum, metric: MetricTerms | Non
     counts = (*report.measured.values(), report.gaining, report.losing, sum(report.histogram))
     most = min(group.devices * layout.terms.weight_cap, report.num_examples)
     codes = np.abs(group.codes).max(initial=0) <= group.devices * layout.top
-    return bool(codes) and 1 <= report.weight <= most and max(counts) <= group.devices
+    return bool(codes) and group.devices <= report.weight <= most and max(counts) <= group.devices
 
 
 @lru_cache(maxsize=2)

@@ -140,6 +140,13 @@ def test_sum_of_a_measure_that_no_device_has_measured_is_impossible():
     assert not is_possible(LAYOUT, replace(total, figures=tuple(figures)), ACCURACY)
 
 
+def test_weight_below_one_for_each_device_is_impossible():
+    """A bad device that takes weight from the others would lengthen the mean step of its group."""
+    total = summed(*[replace(REPORT, num_examples=1)] * 3)
+    assert total.figures[0] == 3 and is_possible(LAYOUT, total, ACCURACY)
+    assert not is_possible(LAYOUT, replace(total, figures=(2, *total.figures[1:])), ACCURACY)
+
+
 def test_sum_of_a_site_with_an_impossible_user_accuracy_is_refused():
     total = summed(REPORT, REPORT, replace(REPORT, user_accuracy_before=9.0))
     with pytest.raises(UpdateRefused, match="no 3 devices can have its accuracy"):
