@@ -33,6 +33,7 @@ from fedpatch.shared.errors import FedpatchError, StateError
 class AdmissionPreview:
     """The present facts, the answer to a work request, and every objection, also if the answer is yes.
 
+    `counted` are the objections that count with the admission mode: with another one than preferences, a pause alone.
     `private` describes the tensors that must stay on this device (owner_limits.least_without_model). `terms` are what a
     request must have. `of_agent` are the reasons of the agent that runs with this state directory, which knows the last
     request. `differences` are the settings that are not those of this agent.
@@ -41,6 +42,7 @@ class AdmissionPreview:
     facts: Facts
     verdict: AdmissionDecision
     objections: tuple[Objection, ...]
+    counted: tuple[Objection, ...]
     private: Mapping[str, Any]
     terms: tuple[str, ...] = ()
     of_agent: tuple[str, ...] = ()
@@ -53,7 +55,7 @@ class AdmissionPreview:
         return [*found, *(words for words in self.of_agent if words not in found)]
 
     def _own_reasons(self) -> list[str]:
-        words = [one.words for one in self.objections]
+        words = [one.words for one in self.counted]
         if self.verdict.condition is not None:  # an unmet preference
             return words
         return [self.verdict.why, *words] if self.verdict in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT) else [self.verdict.why]
@@ -81,7 +83,14 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
     status = _running_status(directory)
     differences = in_force_in_words("these settings", status.get("settings", {}).get("values", {}), settings)
     return AdmissionPreview(
-        facts, verdict, objections, private, tuple(terms), tuple(_reasons_of_agent(status)), tuple(differences)
+        facts,
+        verdict,
+        objections,
+        order.objections(objections),
+        private,
+        tuple(terms),
+        tuple(_reasons_of_agent(status)),
+        tuple(differences),
     )
 
 

@@ -27,6 +27,7 @@ from fedpatch.device_agent.cli.status import (
     plain_patch,
     standing_in_words,
     standing_plain,
+    unwilling_now,
 )
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import read_patches, read_standing
@@ -116,7 +117,8 @@ def status(*, state_dir: Path, as_json: AsJson = False) -> None:
     standing = read_standing(state_dir)
     about = look_for_owner(state_dir, standing)
     if as_json:
-        typer.echo(json.dumps({**standing_plain(standing), **about.plain(), "models": models_plain(state_dir)}))
+        now = {"unwilling": unwilling_now(standing.status, about.pause)} if standing.status else {}
+        typer.echo(json.dumps({**standing_plain(standing), **now, **about.plain(), "models": models_plain(state_dir)}))
     else:
         for line in [*standing_in_words(standing, about, time.time()), *models_in_words(state_dir)]:
             typer.echo(line)

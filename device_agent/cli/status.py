@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpatch.device_agent.policy.preferences import PAUSED_WORDS
 from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_pause
@@ -154,7 +155,7 @@ def standing_in_words(standing: AgentStatus, about: OwnersView, now: float) -> l
         job = f", run {status['run']}, round {status['round']}" if status.get("run") else ""
         paused = ", paused" if status.get("paused") else ""
         lines.append(f"it is {status.get('state')}{paused}{job} (last change: {since})")
-        lines += _answer_in_words(status)
+        lines += _answer_in_words(status, unwilling_now(status, about.pause))
     if standing.running and status.get("problem"):
         lines.append(f"problem: {status['problem']}")
     lines += [*about.lines, *_spent_in_words(status)]
@@ -173,7 +174,18 @@ def standing_in_words(standing: AgentStatus, about: OwnersView, now: float) -> l
     return [*lines, f"update: {waits}", *(patches_in_words(standing.patches, now) or ["patches: none yet"])]
 
 
-def _answer_in_words(status: Mapping[str, Any]) -> list[str]:
+def unwilling_now(status: Mapping[str, Any], pause: str) -> list[str]:
+    """Return the unmet preferences. The running agent notices a new or an ended pause at its next look, up to 30 s later.
+
+    Args:
+        status: Content of status.json.
+        pause: The present pause in words, "" for none.
+    """
+    known = [str(words) for words in status.get("unwilling", ()) if not str(words).startswith(PAUSED_WORDS)]
+    return [PAUSED_WORDS, *known] if pause else known
+
+
+def _answer_in_words(status: Mapping[str, Any], unwilling: Sequence[str]) -> list[str]:
     """Return the lines on the answer that a work request would get now."""
     if status.get("state") == STARTING:
         return ["it would not accept work now: its task is still being loaded"]
@@ -181,7 +193,7 @@ def _answer_in_words(status: Mapping[str, Any]) -> list[str]:
         return ["it would not accept work now: every request is declined, for what is named below"]
     if refused := status.get("refused"):
         return [f"it would not accept work now: a request like the last one is declined: {refused}"]
-    if unwilling := status.get("unwilling"):
+    if unwilling:
         return ["it would not accept work now:", *(f"  {words}" for words in unwilling)]
     return [*_mode_in_words(status.get("admission", "")), *(f"  {words}" for words in status.get("terms", ()))]
 

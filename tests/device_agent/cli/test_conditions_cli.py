@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.sensors.device_facts import Facts
+from fedpatch.device_agent.state.pause_file import pause
 from tests.device_agent.sensors.scenes import BATTERY, Scene
 from tests.support.programs import Ended, Program
 
@@ -57,6 +58,13 @@ def test_conditions_names_the_admission_that_declines_whatever_the_preferences_a
     (tmp_path / "admission").write_text("decline: on holiday\n")
     lines[1] = "  on holiday"
     assert agent("--admission", f"file:{tmp_path / 'admission'}").out.splitlines()[-2:] == lines
+
+
+def test_pause_is_the_only_reason_with_another_admission_than_preferences(agent, tmp_path):
+    pause(tmp_path / "var" / "lib" / "agent")
+    lines = ["it would not accept work now:", "  its owner has paused it"]
+    assert agent("--admission", "always").out.splitlines()[-2:] == lines
+    assert agent().out.splitlines()[-3:] == [*lines, "  it runs on its battery"]
 
 
 def test_conditions_json_holds_the_same_facts(agent):

@@ -31,6 +31,17 @@ def shown(status: dict[str, object], about: OwnersView = NOTHING_MORE) -> list[s
     return standing_in_words(standing, about, 0.0)
 
 
+@pytest.mark.parametrize("admission", ["preferences", "always", "file:/etc/accept"])
+def test_status_knows_of_a_pause_before_the_agent_does(admission):
+    lines = shown({"admission": admission, "unwilling": []}, OwnersView(pause="/st/pause"))
+    assert lines[2:4] == ["it would not accept work now:", "  its owner has paused it"]
+
+
+def test_status_knows_of_the_end_of_a_pause_before_the_agent_does():
+    lines = shown({"unwilling": ["its owner has paused it, until 2026-11-29 06:29"]})
+    assert lines[2] == "it would accept work now: all that its owner demands is met"
+
+
 def source_of(file: Path, **flags: object) -> Source[AgentSettings]:
     return Source(AgentSettings, file, {}, flags)
 
@@ -99,13 +110,6 @@ def test_status_names_the_terms_of_a_request_that_would_be_accepted():
     lines = shown({"terms": ['only requests for masked updates (secure = "required")']})
     at = lines.index("it would accept work now: all that its owner demands is met")
     assert lines[at + 1] == '  only requests for masked updates (secure = "required")'
-
-
-@pytest.mark.parametrize("admission", ["preferences", "always"])
-def test_status_declines_while_an_objection_counts_in_any_mode(admission):
-    lines = shown({"admission": admission, "unwilling": ["its owner has paused it"]})
-    at = lines.index("it would not accept work now:")
-    assert lines[at + 1] == "  its owner has paused it"
 
 
 def test_status_shows_pause_last_decline_and_todays_allowance():
