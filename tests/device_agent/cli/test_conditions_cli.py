@@ -64,7 +64,7 @@ def test_pause_is_the_only_reason_with_another_admission_than_preferences(agent,
     pause(tmp_path / "var" / "lib" / "agent")
     lines = ["it would not accept work now:", "  its owner has paused it"]
     assert agent("--admission", "always").out.splitlines()[-2:] == lines
-    assert agent().out.splitlines()[-3:] == [*lines, "  it runs on its battery"]
+    assert set(agent().out.splitlines()[-2:]) == {lines[1], "  it runs on its battery"}
 
 
 def test_conditions_json_holds_the_same_facts(agent):
