@@ -108,13 +108,14 @@ class _Reader:
         self.wrong: set[str] = set()
         self.unread = False  # whether the file could not be read, so its settings are unknown
 
-    def take_section(self, file: Path, line: int, name: str, table: Mapping[str, Any]) -> None:
-        """Report a section, and take its settings, so that their own problems are reported too."""
+    def take_section(self, file: Path, text: str, line: int, name: str, table: Mapping[str, Any]) -> None:
+        """Report a section at this line of the text, and take its settings, so that their own problems are reported too."""
         inside = [key for key in table if key in self.known]
         also = f"; {', '.join(inside)} then count" if inside else ""
         self.problems.append(f"{file}:{line}: [{name}]: settings have no sections; delete this line{also}")
+        lines = key_lines("\n".join(text.split("\n")[line:]))
         for key in inside:
-            self.take(key, Origin(f"{file}:{line}", tells_key=False), table[key], from_value)
+            self.take(key, Origin(f"{file}:{line + lines.get(key, 0)}", tells_key=False), table[key], from_value)
 
     def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
         one = self.known.get(key)
@@ -150,7 +151,7 @@ class _Reader:
         lines = key_lines(text)
         for key, value in sorted(table.items(), key=lambda item: lines.get(item[0], 0)):
             if isinstance(value, dict) and key not in self.known:
-                self.take_section(file, lines.get(key, 1), key, value)
+                self.take_section(file, text, lines.get(key, 1), key, value)
                 continue
             self.take(key, Origin(f"{file}:{lines.get(key, 1)}", tells_key=False), value, from_value)
 

@@ -97,7 +97,7 @@ def test_problems_of_all_sources_are_reported_together_with_their_place(file):
         "oven.toml:4: tryas: unknown setting; did you mean trays?",
         "oven.toml:5: light: expected true or false, got the text 'on'",
         "oven.toml:6: [preferences]: settings have no sections; delete this line; share then count",
-        "oven.toml:6: share: 2 is above 1",
+        "oven.toml:7: share: 2 is above 1",
         "$OVEN_SHARE: 1.5 is above 1",
         "--mode: unknown value 'fann'; did you mean 'fan'? (known: fan, grill, steam)",
     ]
