@@ -27,7 +27,7 @@ import msgspec
 
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
-from fedpatch.device_agent.policy.usage import USAGE_NAME, DailyBudget, DayUsage, Usage
+from fedpatch.device_agent.policy.usage import ALL_SPENT, USAGE_NAME, DailyBudget, DayUsage
 from fedpatch.device_agent.state.history import HISTORY_NAME
 from fedpatch.device_agent.state.leader_epoch import FILE as LEADER_EPOCH
 from fedpatch.device_agent.state.offered_bases import FILE as OFFERED_BASES
@@ -61,8 +61,6 @@ _KEPT = (
 )
 _SALT, _NONCE = 16, 12
 _UNKNOWN_DAY, _DAY_S = date(1970, 1, 1), 86_400
-_ALL_SPENT = Usage(rounds=10**6, traffic_bytes=2**50, training_s=86_400.0)
-"""More than any allowance of a day."""
 
 
 def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *, salt: bytes, nonce: bytes) -> bytes:
@@ -135,7 +133,7 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
             raise UsageError(f"{state_dir}: has a state already ({', '.join(found)}); restore into an empty directory")
         _require_later(archive, today)
         make_directory(state_dir, 0o750)
-        spent = DayUsage(today, DailyBudget(today, _ALL_SPENT))
+        spent = DayUsage(today, DailyBudget(today, ALL_SPENT))
         write_atomic(state_dir / RESTORED_NAME, b"")
         write_atomic(state_dir / USAGE_NAME, msgspec.json.encode(spent))
         settings = b""

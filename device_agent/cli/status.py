@@ -9,6 +9,7 @@ from typing import Any
 
 from fedpatch.device_agent.policy.preferences import PAUSED_WORDS
 from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
+from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_pause
 from fedpatch.device_agent.settings import AgentSettings
@@ -121,6 +122,9 @@ def _spent_in_words(status: Mapping[str, Any]) -> list[str]:
     spent, limits = status.get("spent"), (status.get("settings") or {}).get("values", {})
     if not spent:
         return []
+
+    if Usage(**spent).counts_as_spent:
+        return [f"today: {SPENT_WORDS}"]
 
     def of(value: float, name: str, unit: str) -> str:
         most = limits.get(name)

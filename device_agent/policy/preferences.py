@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
-from fedpatch.device_agent.policy.usage import Usage
+from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 
@@ -308,7 +308,8 @@ def _by_allowance(
         words = f"{spent.training_s / 60.0:.0f} minutes of training today, max_minutes_per_day is {wants.max_minutes_per_day}"
         used_up.append((Condition.MINUTES_SPENT, words))
     for condition, words in used_up:
-        yield Objection(condition, words, _seconds(local, next_midnight(local)), exact=True)
+        known = SPENT_WORDS if spent.counts_as_spent else words
+        yield Objection(condition, known, _seconds(local, next_midnight(local)), exact=True)
 
 
 def _seconds(local: datetime, until: datetime) -> float:

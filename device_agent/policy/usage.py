@@ -66,6 +66,11 @@ class Usage:
     traffic_bytes: Count = 0
     training_s: Duration = 0.0
 
+    @property
+    def counts_as_spent(self) -> bool:
+        """Whether the day counts as spent although its usage is not known, as after `fedpatch-agent restore`."""
+        return self.rounds >= ALL_SPENT.rounds
+
     def plus(self, more: Usage) -> Usage:
         """Sum of both."""
         return Usage(
@@ -74,6 +79,9 @@ class Usage:
 
 
 NOTHING = Usage()
+ALL_SPENT = Usage(rounds=10**6, traffic_bytes=2**50, training_s=86_400.0)
+"""More than any allowance: the usage of a day whose usage is lost."""
+SPENT_WORDS = "the allowance counts as spent, since the state was restored from a backup"
 
 
 @dataclass(frozen=True)

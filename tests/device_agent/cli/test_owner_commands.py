@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fedpatch.device_agent.cli.owner import parse_duration
 from fedpatch.device_agent.cli.state_dir import place_of, settings_file
 from fedpatch.device_agent.cli.status import OwnersView, differences_of, entry_in_words, standing_in_words
+from fedpatch.device_agent.policy.usage import ALL_SPENT, Usage
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.sensors.host import read_pause
 from fedpatch.device_agent.settings import AgentSettings
@@ -123,6 +125,11 @@ def test_status_shows_pause_last_decline_and_todays_allowance():
     assert "today: 2 rounds, 3 of 5 MiB, 2 minutes" in lines
     assert f"last decline: {entry_in_words(declined)}" in lines
     assert "round 3 of run a-run: unwilling: quiet hours" in entry_in_words(declined)
+
+
+def test_status_of_a_restored_day_says_that_its_allowance_counts_as_spent():
+    lines = shown({"spent": asdict(ALL_SPENT.plus(Usage(rounds=1)))})
+    assert "today: the allowance counts as spent, since the state was restored from a backup" in lines
 
 
 def test_history_entry_names_bytes_both_ways_broker_and_model():

@@ -18,7 +18,7 @@ from fedpatch.device_agent.policy.preferences import (
     words_for_wire,
 )
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
-from fedpatch.device_agent.policy.usage import NOTHING, Usage
+from fedpatch.device_agent.policy.usage import ALL_SPENT, NOTHING, SPENT_WORDS, Usage
 from fedpatch.shared.errors import ConfigError
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 from tests.device_agent.owners import WELL, easy, facts, wants
@@ -271,3 +271,8 @@ def test_impossible_preference_is_refused_with_a_remedy(setting, words):
         wants(**setting)
     assert caught.value.problems[0].startswith(f"--{next(iter(setting)).replace('_', '-')}: ")
     assert words in caught.value.problems[0]
+
+
+def test_allowance_that_counts_as_spent_after_a_restore_says_so():
+    found = unmet_preferences(easy(max_rounds_per_day=5), WELL, ALL_SPENT, local=NOON)
+    assert [(one.condition, one.words) for one in found] == [(Condition.ROUNDS_SPENT, SPENT_WORDS)]
