@@ -6,6 +6,7 @@ own and restores torch's random state.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -192,6 +193,11 @@ def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str, p
         ]
         outputs = torch.cat(parts)
     words = f"{'validation' if part == 'val' else part} data of {holder}"
+    if not bool(torch.isfinite(outputs).all()):
+        raise DataError(
+            f"task {task.name!r}: outputs for the {words} are not all finite before any training; scale the inputs in the "
+            "task's `prepare`, or use other layers"
+        )
     try:
         measured = float(task.metric(outputs, y))
     except FedpatchError:
@@ -202,7 +208,7 @@ def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str, p
             f"{_words(error)}; {_metric_remedy(targets)}"
         ) from error
     terms = task.metric_terms
-    broken = math.isnan(measured) and bool(torch.isfinite(outputs).all())
+    broken = math.isnan(measured)
     if broken or (math.isfinite(measured) and not terms.allows(measured)):
         raise DataError(
             f"task {task.name!r}: its metric gave {measured:g} for {words}; `metric` must return {terms.range_words}"
@@ -234,12 +240,13 @@ def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
 
     Args:
         task: The task.
-        module: Its model, which is changed.
+        module: Its model; a copy of it is trained, since steps without a chosen learning rate may diverge.
         data: The device's data.
 
     Returns:
         The median of some steps, in seconds, after one that is not counted.
     """
+    module = copy.deepcopy(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
     rows = np.resize(np.arange(len(data.train_x)), min(task.batch_size, len(data.train_x)))
     x, y = torch.from_numpy(np.array(data.train_x[rows])), torch.from_numpy(np.array(data.train_y[rows]))

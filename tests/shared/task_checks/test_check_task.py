@@ -327,6 +327,22 @@ def test_task_in_large_units_passes_the_check_of_the_update():
     assert _findings(task, private="none")["update"].verdict == "ok"
 
 
+def test_outputs_that_are_not_finite_before_any_training_fail_the_check_of_the_metric():
+    class Odd(nn.Module):
+        """A model that fails on the inputs of the test data alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = build_model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.module(x)
+            return outputs if self.training else outputs / 0.0
+
+    found = _findings(replace(TASK, build_model=Odd))["metric"]
+    assert found.verdict == "fail" and "are not all finite before any training" in found.detail
+
+
 def test_buffer_that_becomes_infinite_fails_the_check_of_the_update_with_its_name():
     class Lowest(nn.Module):
         """A model that keeps the least value that it has seen."""

@@ -20,6 +20,7 @@ from fedpatch.shared.task_checks.trial_training import (
     require_repeatable,
     require_trainable,
     same_values_for_a_seed,
+    step_seconds,
     trial_loss,
 )
 from fedpatch.shared.tasks import metrics
@@ -210,3 +211,10 @@ def test_metric_is_measured_on_all_test_rows():
     rows = np.resize(np.arange(len(DATA.test_x)), 700)
     late = replace(DATA, test_x=DATA.test_x[rows], test_y=(np.arange(700) >= 600).astype(np.int64))
     require_trainable(replace(TASK, metric=_ranked), late, "device")
+
+
+def test_timed_steps_leave_the_model_as_it_was_before_any_training():
+    module = build_model()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    assert step_seconds(TASK, module, DATA) > 0.0
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
