@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -15,6 +16,7 @@ from fedpatch.shared.app.plugins import import_optional
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.reading.array_values import require_plain_picture
 from fedpatch.shared.tasks.reading.cell_values import RefusedValue, is_missing, number_in
+from fedpatch.shared.tasks.reading.csv_lines import foreign_kind
 from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
 from fedpatch.shared.tensors.arrays import Array
 
@@ -22,6 +24,7 @@ IMAGES = (".png", ".bmp", ".jpg", ".jpeg")
 KINDS = (".npy", ".csv", *IMAGES)
 
 _NAMED = 6
+_HEAD_BYTES = 64
 
 
 def is_of_readings(path: Path, form: ReadingsFormat | None) -> bool:
@@ -146,8 +149,11 @@ def _array(path: Path) -> Array:
 
 
 def _table(path: Path) -> Array:
+    content = path.read_bytes()
+    if what := foreign_kind(content[:_HEAD_BYTES]):
+        raise DataError(f"{path}: {what.partition(';')[0]}; give the inputs as CSV in UTF-8, or as .npy")
     try:
-        text = path.read_text("utf-8-sig")  # spreadsheets begin a file with a byte-order mark
+        text = content.decode("utf-8-sig")  # spreadsheets begin a file with a byte-order mark
         rows = [row for row in csv.reader(text.splitlines(), strict=True) if any(cell.strip() for cell in row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: is no table of numbers as text ({error})") from error
@@ -161,11 +167,20 @@ def _table(path: Path) -> Array:
                     place for place, cell in enumerate(row, 1) if not _is_number(cell) and not is_missing(cell)
                 )
                 raise DataError(
-                    f"{path}: row {number} holds something that is no number: column {column}, {why}"
+                    f"{path}: row {number} holds something that is no number: column {column}, {why}{_separated(row)}"
                 ) from None
     if not parsed or any(len(row) != len(parsed[0]) for row in parsed):
         raise DataError(f"{path}: its rows differ in length, or there are none; give one example in each row")
     return np.array(parsed)
+
+
+def _separated(row: Sequence[str]) -> str:
+    """Return a remedy if the cells of a row have another separator than a comma."""
+    line = ",".join(row)
+    for mark in (";", "\t", "|"):
+        if mark in line and all(_is_number(cell.replace(",", ".")) for cell in line.split(mark) if cell.strip()):
+            return f"; its cells are separated by {mark!r}: separate them by a comma, and write decimals with a point"
+    return ""
 
 
 def _is_number(cell: str) -> bool:

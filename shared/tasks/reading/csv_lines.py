@@ -48,6 +48,11 @@ class UnreadableFile(Exception):
     """A file that is no text in UTF-8. The text is the reason."""
 
 
+def foreign_kind(head: bytes) -> str:
+    """Return what a file with these first bytes is, with the remedy; "" if it may be text in UTF-8."""
+    return next((what for mark, what in _FOREIGN.items() if head.removeprefix(_MARK).startswith(mark)), "")
+
+
 def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield number and text of each complete line that is not empty; None for a line that is too long or holds NUL.
 
@@ -63,9 +68,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | None]]:
             begins, whole = whole, piece.endswith(b"\n")
             number += begins
             if number == 1 and begins:
-                piece = piece.removeprefix(_MARK)
-                if what := next((what for mark, what in _FOREIGN.items() if piece.startswith(mark)), ""):
+                if what := foreign_kind(piece):
                     raise UnreadableFile(what)
+                piece = piece.removeprefix(_MARK)
             if not whole:
                 if begins and (len(piece) < LONGEST_LINE - 3 or (number == 1 and b"\r" in piece)):
                     # line ends of old systems, or the unfinished end of the file

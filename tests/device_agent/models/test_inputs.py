@@ -88,7 +88,11 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
         ("x.csv", b"1,2o\n3,4\n", "row 1 holds something that is no number"),
         ("x.csv", b"time,2\n3,4\n", "row 1 holds something that is no number"),
         ("x.csv", b"1,2,3\n", "2 numbers in each row"),
-        ("x.csv", b"\xff\xfe\x00", "no table of numbers as text"),
+        ("x.csv", b"\xff\xfe\x00", "is text in UTF-16; give the inputs as CSV in UTF-8"),
+        ("x.csv", b"\x1f\x8b\x08", "is compressed with gzip; give the inputs as CSV"),
+        ("x.csv", b"1;2\n3;4\n", "are separated by ';': separate them by a comma"),
+        ("x.csv", b"1,5;2\n3;4\n", "are separated by ';': separate them by a comma, and write decimals with a point"),
+        ("x.csv", b"\xe4\xfc,\n", "no table of numbers as text"),
         ("x.png", b"no image", "give .npy or .csv|no image that Pillow"),
     ],
 )
