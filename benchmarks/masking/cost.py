@@ -170,7 +170,9 @@ class Play:
             agreement = self._answer(name, rounds, self._coordinated(group.request, name))
             self._coordinated(group.add_agreement, name, agreement)
         for name in staying:
-            reveal = self._answer(name, rounds, self._coordinated(group.request, name))
+            if (agreed := self._coordinated(group.request, name)) is None:
+                break  # enough shares are there
+            reveal = self._answer(name, rounds, agreed)
             assert isinstance(reveal, Reveal)
             self._coordinated(group.add_reveal, name, reveal)
             self._coordinated(group.open)
