@@ -155,10 +155,11 @@ def make_plan(
         raise UsageError(f"--epsilon: {epsilon:g} is not above 0 and at most {MAX_EPSILON:,.0f}")
     if not 0 < delta < 1:
         raise UsageError(f"--delta: {delta:g} is not above 0 and below 1; usual is less than 1 / devices, e.g. 1e-5")
-    largest = group_max or max((size for size, _ in groups), default=0)
-    noise_multiplier = (
-        noise_multiplier_for(epsilon, delta, rounds) if not groups else _masked(epsilon, delta, rounds, largest)
-    )
+    if groups:
+        largest = group_max or max(size for size, _ in groups)
+        noise_multiplier = _masked(epsilon, delta, rounds, largest)
+    else:
+        noise_multiplier = noise_multiplier_for(epsilon, delta, rounds)
     # Rounded up to five digits, so that the printed number keeps epsilon too.
     step = 10.0 ** (math.floor(math.log10(noise_multiplier)) - 4)
     noise_multiplier = float(f"{math.ceil(noise_multiplier / step) * step:.5g}")

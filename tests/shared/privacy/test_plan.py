@@ -96,12 +96,12 @@ class TestMaskedGroups:
     def test_spread_is_the_sum_of_sizes_over_thresholds(self):
         assert spread_of(GROUPS) == pytest.approx(32 / 17 + 10 / 6)
 
-    @pytest.mark.parametrize("epsilon", [0.5, 8.0])
-    def test_noise_on_the_grid_of_the_largest_group_keeps_epsilon_and_little_less_does_not(self, epsilon):
-        plan = make_plan(devices=42, parameters=100, rounds=7, epsilon=epsilon, groups=GROUPS)
+    @pytest.mark.parametrize(("epsilon", "group_max"), [(0.5, 0), (8.0, 0), (1000.0, 0), (1000.0, 900)])
+    def test_noise_on_the_grid_of_the_largest_group_keeps_epsilon_and_little_less_does_not(self, epsilon, group_max):
+        plan = make_plan(devices=42, parameters=100, rounds=7, epsilon=epsilon, groups=GROUPS, group_max=group_max)
 
         def spent(noise: float) -> float:
-            return epsilon_of_releases({Release(noise, steps_of(noise, 32)): 7}, plan.delta)
+            return epsilon_of_releases({Release(noise, steps_of(noise, group_max or 32)): 7}, plan.delta)
 
         assert spent(plan.noise_multiplier) <= epsilon < spent(plan.noise_multiplier * 0.999)
 
