@@ -319,10 +319,17 @@ class _Broker:
             self._checkup.fail("chunk", f"{text} does not pass{fault}", remedy)
 
     def _packet_passes(self) -> bool:
-        """Return whether a message of more than one full packet passes on a connection of its own, where nothing waits."""
+        """Return whether a message of more than one full packet passes on a connection of its own, where nothing waits.
+
+        It must also come back, where it may: packets may be lost in one direction only.
+        """
+        topic = self._side.echo_topic("packet")
         try:
             with Probe(self._settings, self._side.probe_id("b")) as probe:
-                return probe.publish(self._side.echo_topic("packet"), bytes(_PACKET_BYTES)) != "lost"
+                if self._echoes:
+                    probe.subscribe(topic)
+                taken = probe.publish(topic, bytes(_PACKET_BYTES))
+                return taken != "lost" and (taken == "refused" or not self._echoes or probe.gets(topic) is not None)
         except BrokerError:
             return True  # another fault: a broker that accepts no connection has no problem of packets
 

@@ -23,12 +23,22 @@ class Relay:
 
     With `old` it refuses MQTT 5 like brokers that support 3.1.1 only. With `forgetful` it clears the retain flag of every
     message and every last will, like a broker that ignores the flag silently; for 3.1.1 only.
-    It forwards packets of clients at `bytes_per_s`, unless that is 0.
+    It forwards packets of clients at `bytes_per_s`, unless that is 0. From a connection's first part of more than
+    `most_back_bytes` from the broker on, it forwards nothing back, like a path whose packets must be small.
     """
 
-    def __init__(self, port: int, *, old: bool = False, forgetful: bool = False, bytes_per_s: int = 0) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        old: bool = False,
+        forgetful: bool = False,
+        bytes_per_s: int = 0,
+        most_back_bytes: int = 2**16,
+    ) -> None:
         self._broker_port = port
         self._bytes_per_s = bytes_per_s
+        self._most_back_bytes = most_back_bytes
         self._old, self._forgetful = old, forgetful
         self._listener = socket.create_server((HOST, 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -84,7 +94,7 @@ class Relay:
                 self._spawn(self._serve, client, broker)
 
     def _serve(self, client: socket.socket, broker: socket.socket) -> None:
-        back = threading.Thread(target=_copy, args=(broker, client), daemon=True)
+        back = threading.Thread(target=_copy, args=(broker, client, self._most_back_bytes), daemon=True)
         back.start()
         with contextlib.suppress(OSError, EOFError):
             self._forward(client, broker)
@@ -147,10 +157,13 @@ def _forget(packet: bytearray, kind: int) -> None:
         packet[at + 3 + int.from_bytes(packet[at : at + 2], "big")] &= ~_RETAIN_OF_A_WILL
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket, most_bytes: int) -> None:
+    passes = True
     with contextlib.suppress(OSError):
         while part := source.recv(2**16):
-            target.sendall(part)
+            passes = passes and len(part) <= most_bytes
+            if passes:
+                target.sendall(part)
     _shut(target)
 
 

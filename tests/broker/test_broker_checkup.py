@@ -15,6 +15,7 @@ from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import CoordinatorState, Envelope
 from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.broker.relay import Relay
 from tests.support.brokers import Mosquitto, client
 from tests.support.checkups import (
     COORDINATOR,
@@ -168,6 +169,16 @@ def test_packet_limits(limit, verdict, words):
     assert found.verdict == verdict, found
     assert words in found.remedy
     assert verdict == "fail" or "instead of 98 kB" in found.detail
+
+
+@pytest.mark.medium
+def test_path_that_loses_full_packets_on_the_way_back_is_named(mosquitto: Mosquitto):
+    """The broker acknowledges what it gets: only the echo shows the path, and smaller chunks would not help."""
+    with Relay(mosquitto.port, most_back_bytes=1400) as relay:
+        found = ask(settings_for("device", relay.url), "device")["chunk"]
+    assert found.verdict == "fail"
+    assert "path MTU" in found.detail and "ping -M do -s 1400" in found.remedy
+    assert "--chunk-kib" not in found.remedy
 
 
 def test_a_broker_that_waits_before_small_packets():
