@@ -20,6 +20,9 @@ from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.leadership import leader_in_words
+from fedpatch.coordinator.storage.database.opening import examine_database, url_of
+from fedpatch.coordinator.storage.run_journal import journals
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
@@ -76,7 +79,8 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     _check_blobs(settings, directory, checkup)
     _check_leader(settings, checkup)
     _check_models_store(settings, checkup)
-    check_stored(directory, checkup)
+    if _check_database(settings, directory, checkup):
+        check_stored(directory, checkup)
     _check_device_storage(settings, directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
@@ -152,6 +156,26 @@ def _check_device_storage(settings: RunSettings, directory: Path, checkup: Check
         text = f"{_names(names)}: could not store the last round that was asked of them (reason storage)"
         remedy = "run `fedpatch-agent doctor` there: the card takes no file, or the state directory was deleted"
         checkup.fail("device_storage", text, remedy)
+
+
+def _check_database(settings: RunSettings, directory: Path, checkup: Checkup) -> bool:
+    """Check that a coordinator can write its registry in PostgreSQL; there is no finding without a database.
+
+    Returns:
+        Whether there may be something stored to read back.
+    """
+    path = directory / REGISTRY_FILE
+    try:
+        has_tables = examine_database(path, settings.state)
+        url = settings.state or url_of(path)
+    except FedpatchError as error:
+        text, _, remedy = error_text(error).partition("; ")
+        checkup.fail("database", text, remedy)
+        return False
+    if has_tables is None:
+        return True
+    checkup.good("database", f"{url} can be written" + ("" if has_tables else "; it is empty: a run makes its tables"))
+    return has_tables or bool(journals(directory))
 
 
 def _check_leader(settings: RunSettings, checkup: Checkup) -> None:

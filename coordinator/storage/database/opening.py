@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase, copy_of
 from fedpatch.coordinator.storage.database.transactions import Database
@@ -15,6 +17,9 @@ from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
 
 URL_FILE = "registry.url"
 
@@ -46,20 +51,49 @@ def choose_database(path: Path, url: str | None) -> None:
 
     Raises:
         UsageError: The directory has its runs elsewhere, or psycopg is not installed.
-        StateError: The database cannot be reached.
+        StateError: The database cannot be reached or written; then the directory keeps its choice.
     """
+    if url is None or url == _present(path, url):
+        return
+    examine_database(path, url)
+    if path.parent.is_dir():
+        with refusals_of(path.parent):
+            write_atomic(path.with_name(URL_FILE), f"{url}\n".encode())
+
+
+def examine_database(path: Path, url: str | None) -> bool | None:
+    """Check that a coordinator could keep the registry of a state directory in its database; change nothing.
+
+    Args:
+        path: Path that the registry has, or would have, as a SQLite file.
+        url: URL of the database that was asked for; None: the one that the directory has.
+
+    Returns:
+        Whether the database has tables; None without a database.
+
+    Raises:
+        UsageError: The directory has its runs elsewhere, or psycopg is not installed.
+        StateError: The database cannot be reached or written.
+    """
+    known = _present(path, url)
+    if known is None and url is None:
+        return None
+    with closing(_postgres(path, url or known or "", readonly=True)) as database:
+        database.check()
+        return database.has_tables
+
+
+def _present(path: Path, url: str | None) -> str | None:
+    """Return the URL of the database that has the registry, None without one; raise UsageError where `url` is another one."""
     known = url_of(path)
     if url is None or url == known:
-        return
+        return known
     if known is not None:
         remedy = f"use that one, or another --state-dir; if the database has moved, change {path.with_name(URL_FILE)}"
         raise UsageError(f"{path.parent}: its runs are in {known}, not in {url}; {remedy}")
     if path.is_file() or copy_of(path).is_file():
         raise UsageError(f"{path.parent}: its runs are in {path.name}, not in {url}; use another --state-dir")
-    _postgres(path, url, readonly=True).close()
-    if path.parent.is_dir():
-        with refusals_of(path.parent):
-            write_atomic(path.with_name(URL_FILE), f"{url}\n".encode())
+    return None
 
 
 def open_database(path: Path, *, readonly: bool = False, patient: bool = False) -> Database:
@@ -94,7 +128,7 @@ def must_exist(path: Path) -> None:
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
 
-def _postgres(path: Path, url: str, *, readonly: bool, patient: bool = False) -> Database:
+def _postgres(path: Path, url: str, *, readonly: bool, patient: bool = False) -> PostgresDatabase:
     from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
 
     return PostgresDatabase(path, url, readonly=readonly, patient=patient)

@@ -31,6 +31,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
 from fedpatch.coordinator.storage.database.transactions import Database, T, in_use, insert
+from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.shared.app.store_waits import REGISTRY
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 
@@ -50,6 +51,10 @@ LEASE_S = 5.0
 """Seconds without a sign of life after which the server ends the sessions of a leader with standbys."""
 _FENCED = f"SET LOCAL idle_in_transaction_session_timeout = '{LEASE_S:g}s'"
 _PROCESS = "SELECT pg_backend_pid()"
+_RIGHTS = (
+    "SELECT current_setting('transaction_read_only') = 'on', has_schema_privilege(current_schema(), 'CREATE'),"
+    " has_table_privilege(to_regclass('runs'), 'INSERT')"
+)
 _LOCK = "fedpatch fleet "
 # The server ends the session of a process a moment after the process has ended.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
@@ -57,24 +62,42 @@ _HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subqu
 _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
 _UNDONE_TIMES = 5
 _CONNECTIONS = "end other clients of the server, or raise its max_connections"
+_GRANT = "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables"
+_OTHER_TABLES = (
+    "its tables are gone or changed; restore a backup, or use an empty database and `fedpatch runs --rebuild`"
+)
+_NO_PATH = "check the network and firewalls between this machine and the server"
+_IN_URL = "correct the options in the URL"
+_PRIMARY = "use the address of the primary server, or take default_transaction_read_only from this user and database"
 _DAMAGED = "the server's files are damaged: see its log, and restore a backup"
 _REMEDIES = {
-    "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
-    "25006": "it was opened to read, or the server is a standby",
+    "42501": _GRANT,
+    "25006": f"it was opened to read, or the server is a standby: {_PRIMARY}",
     "08P01": "if a pooler refuses this, use the address of the server itself",
     "53100": "make room on the server's disk",
     "53200": "give the server more memory, or lower its work_mem and max_connections",
     "53300": _CONNECTIONS,
     "58030": "check the server's disk and its log",
-    "42P01": "its tables are gone; restore a backup, or use an empty database and `fedpatch runs --rebuild`",
+    "22P05": "make a database with the encoding UTF8 (createdb -T template0 -E UTF8)",
+    "42P01": _OTHER_TABLES,
+    "42703": _OTHER_TABLES,
+    "55P03": "take lock_timeout from this user and database, or raise it",
+    "57014": "take statement_timeout from this user and database, or raise it",
     "XX001": _DAMAGED,
     "XX002": _DAMAGED,
 }
 # psycopg gives no code for a connection that the server refuses, only its words: patterns of these.
 _REFUSALS = {
     "password authentication failed|no password supplied": "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD",
+    "Peer authentication failed": "name a host in the URL (USER@localhost), or run as the system user of this name",
+    "Ident authentication failed": "let this user in with a password (scram-sha-256) in the server's pg_hba.conf",
+    "is not permitted to log in": "let it log in (ALTER ROLE NAME LOGIN), or correct the user name in the URL",
+    "permission denied for database": "have its owner grant this user CONNECT on the database",
     r"no pg_hba\.conf entry": "let this user and this address in with a line in the server's pg_hba.conf",
     "too many connections|too many clients|connection slots": _CONNECTIONS,
+    "no more connections": "end other clients of the pooler, or raise its max_client_conn",
+    "unsupported startup parameter": "take `options` out of the URL, or let PgBouncer ignore it (ignore_startup_parameters)",
+    "bouncer config error|no such database": "add the database to the pooler ([databases]), or correct its name in the URL",
     "database system is": "it is starting, stopping or recovering: repeat in a moment, and see the server's log",
     "certificate verify failed|root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
     "does not match host name": "use a host name of the server's certificate in the URL",
@@ -85,7 +108,11 @@ _REFUSALS = {
     "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
     "No such file": "start the server, or correct the folder of its socket in the URL",
     "terminating connection|closed the connection": "start the server; its log has the reason",
-    "timeout": "check the network and firewalls between this machine and the server",
+    "invalid response|expected authentication request": "correct host and port in the URL: another program answers there",
+    "invalid .* value|invalid connection option|unrecognized configuration parameter": _IN_URL,
+    "certificate file|private key file": "correct sslcert, sslkey and sslrootcert in the URL",
+    "session is read-only": _PRIMARY,
+    "timeout|No route to host|Network is unreachable": _NO_PATH,
 }
 UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
 
@@ -98,7 +125,7 @@ class PostgresDatabase(Database):
     Args:
         path: Path that the registry would have as a SQLite file, in the state directory.
         url: URL of the database, without a password.
-        readonly: Change nothing. A database without tables is then an error at the first query.
+        readonly: Change nothing. In a database without tables the first query is then an error.
         patient: Retry for PATIENCE_S if the database cannot be reached, as after a lost connection.
 
     Raises:
@@ -118,14 +145,17 @@ class PostgresDatabase(Database):
         self._in_doubt: str | None = None
         self._done: object = None
         self._lost: DBAPIError | None = None
+        self.has_tables = True
         self.name = url
         with self.errors():
             super().__init__(path, self._connect_within(PATIENCE_S if patient else 0.0))
             self.name = url
             try:
+                version = _version(self._connection, url) if readonly else SCHEMA_VERSION
+                self.has_tables = version != 0
                 if not readonly:
                     self._lasting(self._migrate)
-                elif _version(self._connection, url) not in (0, SCHEMA_VERSION):
+                elif version not in (0, SCHEMA_VERSION):
                     raise StateError(
                         f"{url}: is of an earlier version; `fedpatch run` or `fedpatch resume` brings it forward"
                     )
@@ -149,6 +179,8 @@ class PostgresDatabase(Database):
         if _code(raised).startswith("23"):
             why = f"refused ({in_words(raised)}), since what it belongs to is not in this registry"
             return StateError(f"{self.name}: {why}; {self._rebuild} adds it")
+        if _code(raised) == "42P01" and not self.has_tables and not journals(self.path.parent):
+            return StateError(f"{self.name}: no run has begun here; `fedpatch run` makes its tables")
         return StateError(f"{self.name}: cannot be used: {in_words(raised)}; {remedy_of(raised)}")
 
     @property
@@ -158,6 +190,16 @@ class PostgresDatabase(Database):
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""
         return StateError(f"{self.name}: is damaged ({why}); restore a backup, then {self._rebuild} adds what it lacks")
+
+    def check(self) -> None:
+        """Raise StateError if no coordinator could write: behind a pooler of transactions, at a standby, without rights."""
+        with self.errors():
+            refuse_pooler(self._engine, self._connection, self.name)
+            reads_only, may_make, may_write = self._connection.exec_driver_sql(_RIGHTS).one()
+        if reads_only:
+            raise StateError(f"{self.name}: cannot be used: its transactions are read-only; {_PRIMARY}")
+        if not (may_write if self.has_tables else may_make):
+            raise StateError(f"{self.name}: cannot be used: this user lacks rights; {_GRANT}")
 
     def keep(self) -> None:
         """Do nothing: backups are the server's."""
@@ -390,10 +432,9 @@ def in_words(error: SQLAlchemyError) -> str:
 def remedy_of(error: SQLAlchemyError) -> str:
     """Return the remedy for an error of the server, by its code or else by its words."""
     words = in_words(error)
-    known = _REMEDIES.get(_code(error)) or next(
-        (one for part, one in _REFUSALS.items() if re.search(part, words)), None
-    )
-    return known or UNREACHABLE
+    code = _code(error)
+    known = _REMEDIES.get(code) or next((one for part, one in _REFUSALS.items() if re.search(part, words)), None)
+    return known or (UNREACHABLE if not code else "see the server's log")
 
 
 def _code(error: SQLAlchemyError) -> str:

@@ -14,6 +14,7 @@ import pytest
 from fedpatch.coordinator.operations.doctor import _shared_ids, examine
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
 from fedpatch.shared.app.locks import FileLock
@@ -34,7 +35,8 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
-from tests.support.postgresql import PostgresServer
+from tests.support.pooler import transaction_pooler
+from tests.support.postgresql import ROLE, PostgresServer
 
 TASKS = """
 from dataclasses import replace
@@ -239,6 +241,39 @@ def test_without_a_broker_the_other_checks_go_on(settings):
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")
     assert found["task"].verdict == found["state_dir"].verdict == "ok"
+
+
+def test_database_is_tried_before_the_first_run(settings: RunSettings, postgres: PostgresServer):
+    url = postgres.url()
+    found = find(replace(settings, state=url))
+    assert found["database"].verdict == "ok" and "it is empty: a run makes its tables" in found["database"].detail
+    assert "registry" not in found
+    refused = find(replace(settings, state=f"{url}%20-cdefault_transaction_read_only%3Don"))["database"]
+    assert refused.verdict == "fail" and "primary server" in refused.remedy
+    with postgres.session() as session:
+        session.execute("DROP ROLE IF EXISTS visitor; CREATE ROLE visitor LOGIN")
+    refused = find(replace(settings, state=postgres.url(url.rpartition("%3D")[2], role="visitor")))["database"]
+    assert refused.verdict == "fail" and "grant this user USAGE and CREATE" in refused.remedy
+    assert not settings.state_dir.exists()
+
+
+@pytest.mark.medium
+def test_database_behind_a_pooler_of_transactions_fails(settings: RunSettings, postgres: PostgresServer):
+    with transaction_pooler(postgres.folder, ROLE) as url:
+        found = find(replace(settings, state=url))["database"]
+    assert found.verdict == "fail"
+    assert "a pooler is there" in found.detail and "the address of the server itself" in found.remedy
+
+
+def test_database_of_the_state_directory_is_checked_and_its_registry_read(
+    settings: RunSettings, postgres: PostgresServer
+):
+    with Registry(postgres.state(settings.state_dir)):
+        pass
+    found = find(settings)
+    assert (found["database"].verdict, found["registry"].verdict) == ("ok", "ok")
+    other = find(replace(settings, state=postgres.url()))["database"]
+    assert other.verdict == "fail" and "its runs are in" in other.detail and "another --state-dir" in other.remedy
 
 
 @pytest.mark.parametrize("reached", [True, False], ids=["reached", "away"])

@@ -11,7 +11,9 @@ import pytest
 from sqlalchemy import text
 
 from fedpatch.coordinator.storage.database.leadership import Leadership
+from fedpatch.coordinator.storage.database.opening import choose_database, exists
 from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.shared.errors import StateError
 from tests.support.pooler import pgbouncer, transaction_pooler
 from tests.support.postgresql import ROLE, PostgresServer
@@ -45,6 +47,13 @@ def test_pooler_of_transactions_is_named_and_refused(pooled: str, tmp_path: Path
         PostgresDatabase(tmp_path / "registry.sqlite3", pooled)
     with pytest.raises(StateError, match=r"pool_mode = transaction.*use the address of the server itself"):
         Leadership(pooled, "kitchen")
+
+
+@pytest.mark.medium
+def test_state_directory_keeps_its_choice_where_a_pooler_is_refused(pooled: str, tmp_path: Path):
+    with pytest.raises(StateError, match="pool_mode = transaction"):
+        choose_database(tmp_path / REGISTRY_FILE, pooled)
+    assert not exists(tmp_path / REGISTRY_FILE)
 
 
 @pytest.mark.medium

@@ -143,13 +143,20 @@ def test_absent_server_is_reported_with_the_remedy(tmp_path: Path):
         ("postgresql://{role}@/postgres?host={}/nowhere", "start the server, or correct the folder of its socket"),
         ("postgresql://{role}@127.0.0.1:9/postgres", "start the server, and let it listen at this address"),
         ("postgresql://{role}@no-such-host.invalid/postgres", "correct the host name in the URL"),
-        ("postgresql://{role}@/postgres?host={}&options=-cdefault_transaction_read_only%3Don", "opened to read"),
+        (
+            "postgresql://{role}@/postgres?host={}&options=-cdefault_transaction_read_only%3Don",
+            "use the address of the primary",
+        ),
+        ("postgresql://{role}@/postgres?host={}&sslmode=sometimes", "correct the options in the URL"),
+        ("postgresql://{role}@/postgres?host={}&colour=blue", "correct the options in the URL"),
+        ("postgresql://{role}@/postgres?host={}&options=-ccolour%3Dblue", "correct the options in the URL"),
     ],
 )
 def test_server_that_refuses_is_reported_with_the_remedy_for_the_cause(postgres, tmp_path: Path, url, remedy):
     with pytest.raises(StateError, match=f"cannot be used: .*; .*{remedy}"):
         choose_database(tmp_path / REGISTRY_FILE, url.format(postgres.folder, role=ROLE))
         Registry(tmp_path / REGISTRY_FILE).close()
+    assert not (tmp_path / URL_FILE).exists(), "with a corrected URL the directory would refuse to change its database"
 
 
 class _Refusal(Exception):
@@ -169,7 +176,23 @@ class _Refusal(Exception):
         (_Refusal("connection timeout expired"), "firewalls"),
         (_Refusal("could not extend file", "53100"), "make room on the server's disk"),
         (_Refusal("invalid page in block 7", "XX001"), "restore a backup"),
-        (_Refusal("an error without a remedy of its own", "99999"), "make sure that the server runs"),
+        (_Refusal('FATAL:  Peer authentication failed for user "ann"'), "USER@localhost"),
+        (_Refusal('FATAL:  Ident authentication failed for user "ann"'), "pg_hba.conf"),
+        (_Refusal('FATAL:  role "ann" is not permitted to log in'), "LOGIN"),
+        (_Refusal('FATAL:  permission denied for database "fleet"'), "CONNECT"),
+        (_Refusal("FATAL: unsupported startup parameter: options"), "ignore_startup_parameters"),
+        (_Refusal("FATAL: no more connections allowed (max_client_conn)"), "max_client_conn"),
+        (_Refusal("FATAL: no such database: fleet"), "[databases]"),
+        (_Refusal("received invalid response to SSL negotiation: H"), "another program answers there"),
+        (_Refusal('certificate file "/nowhere/a.crt" does not exist'), "sslcert"),
+        (_Refusal("session is read-only"), "the primary server"),
+        (_Refusal("connection to server failed: No route to host"), "firewalls"),
+        (_Refusal("canceling statement due to statement timeout", "57014"), "take statement_timeout from this user"),
+        (_Refusal("canceling statement due to lock timeout", "55P03"), "take lock_timeout from this user"),
+        (_Refusal('character has no equivalent in encoding "LATIN1"', "22P05"), "UTF8"),
+        (_Refusal("column runs.settings does not exist", "42703"), "restore a backup"),
+        (_Refusal("an error without a remedy of its own", "99999"), "see the server's log"),
+        (_Refusal("no answer that has a code"), "make sure that the server runs"),
     ],
 )
 def test_remedy_follows_from_the_code_of_the_server_or_its_words(refusal, remedy):
@@ -192,6 +215,19 @@ def test_missing_privilege_is_reported_with_the_grant(tmp_path: Path, postgres: 
         session.execute("GRANT USAGE ON SCHEMA closed TO guest")
     with pytest.raises(StateError, match=r"permission denied .*; have its owner grant"):
         Registry(tmp_path / REGISTRY_FILE)
+
+
+def test_reader_of_a_new_database_is_told_to_run_and_only_with_journals_that_tables_are_gone(path: Path):
+    with Registry(path, readonly=True) as registry, pytest.raises(StateError, match="no run has begun here; `fedpatch"):
+        registry.runs()
+    with Registry(path) as registry:
+        new_run(registry)
+        database_of(registry).change(lambda db: db.exec_driver_sql("DROP TABLE runs CASCADE"))
+    with (
+        Registry(path, readonly=True) as registry,
+        pytest.raises(StateError, match=r"tables are gone.*restore a backup"),
+    ):
+        registry.runs()
 
 
 @pytest.mark.parametrize("readonly", [False, True])
