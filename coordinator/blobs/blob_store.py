@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from fedpatch.shared.app.files import (
     open_atomic,
     read_state,
     reading,
-    remedy_for,
+    refusals_of,
     remove_unfinished,
     sync_directory,
     unseal,
@@ -27,6 +27,7 @@ from fedpatch.shared.errors import StateError, UsageError
 
 EPOCH = "epoch-"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
+_REMEDY = "let this user write there, or name another directory"
 _FORMS = "write s3://BUCKET/PREFIX or file:///DIRECTORY"
 
 
@@ -55,7 +56,7 @@ class BlobStore(BlobReader, Protocol):
     concurrency: int
 
     def check(self) -> None:
-        """Raise StoreUnavailable if the store cannot be reached or written."""
+        """Raise StoreUnavailable or StateError if the store cannot be reached or written."""
         ...
 
     def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
@@ -197,7 +198,7 @@ def open_blobs(
     parts = urlsplit(url)
     folder = (directory.name, *(() if leader_epoch is None else (epoch_folder(leader_epoch),)))
     if parts.scheme == "file":
-        return FileBlobs(Path(parts.path, *folder), modes)
+        return _NamedDirectory(Path(parts.path, *folder), modes)
     try:
         from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
     except ImportError as error:
@@ -232,12 +233,12 @@ class FileBlobs:
         return str(self._directory / key)
 
     def check(self) -> None:
-        """Do nothing: the state directory is checked elsewhere, and another directory at the first write."""
+        """Do nothing: the state directory is checked elsewhere."""
 
     def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
         """Replace a file, or make it."""
         path = self._directory / key
-        with _disk_errors(path):
+        with refusals_of(path, _REMEDY):
             make_directory(path.parent, self._directory_mode)
             if path.is_dir():  # a repaired file system may have a directory here; a rename cannot replace it by a file
                 path.rename(path.with_name(f"{path.name}.damaged"))
@@ -250,7 +251,7 @@ class FileBlobs:
     def sync(self, folder: str) -> None:
         """Flush a directory, so that one wait for the disk covers many names."""
         path = self._directory / folder
-        with _disk_errors(path):
+        with refusals_of(path, _REMEDY):
             sync_directory(path)
 
     def get(self, key: str) -> bytes | None:
@@ -277,7 +278,7 @@ class FileBlobs:
         """Delete files and whole directories. A directory in the place of a file stays."""
         for key in keys:
             path = self._directory / key
-            with _disk_errors(path):
+            with refusals_of(path, _REMEDY):
                 if not key.endswith("/"):
                     if not path.is_dir():
                         path.unlink(missing_ok=True)
@@ -285,12 +286,16 @@ class FileBlobs:
                     shutil.rmtree(path)
 
 
-@contextmanager
-def _disk_errors(path: Path, remedy: str = "make sure there is space and that it may be written") -> Iterator[None]:
-    """Raise StateError for errors of the disk, with the path, the system's message and a remedy."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise StateError(f"{error.filename or path}: is not there") from error
-    except OSError as error:
-        raise StateError(f"{error.filename or path}: {error.strerror or error}; {remedy_for(error, remedy)}") from error
+class _NamedDirectory(FileBlobs):
+    """The blob store in a directory that a setting names."""
+
+    def check(self) -> None:
+        """Write and delete a file, in the nearest directory that exists; raise StateError if that fails."""
+        nearest = next(one for one in (self._directory, *self._directory.parents) if one.exists())
+        try:
+            with NamedTemporaryFile(prefix=".check-", dir=nearest) as file:
+                file.write(b"x")
+        except OSError as error:
+            error.filename = str(nearest)
+            with refusals_of(nearest, _REMEDY):
+                raise

@@ -49,8 +49,15 @@ _UNKNOWN_REQUEST = re.compile(r"\b(?:405 Method Not Allowed|501 Not Implemented)
 _PASSING = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout")
 _RIGHTS = "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
 _CREDENTIALS = "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"
+_ROOM = "make room in the store, or raise its quota"
+_SEE_LOG = "see the log of the object store"
+_OTHER_ADDRESS = "correct AWS_ENDPOINT_URL: the address of the store's S3 requests, which is not that of its web pages"
 _REMEDIES = {
     "NoSuchBucket": "make the bucket, or correct its name",
+    "InvalidBucketName": "correct the name of the bucket",
+    "XMinioStorageFull": _ROOM,
+    "XMinioAdminBucketQuotaExceeded": _ROOM,
+    "QuotaExceeded": _ROOM,
     "AccessDenied": f"{_RIGHTS} to this access key",
     "AllAccessDisabled": f"{_RIGHTS} to this access key",
     "InvalidAccessKeyId": _CREDENTIALS,
@@ -61,6 +68,39 @@ _REMEDIES = {
     "PermanentRedirect": "set AWS_REGION to the region of the bucket",
     "AuthorizationHeaderMalformed": "set AWS_REGION to the region of the bucket",
 }
+_STATUS = re.compile(r"status code: (([1-5]\d\d)[ A-Za-z]*)")
+_STATUS_REMEDIES = {
+    "400": f"write https:// in AWS_ENDPOINT_URL where the store has TLS, or {_SEE_LOG}",
+    "401": _CREDENTIALS,
+    "403": f"{_CREDENTIALS}, and {_RIGHTS} to this access key",
+    "404": _OTHER_ADDRESS,
+    "405": _OTHER_ADDRESS,
+    "407": "give the proxy of the environment its password, or add the store to no_proxy",
+    "502": "start the store behind this address",
+    "503": "start the store behind this address, or wait until it is less busy",
+    "504": "start the store behind this address",
+    "507": _ROOM,
+}
+_TRUST = "add its CA to those of the system (update-ca-certificates), or name it in SSL_CERT_FILE"
+# What is wrong by the words of an error that has neither code nor status: a pattern, the problem, the remedy.
+_FAULTS = (
+    (r"InvalidCertificate\(\s*NotValidForName", "{} has a certificate for other names", "correct AWS_ENDPOINT_URL"),
+    (
+        r"InvalidCertificate\(\s*Expired",
+        "the certificate of {} has expired",
+        "renew it; if it is new, set the clock here",
+    ),
+    (r"InvalidCertificate\(\s*NotValidYet", "the certificate of {} is not yet valid", "set the clock of this machine"),
+    (r"InvalidCertificate\(", "{} cannot be trusted: its certificate is of an unknown CA", _TRUST),
+    (r"InvalidContentType|InvalidMessage", "{} speaks no TLS", "write http:// in AWS_ENDPOINT_URL"),
+    (r"redirect without LOCATION", "{} points to another region", _REMEDIES["PermanentRedirect"]),
+    (r"Missing ?Etag|Header missing|InvalidListResponse", "{} answers, but not as an object store", _OTHER_ADDRESS),
+    (
+        r"dns error",
+        "the name of {} cannot be resolved",
+        "correct AWS_ENDPOINT_URL, or the name service of this machine",
+    ),
+)
 
 _log = logging.getLogger("fedpatch.checkpoint")
 
@@ -85,6 +125,10 @@ class ObjectBlobs:
         self._retry_s = retry_s
         self._bucket, self._prefix = bucket, prefix
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        if endpoint and not re.match(r"https?://[^/]", endpoint):  # obstore would panic
+            raise UsageError(
+                f"blobs: {self.where()}: AWS_ENDPOINT_URL is no URL; write http://HOST:PORT or https://HOST"
+            )
         self._scheme, self._host = urlsplit(endpoint).scheme or "https", urlsplit(endpoint).hostname or "amazonaws.com"
         self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -113,7 +157,9 @@ class ObjectBlobs:
             self._store, self._impatient, self._singly = made(), made(0), made(singly=True)
         except (BaseError, ValueError) as error:
             # The error's text is left out: it may show a value of the environment.
-            raise UsageError(f"blobs: {self.where()}: the AWS_* environment cannot be used; correct it") from error
+            both = all(map(os.environ.get, ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")))
+            remedy = "correct it" if both else "set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise UsageError(f"blobs: {self.where()}: the AWS_* environment cannot be used; {remedy}") from error
 
     def where(self, key: str = "") -> str:
         """Return the URL of an object, or of the run."""
@@ -216,17 +262,29 @@ class ObjectBlobs:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            code, text = _code(error), str(error)
-            if code:
-                problem, remedy = code, _REMEDIES.get(code, "see the log of the object store")
-                if code not in _REMEDIES and (operation := _METHOD.search(text)):
-                    problem = f"{code} in answer to {operation[0]}"
-            elif "/latest/api/token" in text:  # from which a machine in AWS gets the credentials of its role
-                problem, remedy = "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            else:
-                problem = f"{self._endpoint} does not answer"
-                remedy = f"start the object store, or correct AWS_ENDPOINT_URL{_proxy_hint(self._scheme, self._host)}"
+            problem, remedy = self._explained(error)
             raise StoreUnavailable(f"{self.where(key)}: {problem}; {remedy}") from error
+
+    def _explained(self, error: Exception) -> tuple[str, str]:
+        """Return the problem of a failed request and its remedy."""
+        code, text = _code(error), str(error)
+        if code in _REMEDIES:
+            return code, _REMEDIES[code]
+        if code:
+            operation = _METHOD.search(text)
+            return code + (f" in answer to {operation[0]}" if operation else ""), _SEE_LOG
+        if "/latest/api/token" in text:  # from which a machine in AWS gets the credentials of its role
+            return "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        proxy = _proxy_hint(self._scheme, self._host)
+        if status := _STATUS.search(text):
+            remedy = _STATUS_REMEDIES.get(status[2], _SEE_LOG)
+            return f"{self._endpoint} answers {status[1].strip()}", f"{remedy}{proxy}"
+        for pattern, problem, remedy in _FAULTS:
+            if re.search(pattern, text):
+                return problem.format(self._endpoint), f"{remedy}{proxy}"
+        problem = f"{self._endpoint} does not answer"
+        tls = ", write https:// if it has TLS" if "ConnectionReset" in text and self._scheme == "http" else ""
+        return problem, f"start the object store{tls}, or correct AWS_ENDPOINT_URL{proxy}"
 
 
 def _fail(done: Future[Any], error: BaseException | None = None) -> None:

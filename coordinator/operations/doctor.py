@@ -134,13 +134,13 @@ def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
 
 
 def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> None:
-    """Check an object store: write and delete an object. There is no check for files."""
+    """Check a store that the settings name: write and delete an object or a file."""
     if settings.blobs is None:
         return
     try:
         open_blobs(settings.blobs, directory / "doctor").check()
     except FedpatchError as error:
-        text, _, remedy = error_text(error).rpartition("; ")
+        text, _, remedy = error_text(error).partition("; ")
         checkup.fail("blobs", text, remedy)
     else:
         checkup.good("blobs", f"{settings.blobs} can be written")
@@ -187,7 +187,7 @@ def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
             "leader", leader_in_words(settings.state, settings.fleet) or "no coordinator has led the fleet yet"
         )
     except FedpatchError as error:
-        text, _, remedy = error_text(error).rpartition("; ")
+        text, _, remedy = error_text(error).partition("; ")
         checkup.fail("leader", text, remedy)
 
 
@@ -199,7 +199,7 @@ def _check_models_store(settings: RunSettings, checkup: Checkup) -> None:
             return
         served.check()
     except FedpatchError as error:
-        text, _, remedy = error_text(error).rpartition("; ")
+        text, _, remedy = error_text(error).partition("; ")
         checkup.fail("models_store", text, remedy)
     else:
         checkup.good("models_store", f"{settings.models_store} can be written")

@@ -52,18 +52,22 @@ _REMEDIES = {
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
     errno.EIO: "the disk cannot read or write it: see the system's log, and replace the disk or card",
     errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write",
-}
-_READ_REMEDIES = {
-    errno.EIO: "see the system's log, and replace the disk or card if this goes on",
     errno.EMFILE: "raise the limit of open files of this process (ulimit -n, LimitNOFILE)",
     errno.ENFILE: "end other programs: this machine has too many open files",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f, LimitFSIZE), or use another file system",
+    errno.ESTALE: "the server of this file system has replaced it: mount it anew",
 }
+_READ_REMEDIES = {**_REMEDIES, errno.EIO: "see the system's log, and replace the disk or card if this goes on"}
 _NO_DIRECTORY = "a file is where a directory is expected; move it away, or name another directory"
 _WRONG_KINDS = {
     errno.EEXIST: _NO_DIRECTORY,
     errno.ENOTDIR: _NO_DIRECTORY,
     errno.EISDIR: "a directory is where a file is expected; move it away, or name another file",
+    errno.ENOENT: "make its directory again, or mount the disk that has it",
+    errno.ENAMETOOLONG: "name a directory with a shorter path",
+    errno.ELOOP: "a symbolic link there points to itself; name another directory",
 }
+_OTHERWISE = "make it writable, free some space or choose another state directory"
 
 
 def import_root() -> Path:
@@ -167,14 +171,19 @@ def previous_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def refusals_of(place: Path) -> Iterator[None]:
-    """Turn an OSError in the block into a StateError that names the file, or else `place`, and the remedy."""
+def refusals_of(place: Path, otherwise: str = _OTHERWISE) -> Iterator[None]:
+    """Turn an OSError in the block into a StateError that names the file, or else `place`, and the remedy.
+
+    Args:
+        place: The place of an error without a file.
+        otherwise: The remedy for an error that does not name its cause.
+    """
     try:
         yield
     except OSError as error:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else place
         raise StateError(
-            f"{path}: {error.strerror or error}; {remedy_for(error, _remedy_of_place(error, path))}"
+            f"{path}: {error.strerror or error}; {remedy_for(error, _remedy_of_place(error, path, otherwise))}"
         ) from error
 
 
@@ -222,11 +231,11 @@ def unreadable(place: Path | str, error: OSError) -> StateUnreadable:
     return StateUnreadable(f"{words}; {remedy}, then repeat the command: nothing was changed")
 
 
-def _remedy_of_place(error: OSError, path: Path) -> str:
+def _remedy_of_place(error: OSError, path: Path, otherwise: str) -> str:
     """Return the remedy for a path of the wrong kind, or of another user."""
     if error.errno in (errno.EACCES, errno.EPERM) and (owner := _other_owner(path)) is not None:
         return _remedy_of_owner(path, owner)
-    return _WRONG_KINDS.get(error.errno or 0, "make it writable, free some space or choose another state directory")
+    return _WRONG_KINDS.get(error.errno or 0, otherwise)
 
 
 def _remedy_of_owner(path: Path, owner: int) -> str:

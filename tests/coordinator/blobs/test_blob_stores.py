@@ -26,8 +26,9 @@ from fedpatch.coordinator.storage.epoch_folders import BlobPlaces, keys_of
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.app import store_waits
 from fedpatch.shared.app.store_waits import ENDING_S, StoreWaits
-from fedpatch.shared.errors import StoreUnavailable, UsageError
+from fedpatch.shared.errors import StateError, StoreUnavailable, UsageError
 from tests.coordinator.effect_runners import Bench
+from tests.support.disks import small_disk
 from tests.support.s3_server import SECRET, S3Server
 
 KEYS = ("checkpoint-000001.fp", "updates/000001/a.fp", "updates/000001/b.fp", "updates/000002/a.fp")
@@ -82,6 +83,20 @@ def test_url_problem_names_fault_and_remedy_and_shows_no_secret(url, problem):
 def test_file_url_holds_the_run_in_a_directory_of_its_name(tmp_path):
     open_blobs(f"file://{tmp_path}/elsewhere", Path("/state/runs/r-1")).put("model.npz", b"x")
     assert (tmp_path / "elsewhere" / "r-1" / "model.npz").read_bytes() == b"x"
+
+
+def test_directory_that_a_setting_names_is_tried_before_a_run(tmp_path: Path):
+    """Otherwise the first checkpoint would fail, when the fleet is there and its devices were asked."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        store = open_blobs(f"file://{disk.path}/blobs", Path("r1"))
+        store.check()
+        assert list(disk.path.iterdir()) == [], "the check has left something behind"
+        disk.make_readonly()
+        with pytest.raises(StateError, match=rf"^{disk.path}: Read-only file system; this disk is read-only"):
+            store.check()
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="a file is where a directory is expected"):
+        open_blobs(f"file://{tmp_path}/file/blobs", Path("r1")).check()
 
 
 def test_missing_extra_is_named(monkeypatch):

@@ -237,6 +237,14 @@ def test_object_store_is_tried_and_named_with_a_remedy(settings, s3):
     assert "blobs" not in find(settings)
 
 
+def test_directories_of_blobs_and_models_that_cannot_be_written_fail(settings: RunSettings, tmp_path: Path):
+    (tmp_path / "file").touch()
+    place = f"file://{tmp_path}/file/below"
+    found = find(replace(settings, blobs=place, models_store=place, models_url="https://cdn.example/"))
+    for name in ("blobs", "models_store"):
+        assert found[name].verdict == "fail" and "a file is where a directory is expected" in found[name].remedy, name
+
+
 def test_without_a_broker_the_other_checks_go_on(settings):
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")

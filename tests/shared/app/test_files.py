@@ -131,6 +131,11 @@ def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
         (errno.EISDIR, "a directory is where a file is expected"),
         (errno.ENOSPC, "free some space on this disk"),
         (errno.EACCES, "make it writable"),
+        (errno.EMFILE, "raise the limit of open files"),
+        (errno.EFBIG, "raise the limit of a file's size"),
+        (errno.ESTALE, "the server of this file system has replaced it"),
+        (errno.ENOENT, "make its directory again, or mount the disk"),
+        (errno.ENAMETOOLONG, "name a directory with a shorter path"),
     ],
 )
 def test_refusal_names_the_file_and_the_remedy_of_its_cause(tmp_path, number, remedy):
