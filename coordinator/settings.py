@@ -656,9 +656,9 @@ class RunSettings(RoundSettings, BrokerSettings):
             url = urlsplit(self.traces)
             host, _ = url.hostname, url.port
         except ValueError as error:
-            return [*problems, ("traces", f"{self.traces!r} is no URL: {error}")]
+            return [*problems, ("traces", f"{self.traces!r} is no URL ({error}); write https://HOST:PORT")]
         if url.scheme not in ("http", "https") or not host:
-            problems.append(("traces", f"{self.traces!r} is no URL such as https://collector.local:4318"))
+            problems.append(("traces", f"{self.traces!r} is no URL; write https://HOST:PORT"))
         elif url.scheme == "http" and not self.insecure and not is_loopback(host):
             problems.append(
                 ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")

@@ -60,7 +60,10 @@ def decode_bundle(data: bytes, place: object) -> Bundle:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise DataError(f"{place}: damaged, or not a bundle of a device; `fedpatch device add` makes one") from None
     if found.fedpatch_bundle != FORMAT:
-        raise DataError(f"{place}: a bundle of version {found.fedpatch_bundle}; this fedpatch knows version {FORMAT}")
+        known = f"this fedpatch knows version {FORMAT}; install the version that made it"
+        raise DataError(f"{place}: a bundle of version {found.fedpatch_bundle}, and {known}")
     if not found.password and not (found.certificate and found.key):
-        raise DataError(f"{place}: neither a certificate with its key nor a password in it; make it anew")
+        raise DataError(
+            f"{place}: neither a certificate with its key nor a password in it; make it anew with `fedpatch device add`"
+        )
     return found

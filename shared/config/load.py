@@ -126,8 +126,12 @@ class _Reader:
             value = convert(one, raw)
             self.values[key] = value.expanduser() if isinstance(value, Path) else value
             self.origins[key] = origin
-        except (ValueError, RuntimeError) as error:  # RuntimeError: no home directory for ~
+        except ValueError as error:
             self.problems.append(origin.problem(key, error))
+            self.wrong.add(key)
+        except RuntimeError:
+            text = f"{raw!r}: this user has no home directory for ~; write an absolute path, or set HOME"
+            self.problems.append(origin.problem(key, text))
             self.wrong.add(key)
 
     def read_file(self, file: Path) -> None:
@@ -204,12 +208,14 @@ def _text_of(file: Path) -> str:
     except IsADirectoryError:
         raise ConfigError([f"{file}: is a directory; give a configuration file"]) from None
     except FileNotFoundError:
-        raise ConfigError([f"{file}: no such file"]) from None
+        raise ConfigError([f"{file}: no such file; correct --config"]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{file}:{line}: is not UTF-8 text; save it as UTF-8"]) from None
     except OSError as error:
-        raise ConfigError([f"{file}: cannot be read: {error.strerror or error}"]) from None
+        rights = "let this user read it, or run as the user that it belongs to (sudo -u USER)"
+        remedy = rights if isinstance(error, PermissionError) else "correct --config"
+        raise ConfigError([f"{file}: cannot be read: {error.strerror or error}; {remedy}"]) from None
 
 
 def public_values(settings: Settings) -> dict[str, str | int | float | bool | list[str] | None]:

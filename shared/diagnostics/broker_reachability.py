@@ -15,7 +15,14 @@ from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
-from fedpatch.shared.mqtt.connection_errors import NAME_INTERFACE, needs_interface
+from fedpatch.shared.mqtt.connection_errors import (
+    NAME_INTERFACE,
+    OLD_TLS,
+    UPDATE_TLS,
+    name_remedy,
+    needs_interface,
+    way_remedy,
+)
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
 from fedpatch.shared.mqtt.tls_errors import TrustError, refused_by_broker, trust_error_of
 from fedpatch.shared.mqtt.url import BrokerUrl
@@ -69,7 +76,7 @@ def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
             answers.put(error)
 
     threading.Thread(target=resolve, name="resolve", daemon=True).start()
-    remedy = f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
+    remedy = name_remedy(broker)
     try:
         answer = answers.get(timeout=STEP_TIMEOUT_S)
     except queue.Empty:
@@ -118,7 +125,7 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> tuple
         checkup.fail("broker_port", f"{broker} cannot be reached: {fault.strerror}", NAME_INTERFACE)
     else:
         text = f"{broker} cannot be reached: {fault.strerror or fault}"
-        checkup.fail("broker_port", text, "check this machine's network (ip route) and the address of the broker")
+        checkup.fail("broker_port", text, way_remedy(fault))
     return None
 
 
@@ -127,9 +134,8 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, peer: An
         # Without the own certificate, which has a check of its own and must not hide a fault of the broker's.
         context = tls_context(broker, replace(files, cert_file=None, key_file=None))
     except UsageError as error:
-        checkup.fail(
-            "broker_tls", str(error), "give --ca-file the PEM file of the CA that signed the broker's certificate"
-        )
+        text, _, remedy = str(error).partition("; ")
+        checkup.fail("broker_tls", text, remedy)
         return False
     assert context is not None
     family = sock.family
@@ -181,7 +187,8 @@ def _report_failure(broker: BrokerUrl, files: TlsFiles, error: OSError, checkup:
     if fault is None:
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         remedy = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
-        fault = TrustError(f"no TLS with {broker}: {reason}", broker.scheme_hint or remedy)
+        remedy = UPDATE_TLS if reason in OLD_TLS else broker.scheme_hint or remedy
+        fault = TrustError(f"no TLS with {broker}: {reason}", remedy)
     checkup.fail("broker_tls", fault.problem, fault.remedy)
 
 

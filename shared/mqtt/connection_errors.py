@@ -19,6 +19,9 @@ TEST_LARGE_PACKETS = (
 )
 USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
 
+OLD_TLS = ("TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "WRONG_SSL_VERSION")
+UPDATE_TLS = "TLS 1.2 or later is needed: update the broker, or allow it there (tls_version)"
+
 _GIVE_IT = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
 _NO_ROOM = {0x89, 0x97, 0x9F}  # server busy, quota exceeded, connection rate exceeded
@@ -65,7 +68,9 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
     if isinstance(error, ConnectionRefusedError):
         return ConnectionFault(f"connection refused by {broker}; is a broker running there?{hint}")
     if isinstance(error, socket.gaierror | UnicodeError):
-        return ConnectionFault(f"the name {broker.host!r} cannot be resolved; check the broker URL and the network")
+        return ConnectionFault(f"the name {broker.host!r} cannot be resolved; {name_remedy(broker)}")
+    if isinstance(error, ssl.SSLError) and getattr(error, "reason", None) in OLD_TLS:
+        return ConnectionFault(f"no TLS with {broker} ({error.reason}); {UPDATE_TLS}")
     if isinstance(error, ssl.SSLError):
         return ConnectionFault(
             f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?{hint}"
@@ -77,9 +82,31 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
     if needs_interface(broker, error):
         return ConnectionFault(f"cannot reach {broker}: {NAME_INTERFACE}")
     detail = error.strerror if isinstance(error, OSError) else None
-    return ConnectionFault(f"cannot reach {broker}: {detail or error}")
+    return ConnectionFault(f"cannot reach {broker}: {detail or error}; {way_remedy(error)}")
 
 
+def way_remedy(error: Exception) -> str:
+    """Return the remedy for an error of the way to a broker."""
+    return _REACH_REMEDIES.get(getattr(error, "errno", None) or 0, "check the broker URL and the network (ip route)")
+
+
+def name_remedy(broker: BrokerUrl) -> str:
+    """Return the remedy for a broker's name that has no address."""
+    if broker.host.lower().endswith(".local"):
+        return "names in .local need libnss-mdns here and avahi-daemon on the broker's host; or write its address"
+    return f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
+
+
+_BLOCKED = "a firewall of this machine forbids it, or the unit of the service (RestrictAddressFamilies, IPAddressDeny)"
+_REACH_REMEDIES = {
+    errno.EHOSTUNREACH: "is that machine on, and in this network?",
+    errno.ENETUNREACH: "this machine has no route there: check its network (ip route)",
+    errno.EADDRNOTAVAIL: "this machine has no address of that kind: write the broker's IPv4 address or its name",
+    errno.EAFNOSUPPORT: "IPv6 is off here, or the unit of the service forbids it: write the broker's IPv4 address",
+    errno.EACCES: _BLOCKED,
+    errno.EPERM: _BLOCKED,
+    errno.EMFILE: "raise the limit of open files of this process (ulimit -n, LimitNOFILE)",
+}
 NAME_INTERFACE = (
     "a link-local address needs its interface; write mqtts://[fe80::1%eth0]:8883, or a name such as broker.local"
 )
@@ -114,7 +141,9 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
     """
     code = reason.value
     if code == _UNSUPPORTED_VERSION:
-        return ConnectionFault(f"{broker} speaks neither MQTT 5 nor 3.1.1", wrong_version=True)
+        return ConnectionFault(
+            f"{broker} speaks neither MQTT 5 nor 3.1.1; use a broker that does, such as mosquitto 2", wrong_version=True
+        )
     if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
         if username is None:
             name = "give the name with --username (username), and "
@@ -125,7 +154,9 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
             f"{broker} refused user {username!r}; check the user name and the password", lasting=True
         )
     if code == _BAD_CLIENT_ID:
-        return ConnectionFault(f"{broker} refused our client id; check the name of this device", lasting=True)
+        return ConnectionFault(
+            f"{broker} refused our client id; let it take those that begin with `fedpatch.`", lasting=True
+        )
     if code == _BANNED:
         return ConnectionFault(f"{broker} has banned this client; ask the broker's operator", lasting=True)
     if code in _NO_ROOM:
@@ -134,7 +165,7 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
         )
     if code == _RETAINS_NOTHING:
         return ConnectionFault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
-    return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}")
+    return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}; see its log")
 
 
 def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> ConnectionFault:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,7 @@ def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=files.ca_file)
     except OSError as error:
-        raise UsageError(
-            f"{files.ca_file}: not a file of CA certificates in PEM form ({error.strerror or error})"
-        ) from None
+        raise UsageError(_ca_problem(files.ca_file, error)) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if files.accept_lax_ca:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -64,6 +64,17 @@ def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
     if files.cert_file is not None:
         load_own(context, files.cert_file, files.key_file or files.cert_file)
     return context
+
+
+def _ca_problem(path: Path | None, error: OSError) -> str:
+    """Return why a CA file cannot be loaded, and the remedy."""
+    remedy = "correct --ca-file (ca_file): it names the certificate of the CA that signed the broker's"
+    with suppress(OSError):
+        if path is not None and path.read_bytes()[:2] == b"\x30\x82":  # DER: a sequence with a length of two bytes
+            convert = f"openssl x509 -inform DER -in {shlex.quote(str(path))} -out ca.crt"
+            remedy = f"it is in DER form: make a PEM file of it ({convert})"
+    why = getattr(error, "reason", None) or error.strerror or error
+    return f"{path}: not a file of CA certificates in PEM form ({why}); {remedy}"
 
 
 _ENROL = "enrol this device (fedpatch-agent enrol FILE), or correct cert_file and key_file"

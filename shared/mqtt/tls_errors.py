@@ -29,6 +29,7 @@ RENEW = "fedpatch device rotate, then fedpatch-agent enrol; for a coordinator: f
 _SIGNATURE, _NOT_YET_VALID, _EXPIRED, _REVOKED, _PURPOSE = 7, 9, 10, 23, 26
 _UNKNOWN_CA = (18, 19, 20, 21, _SIGNATURE)
 _OTHER_NAME = (62, 64)
+_WEAK = (66, 67, 68)  # a key, or a signature, that is too short or of an old kind
 _FOR_SIGNING = "keyUsage=critical,keyCertSign,cRLSign"
 # The extension at fault, whether it is the CA's, and whether accept_lax_ca accepts it: OpenSSL checks some in any case.
 _EXTENSIONS: Mapping[int, tuple[str, bool, bool]] = {
@@ -134,7 +135,10 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
         return TrustError(f"{broker} cannot be trusted: its certificate is a client's, not a server's", remedy)
     if code in _EXTENSIONS:
         return _lax(broker, problem, code)
-    return TrustError(problem, "check the CA file and the host name")
+    if code in _WEAK:
+        return TrustError(problem, f"{_MAKE_CA}; keys of RSA have at least 2048 bits, and signatures SHA-256")
+    show = f"openssl s_client -connect {broker} -showcerts"
+    return TrustError(problem, f"see its certificates (`{show}`), and make them anew (fedpatch ca broker)")
 
 
 def _lax(broker: BrokerUrl, problem: str, code: int) -> TrustError:

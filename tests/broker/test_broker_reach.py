@@ -137,7 +137,16 @@ def test_tls_to_a_plain_port_or_with_an_absent_ca_file_fails(mosquitto, tmp_path
     found = ask(settings_for("device", url), "device")["broker_tls"]
     assert found.verdict == "fail" and "8883" in found.remedy
     missing = ask(settings_for("device", url, ca_file=tmp_path / "ca.pem"), "device")["broker_tls"]
-    assert missing.verdict == "fail" and "PEM" in missing.remedy
+    assert missing.verdict == "fail" and "correct --ca-file" in missing.remedy
+
+
+def test_ca_file_in_der_form_fails_with_the_command_that_makes_a_pem_file(mosquitto, tmp_path: Path):
+    house = made(tmp_path / "house")
+    path = tmp_path / "my ca.der"
+    path.write_bytes(ssl.PEM_cert_to_DER_cert(house.ca_file.read_text()))
+    url = mosquitto.url.replace("mqtt:", "mqtts:")
+    found = ask(settings_for("device", url, ca_file=path), "device")["broker_tls"]
+    assert found.verdict == "fail" and f"openssl x509 -inform DER -in '{path}'" in found.remedy
 
 
 @contextlib.contextmanager

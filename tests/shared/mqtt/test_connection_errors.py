@@ -26,13 +26,32 @@ BROKER = BrokerUrl("broker.lan", 1883, False)
         (socket.gaierror(-2, "unknown"), "'broker.lan' cannot be resolved; check the broker URL"),
         (TimeoutError(), "no answer from broker.lan:1883; check the address and the firewall"),
         (ssl.SSLError("odd"), "is this its TLS port?"),
-        (OSError(113, "No route to host"), "cannot reach broker.lan:1883: No route to host"),
+        (OSError(113, "No route to host"), "cannot reach broker.lan:1883: No route to host; is that machine on"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "check its network (ip route)"),
+        (OSError(errno.EAFNOSUPPORT, "Address family not supported"), "IPv6 is off here"),
+        (OSError(errno.EPERM, "Operation not permitted"), "a firewall of this machine forbids it"),
+        (OSError(errno.EMFILE, "Too many open files"), "raise the limit of open files"),
+        (OSError(errno.EIO, "odd"), "check the broker URL and the network"),
     ],
 )
 def test_an_unreachable_broker_has_a_sentence(error, words):
     fault = unreachable(BROKER, error)
     assert words in fault.reason
     assert not fault.lasting
+
+
+def test_name_in_local_without_an_address_has_the_package_as_remedy():
+    unknown = socket.gaierror(-2, "unknown")
+    assert "libnss-mdns" in unreachable(BrokerUrl("hub.local", 1883, False), unknown).reason
+    assert "libnss-mdns" not in unreachable(BROKER, unknown).reason
+
+
+@pytest.mark.parametrize("word", ["TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL"])
+def test_broker_with_old_tls_only_is_not_taken_for_a_port_without_tls(word: str):
+    error = ssl.SSLError(1, word)
+    error.reason = word
+    reason = unreachable(parse_broker_url("mqtts://hub.example"), error).reason
+    assert "TLS 1.2 or later is needed: update the broker" in reason and "is this its TLS port" not in reason
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), ConnectionResetError(), ssl.SSLError("odd")])
@@ -53,11 +72,11 @@ def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
 @pytest.mark.parametrize(
     ("code", "words", "lasting"),
     [
-        (0x84, "speaks neither MQTT 5 nor 3.1.1", False),
-        (0x85, "refused our client id", True),
+        (0x84, "speaks neither MQTT 5 nor 3.1.1; use a broker that does", False),
+        (0x85, "refused our client id; let it take those that begin with `fedpatch.`", True),
         (0x86, "refused user 'pi-1'; check the user name and the password", True),
         (0x87, "refused user 'pi-1'; check the user name and the password", True),
-        (0x88, "refused the connection: server unavailable", False),
+        (0x88, "refused the connection: server unavailable; see its log", False),
         (0x8A, "has banned this client", True),
     ],
 )

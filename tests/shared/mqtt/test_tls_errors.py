@@ -53,7 +53,10 @@ def _alert(word: str) -> ssl.SSLError:
         (UNKNOWN_CA, "of an unknown CA", "holds another CA"),
         (REVOKED, "was revoked", "fedpatch ca broker"),
         (PURPOSE, "is a client's, not a server's", "fedpatch ca broker"),
-        (SOMETHING, "in the words of OpenSSL", "check the CA file and the host name"),
+        (66, "in the words of OpenSSL", "keys of RSA have at least 2048 bits"),
+        (67, "in the words of OpenSSL", "fedpatch ca init"),
+        (68, "in the words of OpenSSL", "signatures SHA-256"),
+        (SOMETHING, "in the words of OpenSSL", "openssl s_client -connect 127.0.0.1:"),
         (EXPIRED, "has expired; the clock here says 20", "renew it (fedpatch ca broker)"),
     ],
 )
