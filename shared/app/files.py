@@ -182,9 +182,7 @@ def refusals_of(place: Path, otherwise: str = _OTHERWISE) -> Iterator[None]:
         yield
     except OSError as error:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else place
-        raise StateError(
-            f"{path}: {error.strerror or error}; {remedy_for(error, _remedy_of_place(error, path, otherwise))}"
-        ) from error
+        raise StateError(f"{path}: {error.strerror or error}; {remedy_of(error, path, otherwise)}") from error
 
 
 def read_state(path: Path) -> bytes:
@@ -231,8 +229,16 @@ def unreadable(place: Path | str, error: OSError) -> StateUnreadable:
     return StateUnreadable(f"{words}; {remedy}, then repeat the command: nothing was changed")
 
 
-def _remedy_of_place(error: OSError, path: Path, otherwise: str) -> str:
-    """Return the remedy for a path of the wrong kind, or of another user."""
+def remedy_of(error: OSError, path: Path, otherwise: str) -> str:
+    """Return the remedy for an error of a path: of its disk, of the wrong kind of file, or of another user.
+
+    Args:
+        error: The error.
+        path: The path.
+        otherwise: The remedy for an error that does not name its cause.
+    """
+    if known := _REMEDIES.get(error.errno or 0):
+        return known
     if error.errno in (errno.EACCES, errno.EPERM) and (owner := _other_owner(path)) is not None:
         return _remedy_of_owner(path, owner)
     return _WRONG_KINDS.get(error.errno or 0, otherwise)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase, copy_of
 from fedpatch.coordinator.storage.database.transactions import Database
 from fedpatch.coordinator.storage.run_journal import journals
-from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.files import refusals_of, remedy_of, write_atomic
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.errors import UsageError
 
@@ -35,8 +35,11 @@ def url_of(path: Path) -> str | None:
         url = file.read_text("utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{file}: cannot be read: {error}; write the database's URL into it") from None
+    except OSError as error:
+        remedy = remedy_of(error, file, "write the database's URL into it")
+        raise UsageError(f"{file}: cannot be read: {error.strerror}; {remedy}") from None
+    except UnicodeError:
+        raise UsageError(f"{file}: cannot be read: not UTF-8; write the database's URL into it") from None
     if problem := database_problem(url, insecure=True):
         raise UsageError(f"{file}: {problem}")
     return url

@@ -38,7 +38,7 @@ from fedpatch.shared.app.files import (
     check_state_directory,
     make_directory,
     remedy_at,
-    remedy_for,
+    remedy_of,
     remove_unfinished,
     stamp_of,
     sync_directory,
@@ -282,7 +282,7 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 
 def _error_of(path: Path, raised: Exception) -> StateError:
     if isinstance(raised, OSError):
-        remedy = remedy_for(raised, "use another --state-dir")
+        remedy = remedy_of(raised, Path(raised.filename or path), "use another --state-dir")
         return StateError(f"{raised.filename or path}: {raised.strerror}; {remedy}")
     error = raised.orig if isinstance(raised, DBAPIError) else raised
     if isinstance(error, sqlite3.IntegrityError):
@@ -290,6 +290,10 @@ def _error_of(path: Path, raised: Exception) -> StateError:
         return StateError(f"{path}: {why}; {rebuild_hint(path)}")
     if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
         return damaged(path, error)
+    if (_code(error) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StateError(
+            f"{path}: cannot be used: {error}; end the program that holds it, such as a backup or sqlite3"
+        )
     remedy = remedy_at(
         path.parent, "make sure that there is space and that it may be written, or use another --state-dir"
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import pwd
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,11 +24,11 @@ from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, Ro
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.content_checks import check_stored
-from fedpatch.coordinator.storage.database.opening import must_exist
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of, keep_copy
+from fedpatch.coordinator.storage.database.opening import URL_FILE, must_exist, url_of
+from fedpatch.coordinator.storage.database.sqlite_file import copy_of, keep_copy, sqlite_errors
 from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import FedpatchError, StateError, UsageError
 from tests.coordinator.registry_builders import change, driver_of, new_run, seen
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import small_disk
@@ -502,3 +505,39 @@ def test_full_or_readonly_disk_is_reported_with_the_remedy(story: Story, tmp_pat
             Registry(path)
         disk.make_writable()
         assert opened(path) == (story.full, [])
+
+
+def test_registry_that_another_program_holds_has_its_end_as_remedy_and_no_space(tmp_path: Path):
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path):
+        pass
+    with closing(sqlite3.connect(path)) as holder, closing(sqlite3.connect(path, timeout=0)) as waiting:
+        holder.execute("BEGIN EXCLUSIVE")
+        with (
+            pytest.raises(StateError, match="database is locked; end the program that holds it"),
+            sqlite_errors(path),
+        ):
+            waiting.execute("BEGIN IMMEDIATE")
+
+
+@pytest.mark.parametrize("name", [REGISTRY_FILE, URL_FILE])
+def test_registry_of_another_user_has_its_owner_as_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """As for an operator who asks for the runs of the service."""
+
+    def refuse(path: Path, *_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with Registry(tmp_path / REGISTRY_FILE):
+        pass
+    (tmp_path / URL_FILE).touch()
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(
+        FedpatchError, match=rf"{name}: .*Permission denied; run as the user that owns it \(sudo -u {owner}"
+    ):
+        if name == URL_FILE:
+            url_of(tmp_path / REGISTRY_FILE)
+        else:
+            with sqlite_errors(tmp_path / name):
+                refuse(tmp_path / name)
