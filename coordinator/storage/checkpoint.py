@@ -45,7 +45,7 @@ MODEL_NPZ = "model.npz"
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
 _UPDATE = b"fedpatch update 1\n"
 _FILE_NAME = re.compile(r"checkpoint-(\d{6,})\.fp/?")  # a repaired file system may hold a directory there
-_NEW_RUN = "start a new run"
+_NEW_RUN = "restore one from a backup, or start a new run"
 _UPDATES = "updates"
 _SUFFIX = ".fp"
 
@@ -335,7 +335,9 @@ def _load(blobs: BlobStore, name: str) -> tuple[ServerState, Schema, dict[str, A
         WireError,
         SchemaMismatch,
     ) as error:
-        raise StateError(f"{blobs.where(name)}: cannot be read back ({error})") from error
+        raise StateError(
+            f"{blobs.where(name)}: cannot be read back ({error}); use the fedpatch that wrote it"
+        ) from error
 
 
 def _scale_of(content: Mapping[str, Any] | None) -> MaskedScale | None:

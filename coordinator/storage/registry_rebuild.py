@@ -79,7 +79,8 @@ def rebuild_registry(path: Path) -> Rebuilt:
                 made.restore()
                 runs = tuple(run.id for run in made.runs())
                 if not runs:
-                    raise StateError(f"{state_dir}: no run can be rebuilt; {path.name} stays as it is")
+                    stays = f"{path.name} stays as it is"
+                    raise StateError(f"{state_dir}: no run can be rebuilt, so {stays}; restore runs/ from a backup")
                 count = (
                     _driver(made)
                     .execute("SELECT (SELECT count(*) FROM devices), (SELECT count(*) FROM holds)")

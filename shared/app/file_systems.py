@@ -13,6 +13,7 @@ from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _IN_MEMORY = ("tmpfs", "ramfs")
+_RAM_DISK = re.compile(r"/dev/z?ram\d")
 _OVERLAYS = ("overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs")
 
 
@@ -28,7 +29,13 @@ class PassingMount:
 class _Mount:
     place: str
     kind: str
+    device: str
     options: str
+
+    @property
+    def in_memory(self) -> bool:
+        """True for a file system in memory, also on a compressed or plain RAM disk (zram, as of log2ram)."""
+        return self.kind in _IN_MEMORY or _RAM_DISK.match(self.device) is not None
 
 
 def passing_mount(directory: Path, mounts: Path = _MOUNTS) -> PassingMount | None:
@@ -46,10 +53,9 @@ def passing_mount(directory: Path, mounts: Path = _MOUNTS) -> PassingMount | Non
     if mount is None:
         return None
     remedy = "use a directory on a disk or card, or a volume of the container (--state-dir)"
-    if mount.kind in _IN_MEMORY:
-        return PassingMount(
-            f"{directory} is in memory ({mount.kind} at {mount.place}) and does not survive a reboot", remedy
-        )
+    if mount.in_memory:
+        kind = mount.kind if mount.kind in _IN_MEMORY else mount.device
+        return PassingMount(f"{directory} is in memory ({kind} at {mount.place}) and does not survive a reboot", remedy)
     if mount.kind in _OVERLAYS and not _upper_lasts(mount, known):
         text = f"{directory} is on an overlay ({mount.kind} at {mount.place}), and is lost at a reboot or with its container"
         return PassingMount(
@@ -70,7 +76,7 @@ def _upper_lasts(overlay: _Mount, known: list[_Mount]) -> bool:
     if upper is None or not os.path.isdir(upper[1]):
         return False
     mount = _mount_of(Path(upper[1]), known)
-    return mount is not None and mount.kind not in (*_IN_MEMORY, *_OVERLAYS)
+    return mount is not None and not mount.in_memory and mount.kind not in _OVERLAYS
 
 
 def _parse(line: str) -> _Mount | None:
@@ -79,7 +85,7 @@ def _parse(line: str) -> _Mount | None:
     fields, others = before.split(), after.split()
     if not separator or len(fields) < 5 or len(others) < 3:
         return None
-    return _Mount(_plain(fields[4]), others[0], _plain(others[2]))
+    return _Mount(_plain(fields[4]), others[0], _plain(others[1]), _plain(others[2]))
 
 
 def _plain(text: str) -> str:

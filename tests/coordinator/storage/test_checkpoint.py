@@ -200,7 +200,7 @@ def test_load_with_all_checkpoints_damaged_raises_with_each_place(blobs):
     lines = str(caught.value).splitlines()
     places = [blobs.where(f"checkpoint-{number:06d}.fp") for number in (2, 1)]
     assert [line.partition(": is")[0] for line in lines[:2]] == places
-    assert lines[2] == f"no checkpoint in {blobs.where()} is whole; start a new run"
+    assert lines[2] == f"no checkpoint in {blobs.where()} is whole; restore one from a backup, or start a new run"
 
 
 def test_no_checkpoint_raises(blobs):
