@@ -51,13 +51,21 @@ def scraping(*targets: str) -> str:
 
 
 class Prometheus:
-    """A server with this configuration, in a directory of its own; skips the test where it is not installed."""
+    """A server with this configuration, in a directory of its own; skips the test where it is not installed.
 
-    def __init__(self, config: str) -> None:
+    `stored` has samples that it stored in an earlier life, in the format OpenMetrics with times.
+    """
+
+    def __init__(self, config: str, stored: str = "") -> None:
         program = _program("prometheus")
         self._files = contextlib.ExitStack()
         self._directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-prometheus-")))
         (self._directory / "prometheus.yml").write_text(config, "utf-8")
+        if stored:
+            (self._directory / "stored").write_text(stored, "utf-8")
+            into = ("create-blocks-from", "openmetrics", self._directory / "stored", self._directory / "data")
+            done = promtool("tsdb", *into)
+            assert done.returncode == 0, done.stderr
         address = f"{HOST}:{free_port()}"
         self._url = f"http://{address}"
         self._log = self._files.enter_context((self._directory / "log").open("wb"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.monitoring.prometheus import promtool
+from tests.monitoring.prometheus import Prometheus, promtool, scraping
+from tests.support.brokers import HOST, free_port
 from tests.support.paths import ROOT
 
 ALERTS = ROOT / "ansible" / "roles" / "monitoring" / "files" / "alerts" / "fedpatch.yml"
@@ -32,6 +34,22 @@ def test_rules_are_valid_promql():
 def test_play_has_exactly_the_expected_alerts(play):
     played = promtool("test", "rules", play)
     assert played.returncode == 0, played.stdout + played.stderr
+
+
+@pytest.mark.medium
+def test_prometheus_whose_clock_was_ahead_is_alerted_on_without_a_sample(tmp_path: Path):
+    """Blocks from the future refuse all samples, also those of the alerts themselves."""
+    ahead = time.time() + 2 * 86_400
+    samples = "".join(f'up{{job="fedpatch"}} 1 {ahead + second:.0f}\n' for second in range(0, 7200, 60))
+    rules = tmp_path / "fedpatch.yml"
+    rules.write_text(re.sub(r"(?m)^( +)for: .*$", r"\1for: 0s", ALERTS.read_text("utf-8")))
+    config = f"{scraping(f'{HOST}:{free_port()}')}rule_files: ['{rules}']\n"
+    config = config.replace("global: {", "global: {evaluation_interval: 1s, ")
+    with Prometheus(config, f"# TYPE up gauge\n{samples}# EOF\n") as server:
+        server.wait_until(lambda: server.get("alerts")["alerts"], "has an alert")
+        (alert,) = server.get("alerts")["alerts"]
+        assert (alert["labels"]["alertname"], alert["state"]) == ("FedpatchNothingMeasured", "firing")
+        assert server.ask("up") == []
 
 
 def test_each_alert_fires_and_stays_quiet_in_some_play():
