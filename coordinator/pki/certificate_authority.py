@@ -46,7 +46,7 @@ from fedpatch.coordinator.pki.x509 import (
     read_crl,
     read_issuer,
 )
-from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
+from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, remedy_to_read, remove_unfinished, write_atomic
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.wire.topics import check_name
@@ -319,7 +319,8 @@ def _read_issuer(directory: Path) -> Issuer:
             raise UsageError(f"{path} is open to other users, who could make certificates with it; chmod 600 {path}")
         return read_issuer((directory / CERTIFICATE).read_bytes(), path.read_bytes())
     except OSError as error:
-        raise StateError(f"{error.filename}: {error.strerror}; put it back from a backup") from error
+        remedy = remedy_to_read(error, Path(error.filename), "put it back from a backup")
+        raise StateError(f"{error.filename}: {error.strerror}; {remedy}") from error
     except ValueError as error:
         raise StateError(
             f"{directory}: {KEY} and {CERTIFICATE} are no CA ({error}); put them back from a backup"

@@ -35,7 +35,7 @@ from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.device_agent.state.revocation_file import FILE as REVOCATIONS
 from fedpatch.device_agent.state.storage_check import PATCHES
-from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
+from fedpatch.shared.app.files import make_directory, refusals_of, remedy_to_read, write_atomic
 from fedpatch.shared.errors import DataError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -241,4 +241,5 @@ def read_backup(path: Path) -> bytes:
             raise StateError(f"{path}: has more than {MAX_BYTES} bytes, which no backup has; name another file")
         return path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}; name a file that `fedpatch-agent backup` wrote") from None
+        remedy = remedy_to_read(error, path, "name a file that `fedpatch-agent backup` wrote")
+        raise UsageError(f"{path}: {error.strerror or error}; {remedy}") from None

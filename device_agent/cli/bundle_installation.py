@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.shared.app.files import OPEN_TO_OTHERS, open_atomic, refusals_of
+from fedpatch.shared.app.files import OPEN_TO_OTHERS, open_atomic, refusals_of, remedy_to_read
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.config.enrolment_bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from fedpatch.shared.config.toml_edit import parse_toml, with_values
@@ -54,7 +54,8 @@ def read_bundle(path: Path) -> Bundle:
         with path.open("rb") as file:
             return decode_bundle(file.read(MAX_BUNDLE_BYTES + 1), path)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}; name the file that `fedpatch device add` wrote") from None
+        remedy = remedy_to_read(error, path, "name the file that `fedpatch device add` wrote")
+        raise UsageError(f"{path}: {error.strerror or error}; {remedy}") from None
 
 
 def open_to_others(path: Path, device: str) -> list[str]:
@@ -172,7 +173,8 @@ def _settings(config: Path) -> tuple[str, dict[str, object]]:
     except (ValueError, RecursionError) as error:
         raise ConfigError([f"{config}: not TOML: {error}; correct it first"]) from None
     except OSError as error:
-        raise ConfigError([f"{config}: cannot be read: {error.strerror or error}"]) from None
+        remedy = remedy_to_read(error, config, "correct --config")
+        raise ConfigError([f"{config}: cannot be read: {error.strerror or error}; {remedy}"]) from None
 
 
 def _values(bundle: Bundle, place: Path, *, has_tls: bool) -> dict[str, str]:

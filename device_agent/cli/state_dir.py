@@ -13,6 +13,7 @@ import typer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import status_entry
 from fedpatch.shared.app.command import add_options, option
+from fedpatch.shared.app.files import remedy_to_read
 from fedpatch.shared.config.toml_edit import parse_toml
 from fedpatch.shared.errors import ConfigError
 
@@ -59,7 +60,8 @@ def _named_in(config: Path) -> str | Path:
             "state_dir", AgentSettings.state_dir
         )
     except OSError as error:
-        raise ConfigError([f"{config}: cannot be read: {error.strerror or error}"]) from None
+        remedy = remedy_to_read(error, config, "correct --config")
+        raise ConfigError([f"{config}: cannot be read: {error.strerror or error}; {remedy}"]) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError([f"{config}: not TOML: {error}"]) from None
     if not isinstance(found, str | Path):

@@ -244,6 +244,21 @@ def remedy_of(error: OSError, path: Path, otherwise: str) -> str:
     return _WRONG_KINDS.get(error.errno or 0, otherwise)
 
 
+def remedy_to_read(error: OSError, path: Path, otherwise: str) -> str:
+    """Return the remedy for a file of a setting that cannot be read: the user who may, for a file of another user.
+
+    Args:
+        error: The error.
+        path: The file.
+        otherwise: The remedy for each other error.
+    """
+    if not isinstance(error, PermissionError):
+        return otherwise
+    owner, own = _other_owner(path), _user_name(os.geteuid())
+    others = "" if owner is None else f", or run as its owner (sudo -u {_user_name(owner)})"
+    return f"let this user read it (sudo chown {own} {shlex.quote(str(path))}){others}"
+
+
 def _remedy_of_owner(path: Path, owner: int) -> str:
     """Return the remedy for a path of another user; in a directory of the agent's user, root has restored it from a copy."""
     holder = _holder(path)

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
+from fedpatch.shared.app.files import remedy_to_read
 from fedpatch.shared.config.fields import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
 from fedpatch.shared.config.secrets import drop_secrets
 from fedpatch.shared.config.toml_edit import key_lines, parse_toml, repeated_key, syntax_problem, toml_value
@@ -213,8 +214,7 @@ def _text_of(file: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{file}:{line}: is not UTF-8 text; save it as UTF-8"]) from None
     except OSError as error:
-        rights = "let this user read it, or run as the user that it belongs to (sudo -u USER)"
-        remedy = rights if isinstance(error, PermissionError) else "correct --config"
+        remedy = remedy_to_read(error, file, "correct --config")
         raise ConfigError([f"{file}: cannot be read: {error.strerror or error}; {remedy}"]) from None
 
 

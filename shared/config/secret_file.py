@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedpatch.shared.app.files import OPEN_TO_OTHERS
+from fedpatch.shared.app.files import OPEN_TO_OTHERS, remedy_to_read
 from fedpatch.shared.errors import UsageError
 
 # systemd gives its service access to a credential by an ACL, whose mask appears as rights of an empty group.
@@ -46,7 +46,7 @@ def read_secret(path: Path, kind: str, noun: str, remedy: str, most_bytes: int =
             mode = os.fstat(file.fileno()).st_mode & 0o777
             data = file.read(most_bytes + 1)
     except OSError as error:
-        raise UsageError(f"{kind} {path}: {error.strerror or error}; {remedy}") from None
+        raise UsageError(f"{kind} {path}: {error.strerror or error}; {remedy_to_read(error, path, remedy)}") from None
     if mode & forbidden_mode(path):
         raise UsageError(
             f"{kind} {path} is open to other users (mode {mode:04o}); chmod 600 {path}, and choose another {noun}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import ssl
 from contextlib import suppress
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.app.files import remedy_to_read, stamp_of
 from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
@@ -74,6 +75,8 @@ def _ca_problem(path: Path | None, error: OSError) -> str:
             convert = f"openssl x509 -inform DER -in {shlex.quote(str(path))} -out ca.crt"
             remedy = f"it is in DER form: make a PEM file of it ({convert})"
     why = getattr(error, "reason", None) or error.strerror or error
+    if path is not None and isinstance(error, PermissionError):
+        return f"{path}: cannot be read: {why}; {remedy_to_read(error, path, remedy)}"
     return f"{path}: not a file of CA certificates in PEM form ({why}); {remedy}"
 
 
@@ -123,7 +126,11 @@ def load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path, remedy: s
             )
         raise UsageError(text) from None
     except OSError as error:
-        raise UsageError(f"{cert_file}: {error.strerror or error}; {remedy}") from None
+        # OpenSSL names no file.
+        path = next(
+            (one for one in (cert_file, key_file) if not os.access(one, os.R_OK, effective_ids=True)), cert_file
+        )
+        raise UsageError(f"{path}: {error.strerror or error}; {remedy_to_read(error, path, remedy)}") from None
 
 
 def certificates_of(path: Path | None) -> list[Certificate]:

@@ -19,6 +19,7 @@ from fedpatch.shared.app.files import (
     refusals_of,
     remedy_at,
     remedy_for,
+    remedy_to_read,
     remove_unfinished,
     write_atomic,
 )
@@ -207,3 +208,14 @@ def test_file_of_root_in_a_directory_of_the_agents_user_is_given_back_and_not_de
     for error in (read, opened):
         assert f"sudo chown -R nobody: {file} (only its owner is wrong, delete nothing)" in str(error.value)
         assert "sudo -u root" not in str(error.value)
+
+
+def test_file_that_cannot_be_read_has_its_owner_as_remedy_only_for_want_of_rights(tmp_path: Path, monkeypatch):
+    path = tmp_path / "a key"
+    path.touch()
+    refused, absent = (OSError(number, os.strerror(number)) for number in (errno.EACCES, errno.ENOENT))
+    assert remedy_to_read(absent, path, "make it") == "make it"
+    own = pwd.getpwuid(os.geteuid()).pw_name
+    assert remedy_to_read(refused, path, "make it") == f"let this user read it (sudo chown {own} '{path}')"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert remedy_to_read(refused, path, "make it").endswith(f"or run as its owner (sudo -u {own})")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from fedpatch.shared.config.fields import NAME, Settings, setting
 from fedpatch.shared.config.load import load, load_with_origins, public_values, to_toml
 from fedpatch.shared.errors import ConfigError
+from tests.support.other_users import acting_as_nobody, open_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,15 +213,14 @@ def test_unreadable_settings_file_is_reported(file):
     assert problems(file=Path.cwd()) == [f"{Path.cwd()}: is a directory; give a configuration file"]
 
 
-def test_settings_file_of_another_user_is_reported_with_the_way_to_read_it(file, monkeypatch: pytest.MonkeyPatch):
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    (found,) = problems(file=file)
-    assert (
-        found.startswith("oven.toml: cannot be read: Permission denied; let this user read it") and "sudo -u" in found
-    )
+def test_settings_file_of_another_user_is_reported_with_the_way_to_read_it():
+    with open_directory() as directory:
+        path = directory / "oven.toml"
+        path.touch(mode=0o600)
+        with acting_as_nobody():
+            (found,) = problems(file=path)
+    assert found.startswith(f"{path}: cannot be read: Permission denied; let this user read it (sudo chown nobody")
+    assert "run as its owner (sudo -u root)" in found
 
 
 def test_path_below_a_home_that_this_user_lacks_is_reported_with_the_remedy():

@@ -11,6 +11,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.load import load, public_values, to_toml
 from fedpatch.shared.errors import ConfigError, UsageError
 from fedpatch.shared.mqtt.broker_settings import password_of, read_password
+from tests.support.other_users import acting_as_nobody, open_directory
 
 SECRET = "correct horse — battery"
 NEEDED = {RunSettings: {}, AgentSettings: {"data": "shard:0/2"}}
@@ -82,3 +83,15 @@ def test_password_file_needs_a_user_name_and_no_second_password(file):
         "$FEDPATCH_PASSWORD: set without a user name; set username too",
         "--password-file: set beside a password; keep one of them",
     ]
+
+
+def test_password_file_of_another_user_is_named_with_that_user_and_not_written_anew():
+    with open_directory() as directory:
+        path = directory / "password"
+        path.touch(mode=0o600)
+        with (
+            acting_as_nobody(),
+            pytest.raises(UsageError, match=r"let this user read it .*or run as its owner") as found,
+        ):
+            read_password(path)
+    assert "install -m" not in str(found.value)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.shared.errors import DataError
-from fedpatch.shared.mqtt.tls_context import TlsFiles
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
 from fedpatch.shared.mqtt.tls_errors import TrustError, distrusted, fault_of, refused_by_broker
 from fedpatch.shared.mqtt.url import parse_broker_url
 from tests.support.brokers import free_port
 from tests.support.identities import DAY_S, Certified
+from tests.support.other_users import acting_as_nobody, open_directory
 
 NOT_YET_VALID, EXPIRED, UNKNOWN_CA, REVOKED, PURPOSE, OTHER_NAME, SOMETHING = 9, 10, 19, 23, 26, 62, 99
 
@@ -130,3 +131,18 @@ def test_error_not_about_certificates_has_no_fault(house: Certified, broker):
     assert fault_of(broker, house.files("pi-1"), DataError("no disk")) is None
     assert fault_of(broker, house.files("pi-1"), _alert("INTERNAL_ERROR")) is None
     assert fault_of(broker, house.files("pi-1"), _of_library(REVOKED)) is not None
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "pi-1.pem"])
+def test_file_that_another_user_may_read_alone_is_named_with_that_user(name: str):
+    """As after `sudo fedpatch-agent enrol`, for an agent that runs as its own user."""
+    with open_directory() as directory:
+        house = Certified(directory / "ca").make("pi-1")
+        for one in (house.directory, *house.directory.rglob("*")):
+            one.chmod(0o755 if one.is_dir() else 0o600)
+        if name != "ca.crt":
+            house.ca_file.chmod(0o644)
+        with acting_as_nobody(), pytest.raises(UsageError) as refused:
+            tls_context(parse_broker_url("mqtts://hub.example"), house.files("pi-1"))
+    assert f"{house.directory / name}: " in str(refused.value)
+    assert "let this user read it (sudo chown nobody" in str(refused.value) and "(sudo -u root)" in str(refused.value)
