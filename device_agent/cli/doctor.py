@@ -89,9 +89,10 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         _check_broker(settings, identity, checkup, running)
         return
     # Importing torch takes a Raspberry Pi half a minute; the broker is checked meanwhile.
-    with _loading(settings, identity, checkup) as (trainer, answers):
+    with _loading(settings, identity, checkup) as loading:
         _check_broker(settings, identity, checkup, running)
-        _check_task(settings, trainer, answers, checkup, directory / PATCHES)
+        if loading is not None:
+            _check_task(settings, *loading, checkup, directory / PATCHES)
 
 
 def _check_machine(directory: Path, checkup: Checkup, root: Path) -> None:
@@ -247,12 +248,18 @@ def _running_agent(directory: Path) -> str:
 @contextmanager
 def _loading(
     settings: AgentSettings, identity: Identity, checkup: Checkup
-) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]]]:
-    """Start the training process, and yield it with the queue of its events."""
+) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]] | None]:
+    """Start the training process, and yield it with the queue of its events; None if `task` has failed before."""
     checkup.say(f"loading task {settings.task} with data {settings.data} (torch takes its time)")
     answers: SimpleQueue[TrainerEvent] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="fedpatch-doctor-") as nowhere:
-        trainer = Trainer(setup_of(settings, Path(nowhere), identity.device), answers.put)
+        try:
+            setup = setup_of(settings, Path(nowhere), identity.device)
+        except UsageError as error:
+            _refused("task", error, checkup)
+            yield None
+            return
+        trainer = Trainer(setup, answers.put)
         try:
             trainer.start()
             yield trainer, answers

@@ -99,7 +99,9 @@ _REFUSALS = {
     "unsupported startup parameter": "take `options` out of the URL, or let PgBouncer ignore it (ignore_startup_parameters)",
     "bouncer config error|no such database": "add the database to the pooler ([databases]), or correct its name in the URL",
     "database system is": "it is starting, stopping or recovering: repeat in a moment, and see the server's log",
-    "certificate verify failed|root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
+    "certificate verify failed": "name the CA of the server's certificate in the URL (sslrootcert=FILE), and compare its "
+    "dates with the clock here",
+    "root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
     "does not match host name": "use a host name of the server's certificate in the URL",
     "server does not support SSL": "turn TLS on in the server (ssl = on); sslmode in the URL requires it",
     "resolve host|translate host": "correct the host name in the URL, or its DNS entry",

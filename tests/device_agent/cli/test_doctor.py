@@ -104,6 +104,22 @@ def test_a_task_that_cannot_be_used(settings, task, words, remedy):
     assert found["broker_port"].verdict == "fail"
 
 
+def test_user_without_a_home_directory_fails_the_task_and_the_other_checks_go_on(
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
+):
+    """As in a container with a user of its own."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FEDPATCH_DATA", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    found = find(replace(settings, data_root=None))
+    assert found["task"].verdict == "fail" and "no home directory" in found["task"].detail
+    assert "--data-root" in found["task"].remedy
+    assert found["broker_port"].verdict == "fail"
+
+
 @pytest.mark.parametrize(
     ("admission", "status", "verdict", "words"),
     [
