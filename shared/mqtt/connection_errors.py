@@ -25,6 +25,7 @@ UPDATE_TLS = "TLS 1.2 or later is needed: update the broker, or allow it there (
 _GIVE_IT = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
 _NO_ROOM = {0x89, 0x97, 0x9F}  # server busy, quota exceeded, connection rate exceeded
+_ELSEWHERE = {0x9C, 0x9D}  # use another server, server moved
 _RAISE_LIMITS = "raise its limits of clients (mosquitto: max_connections, and LimitNOFILE of its unit)"
 _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8E, 0x95, 0x9A
 
@@ -163,6 +164,8 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
         return ConnectionFault(
             f"{broker} has no room for another client ({str(reason).lower()}); try later, or {_RAISE_LIMITS}"
         )
+    if code in _ELSEWHERE:
+        return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}; write that server's address")
     if code == _RETAINS_NOTHING:
         return ConnectionFault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
     return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}; see its log")

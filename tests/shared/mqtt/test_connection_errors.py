@@ -78,6 +78,7 @@ def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
         (0x87, "refused user 'pi-1'; check the user name and the password", True),
         (0x88, "refused the connection: server unavailable; see its log", False),
         (0x8A, "has banned this client", True),
+        (0x9D, "server moved; write that server's address", False),
     ],
 )
 def test_refusal_has_a_remedy_and_whether_to_retry(code, words, lasting):
