@@ -91,8 +91,8 @@ class RunGroups:
         rest += [device for one in by_number.values() if one not in groups for device in one]
         if len(rest) >= least:
             return [*groups, *draw_groups(rest, self._seed, round_number, size=size, least=least, most=most)]
-        for guest in sorted(rest):
-            smallest = min(groups, key=len, default=[])
-            if 0 < len(smallest) < most:
+        for guest in sorted(rest) if groups else ():
+            smallest = min(groups, key=len)
+            if len(smallest) < most:
                 smallest.append(guest)
         return [sorted(group) for group in groups]

@@ -284,6 +284,14 @@ class TestAgreement:
         assert not members.group.add_codes("pi-07", (b"x" * 32,) * 8)
         assert members.group.codes == {}
 
+    def test_second_codes_of_a_member_change_nothing(self):
+        members = Members().share(names(8))
+        first, other = (members.rounds[name].note_update("ab" * 32) for name in ("pi-00", "pi-01"))
+        assert first is not None and other is not None
+        assert members.group.add_codes("pi-00", first.codes)
+        assert not members.group.add_codes("pi-00", other.codes)
+        assert members.group.codes == {"pi-00": first.codes}
+
     def test_codes_after_collecting_change_nothing(self):
         members = Members().share(names(8))
         members.collect(names(7))
@@ -291,6 +299,46 @@ class TestAgreement:
         assert state is not None
         assert not members.group.add_codes("pi-07", state.codes)
         assert "pi-07" not in members.group.codes
+
+    def test_second_agreement_of_a_member_changes_nothing(self):
+        members = Members().share(names(8))
+        members.collect(names(8))
+        first, other = members.agreement("pi-00"), members.agreement("pi-01")
+        assert members.group.add_agreement("pi-00", first)
+        assert not members.group.add_agreement("pi-00", replace(first, codes=other.codes))
+        assert members.group.agreements == {"pi-00": first.codes}
+
+    def test_agreement_of_a_member_outside_the_masking_set_changes_nothing(self):
+        members = Members().share(names(7))
+        members.collect(names(7))
+        assert not members.group.add_agreement("pi-07", members.agreement("pi-00"))
+        assert members.group.agreements == {}
+
+    @pytest.mark.parametrize("lost", [False, True], ids=["not asked yet", "lost meanwhile"])
+    def test_agreement_that_is_not_asked_for_changes_nothing(self, lost):
+        members, other = (Members().share(names(8)) for _ in range(2))
+        other.collect(names(8))
+        members.vouch(names(8))
+        members.group.end_collecting(names(8))
+        if lost:
+            members.group.lose()
+        before = members.group.state
+        assert not members.group.add_agreement("pi-00", other.agreement("pi-00"))
+        assert (members.group.state, members.group.agreements) == (before, {})
+
+    def test_member_that_did_not_report_has_no_code_in_the_messages_of_the_others(self):
+        members = Members().share(names(8))
+        members.collect(names(6))
+        asked = members.group.request("pi-00")
+        assert isinstance(asked, Unmask)
+        assert [len(code) for code in asked.codes] == [0, *[32] * 5, 0, 0]
+
+    def test_members_outside_the_masking_set_and_of_a_group_that_collects_are_asked_nothing(self):
+        members = Members().share(names(7))
+        assert members.group.request("pi-00") is None
+        members.collect(names(7))
+        assert isinstance(members.group.request("pi-00"), Unmask)
+        assert members.group.request("pi-07") is None
 
     def test_agreement_to_another_sum_raises(self):
         members = Members().share(names(8))
@@ -350,3 +398,17 @@ class TestCalls:
         members = Members()
         members.group.end_collecting(names(8))
         assert members.group.state is GroupState.LOST
+
+    def test_group_that_ends_while_it_agrees_names_the_members_without_an_agreement(self):
+        members = Members().share(names(7))
+        members.collect(names(7))
+        for name in names(3):
+            members.group.add_agreement(name, members.agreement(name))
+        members.group.end_unmasking()
+        assert (members.group.state, members.group.silent) == (GroupState.LOST, frozenset(names(7)[3:]))
+
+    def test_group_that_ends_while_it_unmasks_names_the_members_without_a_reveal(self):
+        members = Members().share(names(7))
+        group = members.revealed(2, wrong=())
+        group.end_unmasking()
+        assert (group.state, group.silent) == (GroupState.LOST, frozenset(names(7)[2:]))

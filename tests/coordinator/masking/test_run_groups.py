@@ -7,6 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.masking.group_drawing import draw_groups
 from fedpatch.coordinator.masking.run_groups import RunGroups
 
 SIZES = {"size": 8, "least": 4}
@@ -35,12 +36,28 @@ def test_devices_are_in_the_same_groups_in_all_rounds_whoever_is_missing(absent)
         assert of_round(groups, set(names(16)) - missing, number) == present
 
 
+def test_first_groups_of_a_run_are_those_that_its_first_round_would_draw():
+    drawn = draw_groups(names(16), 3, 1, **SIZES)
+    assert RunGroups(3).join(names(16), **SIZES) == [(number, one) for number in (0, 1) for one in drawn[number]]
+
+
+def test_devices_without_a_group_are_drawn_into_groups_of_the_size_for_one_round():
+    groups = RunGroups(3)
+    assert [len(one) for one in groups.of_round(names(8), 1, size=4, least=2, most=8)] == [4, 4]
+    assert groups.of_round(names(8), 5, size=4, least=2, most=8) == draw_groups(names(8), 3, 5, size=4, least=2)
+
+
+def test_devices_without_a_group_beyond_the_greatest_size_are_in_no_group():
+    """Seven devices are too few for two groups of four."""
+    assert [len(one) for one in RunGroups(3).of_round(names(7), 1, size=4, least=4, most=5)] == [5]
+
+
 def test_devices_that_join_later_are_a_new_group_once_they_are_enough():
     groups, late = groups_of(), names(5, "late")
     before = of_round(groups, names(16))
     assert groups.join([*names(16), *late[:3]], **SIZES) == []
     added = groups.join([*names(16), *late], **SIZES)
-    assert sorted(device for _, device in added) == late
+    assert sorted(added) == [(2, device) for device in late]
     assert of_round(groups, [*names(16), *late]) == [*before, late]
 
 
@@ -56,6 +73,7 @@ def test_devices_too_few_for_a_group_are_guests_of_the_smallest_group_for_one_ro
 def test_rest_of_a_group_below_its_least_size_is_a_group_with_others_for_one_round():
     groups = groups_of()
     first, second = of_round(groups, names(16))
+    assert of_round(groups, [*first[:4], *second]) == [first[:4], second], "of the least size"
     assert of_round(groups, [*first[:3], *second, "late"]) == [second, sorted([*first[:3], "late"])]
     assert of_round(groups, [*first[:3], *second], most=11) == [sorted([*first[:3], *second])]
     assert of_round(groups, [*first[:2], *second[:3]]) == [sorted([*first[:2], *second[:3]])]
@@ -73,6 +91,10 @@ def test_whole_groups_are_sampled_in_the_order_of_the_draw(count, seed):
         assert set(group) <= set(drawn) or not set(group) & set(drawn)
     assert groups.whole(order, 17) != ()
     assert set(groups.whole(order, 17)) == set(order)
+
+
+def test_device_without_a_group_is_sampled_alone():
+    assert groups_of().whole(["relay-1", "relay-2", *names(16)], 1) == ("relay-1",)
 
 
 def test_next_process_has_the_groups_that_were_saved():
