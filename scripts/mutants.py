@@ -44,7 +44,11 @@ TESTS = {
         "coordinator/runtime/test_masked_rounds.py",
         "coordinator/runtime/test_signed_groups.py",
     ),
-    "shared/masking": ("shared/masking", "coordinator/masking", "device_agent/masking"),
+    "shared/masking": (
+        *("shared/masking", "coordinator/masking", "device_agent/masking"),
+        "coordinator/aggregation/test_masked_mean.py",
+        "device_agent/runtime/test_revocations.py",
+    ),
 }
 SETTINGS = """
 [tool.mutmut]

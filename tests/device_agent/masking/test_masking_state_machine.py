@@ -586,6 +586,7 @@ def test_members_of_a_strict_group_sign_what_they_agree_to(fleet):
     agreements = [one.handle(NAME, Unmask(context, b"\x07", signed)).body for one in rounds]
     codes = tuple(one.codes[0] for one in agreements)
     assert len({*signed, *codes}) == 6
+    assert [one.state.expected for one in rounds] == [()] * 3, "signatures are checked without codes"
     assert "1 members agree" in rounds[0].handle(NAME, Agreed(context, b"\x07", signed)).problem
     assert isinstance(rounds[0].handle(NAME, Agreed(context, b"\x07", codes)).body, Reveal)
 

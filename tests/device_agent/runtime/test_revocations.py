@@ -177,7 +177,8 @@ def test_list_of_another_ca_and_a_changed_or_too_long_one_are_refused(fleet, tmp
     assert "not of the CA of this fleet" in refusal(files_of(fleet), der_of(other))
     der = bytearray(der_of(fleet))
     der[-1] ^= 1
-    assert "revocation list" in refusal(files_of(fleet), bytes(der))
+    assert "not of the CA of this fleet" in refusal(files_of(fleet), bytes(der))
+    assert "cannot be read" in refusal(files_of(fleet), bytes(der[:-1]))
     trusted = Authorities.of_pem("kitchen", fleet.ca_file.read_bytes())
     with pytest.raises(WireError, match="at most 8192"):
         read_revocations(bytes(MAX_REVOCATIONS_BYTES + 1), trusted)

@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
+from fedpatch.shared.masking.agreement import Sets, check_codes, codes_for, statement
+from fedpatch.shared.masking.group_context import MaskingGroup
+from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys, sign_statement
 from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, encode
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster
 from fedpatch.shared.wire.messages import Envelope
@@ -208,3 +210,38 @@ def test_signed_roster_of_64_devices_with_the_longest_names_fits_into_a_message(
     keys = sign_keys("d" * 32, KEYS, REQUEST, certificate=certificate, private_key=key)
     members = tuple(GroupMember(f"{number:02}{'d' * 30}", keys) for number in range(64))
     assert len(encode(Envelope(Roster(0, 43, members), task="t" * 60, run="r" * 60))) < MAX_MESSAGE_BYTES
+
+
+def signed_sets(fleet: Certified, member: int, sets: Sets) -> bytes:
+    _, key = fleet.pair(f"pi-{member + 1}")
+    return sign_statement(statement(group_of(fleet), member, sets), key.read_bytes())
+
+
+def group_of(fleet: Certified) -> MaskingGroup:
+    members = tuple(GroupMember(name, signed(fleet, name, name)) for name in ("pi-1", "pi-2"))
+    return MaskingGroup.of_roster(REQUEST, Roster(0, 2, members))
+
+
+def test_signature_of_a_member_over_the_sets_of_its_group_counts_for_each_receiver(fleet):
+    group, sets = group_of(fleet), Sets(b"\x03", b"\x03")
+    found = {member: (signed_sets(fleet, member, sets),) for member in (0, 1)}
+    for member, codes in found.items():
+        check_codes(group, member, sets, codes, strict=True)
+    for receiver in (0, 1):
+        assert codes_for(found.__getitem__, [1], receiver, 2, strict=True) == (b"", found[1][0])
+
+
+@pytest.mark.parametrize(
+    ("signer", "sets", "count"),
+    [
+        (1, Sets(b"\x03", b"\x03"), 1),
+        (0, Sets(b"\x03"), 1),
+        (0, Sets(b"\x03", b"\x03"), 2),
+        (0, Sets(b"\x03", b"\x03"), 0),
+    ],
+    ids=["of another member", "over other sets", "twice", "none"],
+)
+def test_codes_other_than_one_signature_of_the_member_over_the_sets_are_refused(fleet, signer, sets, count):
+    codes = (signed_sets(fleet, signer, sets),) * count
+    with pytest.raises(WireError, match="pi-1 has not signed"):
+        check_codes(group_of(fleet), 0, Sets(b"\x03", b"\x03"), codes, strict=True)

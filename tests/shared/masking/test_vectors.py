@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedpatch.shared.masking.device_vector as device_vector
 from fedpatch.shared.errors import UpdateRefused, WireError
-from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.device_vector import make_vector, weight_class
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum, mean_step, read_report, read_sum, sum_of_groups
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob, write_masked_blob
@@ -114,6 +114,14 @@ def test_step_beyond_the_clip_is_shortened_to_it():
     assert math.sqrt(np.square(mean["fc.weight"]).sum()) == pytest.approx(0.5, abs=0.02)
     assert np.allclose(mean["bn.running_mean"], 3.0, atol=0.01)
     assert read_report(layout, total).norm == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "nearest"), [(0, 1), (1, 1), (3, 4), (7, 4), (9, 16), (31, 16), (33, 64), (600, 1024)]
+)
+def test_class_of_a_number_of_examples_is_the_nearest_power_of_four_unless_its_owner_hides_it(count, nearest):
+    assert weight_class(count) == nearest
+    assert weight_class(count, hidden_as=50) == 50
 
 
 def test_weight_is_the_number_of_examples_up_to_the_cap():
