@@ -212,6 +212,84 @@ def test_restarted_device_without_its_work_is_free_for_the_next_round():
     assert "c" in [device for device, body in sent(next_version(made, 10.0, 2)) if isinstance(body, WorkRequest)]
 
 
+@pytest.mark.parametrize("message", [DOWNLOADING, Accept(10)])
+def test_message_of_a_device_shows_that_it_still_does_its_carried_work(message):
+    """A presence that is older than the job seemed to show the opposite."""
+    made = carrying()
+    next_version(made)
+    made.handle(DevicePresence("c", there("b1")), 7.5)
+    assert made.carried.busy == set()
+    assert send(made, "c", message, 8.0, 1) == []
+    assert made.carried.busy == {"c"}
+    assert current(made).round.expected == 1
+
+
+def test_device_that_offers_its_carried_work_is_busy_with_it_after_the_round_too():
+    made = carrying()
+    next_version(made)
+    made.handle(DevicePresence("c", there("b1")), 7.5)
+    send(made, "c", Offer(update(BLOB)), 8.0, 1)
+    report_all(made, "ab", 9.0)
+    made.handle(Aggregated(), 10.0)
+    assert made.carried.busy == {"c"}
+
+
+def test_carried_upload_that_fails_in_the_next_round_is_not_waited_for():
+    made = uploading_after_a_round()
+    made.handle(TimePassed(), 40.0)
+    next_version(made, 40.0, 2)
+    report_of(made, "a", 41.0)
+    send(made, "c", Failed(FailReason.STORAGE), 42.0, 1)
+    assert made.open is not None
+    send(made, "b", Failed(FailReason.TRAINING), 43.0, 3)
+    assert [record.failure for record in made.records[2:]] == ["quorum_missed"]
+
+
+def test_failed_round_makes_devices_at_carried_work_absent():
+    """It has waited in vain for their updates too."""
+    made = carrying()
+    next_version(made)
+    report_of(made, "a", 8.0)
+    made.handle(TimePassed(), 1000.0)
+    assert made.records[-1].outcome == "failed"
+    assert made.records[-1].absent.keys() == {"b", "c"}
+
+
+def test_late_message_of_another_round_does_not_end_carried_work():
+    """Device `a` failed in round 1, and its work for round 2 is in round 3."""
+    made = asking("abcd", quorum_updates=2, grace_s=0.0, carries=True, carry=CARRY, rounds=9, upload_slots=9)
+    send(made, "a", Failed(FailReason.DOWNLOAD), 1.0)
+    for device in "dcb":
+        send(made, device, Accept(10), 1.0)
+    report_all(made, "bc", 2.0)
+    made.handle(Aggregated(), 3.0)
+    next_version(made, 4.0)
+    send(made, "a", Accept(10), 4.5, 2)
+    report_all(made, "bc", 5.0)
+    made.handle(Aggregated(), 6.0)
+    next_version(made, 7.0, 2)
+    send(made, "a", Offer(update(BLOB)), 8.0, 2)
+    assert current(made).works["a"].round == 2
+    send(made, "a", Failed(FailReason.DOWNLOAD), 8.5, 1)
+    assert current(made).round.participants["a"].state is State.UPLOADING
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_device_back_with_its_work_after_it_was_given_up_is_taken_back_where_rounds_carry_work(carries):
+    made = asking("abc", carries=carries, carry=CARRY if carries else None, quorum=0.5, rejoin_s=10.0)
+    for device in "abc":
+        send(made, device, Accept(10))
+    leave(made, "c", 2.0)
+    made.handle(TimePassed(), 12.0)
+    assert current(made).round.participants["c"].state is State.FAILED
+    job = JobStatus(RUN, 1, 1, JobPhase.TRAINING)
+    made.handle(DevicePresence("c", there("b1", replace(job, round=7))), 13.0)
+    assert current(made).round.participants["c"].state is State.FAILED
+    made.handle(DevicePresence("c", there("b1", job)), 14.0)
+    state = State.TRAINING if carries else State.FAILED
+    assert current(made).round.participants["c"].state is state
+
+
 def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
     made = carrying()
     made.handle(DevicePresence("c", replace(there("b2"), features=("carry",))), 6.2)

@@ -441,3 +441,11 @@ def test_masked_round_with_enough_updates_at_its_deadline_succeeds_although_a_gr
     assert (current.phase, current.quorum_s) == (Phase.COLLECTING, None)
     current.tick(100.0)
     assert (current.phase, current.quorum_s) == (Phase.UNMASKING, 100.0)
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_device_with_the_update_of_an_earlier_round_has_accepted(reported):
+    current = begin("ab")
+    current.admit("c", 1.0, reported=reported)
+    current.handle("a", Event.ACCEPT, 1.0)
+    assert current.accepted() == ["a", "c"]

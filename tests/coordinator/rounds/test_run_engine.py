@@ -275,6 +275,8 @@ class TestStaleMessages:
         made = aggregating()
         assert sent(send(made, "a", Offer(update(BLOB)), 6.0)) == [("a", Committed(DIGEST))]
         assert sent(send(made, "b", Need(model().digest, b"\x01"), 6.0)) == [("b", Cancel("late"))]
+        effects = send(made, "a", Progress(JobPhase.TRAINING, 1, 2), 6.0)
+        assert (sent(effects), counted(effects)) == ([("a", Cancel("late"))], [("a", "late", "late")])
 
     def test_offers_after_the_run_are_committed_again_or_refused(self):
         made = asking("a", rounds=1)
