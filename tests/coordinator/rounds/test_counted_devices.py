@@ -284,20 +284,23 @@ class TestOffenders:
         all_report(made, device, now)
         assert made.records[-1].outcome == "aggregated"
 
-    def test_a_device_that_leaves_again_and_again_excuses_one_failed_round(self):
-        made = fleet_of("ab", quorum=1.0, max_failed_rounds=2, recruit_deadline_s=1.0)
+    @pytest.mark.parametrize(("leaving", "rounds"), [("b", 3), ("bc", 4)])
+    def test_a_device_that_leaves_again_and_again_excuses_one_failed_round(self, leaving, rounds):
+        made = fleet_of(f"a{leaving}", quorum=1.0, max_failed_rounds=2, recruit_deadline_s=1.0)
         now = 0.0
         for boot in range(1, 9):
             if made.stopped is not None:
                 break
-            send(made, "b", Decline(DeclineReason.PRIVATE_POLICY), now, made.last_round)
-            send(made, "a", Decline(DeclineReason.UNWILLING), now, made.last_round)
+            leaves = leaving[boot % len(leaving)]
+            send(made, leaves, Decline(DeclineReason.PRIVATE_POLICY), now, made.last_round)
+            for device in sorted({"a", *leaving} - {leaves}):
+                send(made, device, Decline(DeclineReason.UNWILLING), now, made.last_round)
             now += 100.0
             made.handle(TimePassed(), now)
-            made.handle(DevicePresence("b", there(f"b{boot + 1}")), now)
+            made.handle(DevicePresence(leaves, there(f"b{boot + 1}")), now)
             if made.open is not None:
                 made.handle(ModelPublished(model()), now)
-        assert (made.stopped, len(made.records)) == (Stopped.FAILED, 3)
+        assert (made.stopped, len(made.records)) == (Stopped.FAILED, rounds)
 
 
 class TestTarget:

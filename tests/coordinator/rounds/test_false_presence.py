@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePresence
@@ -10,6 +10,8 @@ from fedpatch.coordinator.rounds.run_events import TimePassed
 from tests.coordinator.engines import end_of, engine, join
 
 
+@example([0.0, 1.0, 2.0, WINDOW_S])
+@example([0.0, 500.0, 600.0, 610.0, 620.0])
 @given(st.lists(st.floats(0.0, 1000.0), max_size=12).map(sorted))
 def test_id_is_shared_only_after_many_starts_in_a_short_time(times: list[float]):
     presence = FalsePresence()
@@ -17,6 +19,23 @@ def test_id_is_shared_only_after_many_starts_in_a_short_time(times: list[float])
         presence.started("pi", at)
     close = any(late - early <= WINDOW_S for early, late in zip(times, times[STARTS - 1 :], strict=False))
     assert ("pi" in presence.shared) == close
+
+
+def test_starts_of_a_thousand_ids_in_turn_are_all_counted():
+    presence, ids = FalsePresence(), [f"pi-{number}" for number in range(1000)]
+    for at in range(STARTS):
+        for device in ids:
+            presence.started(device, float(at))
+    assert presence.shared == set(ids)
+
+
+def test_words_name_the_first_shared_ids_and_count_the_others():
+    presence = FalsePresence()
+    for device in "gfedcba":
+        for at in range(STARTS):
+            presence.started(device, float(at))
+    [words] = presence.words()
+    assert "the id a, b, c, d, e and 2 more " in words
 
 
 def test_run_that_waits_in_vain_names_the_id_that_agents_share():

@@ -112,6 +112,12 @@ def test_held_devices_of_a_new_fleet_are_a_minority_of_it_at_most(many):
     assert (made.open, made.required_devices()) == (None, 3)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_device_held_in_a_fleet_of_two_at_most_takes_no_place_in_it(devices):
+    made = waiting(devices=devices, held=["old"])
+    assert made.required_devices() == devices
+
+
 def test_waiting_line_has_names_and_the_time_that_is_left():
     made = waiting(last_run=FIVE, held=["e"])
     join(made, "abc", 1.0)

@@ -137,6 +137,17 @@ class TestWhoIsMissing:
             "1 of those that are there are held back, as a: drained"
         )
 
+    @pytest.mark.parametrize(
+        ("last_run", "of_fleet"), [("bc", ["c"]), ("", ["c", "x"])], ids=["later run", "first run"]
+    )
+    def test_missing_text_names_held_offline_devices_of_the_fleet(self, last_run, of_fleet):
+        """Only the last run tells which held devices belong to the fleet."""
+        known = fleet()
+        known.expect(last_run)
+        known.hold(dict.fromkeys("xc", "drained"))
+        words = f"{len(of_fleet)} of those that are not there are held back, as c: drained"
+        assert words in known.missing_text(2, 5.0)
+
     def test_missing_text_counts_no_offline_device_as_present(self):
         known = fleet()
         known.update("b", there())
@@ -307,6 +318,12 @@ def test_device_that_does_not_know_control_variates_is_not_asked():
 def test_masking_is_kept_of_a_presence():
     state = replace(there(), features=(MASKED_FEATURE, "unknown"))
     assert Fleet(TASK).relevant(state).features == (MASKED_FEATURE,)
+
+
+def test_only_the_encoding_that_the_run_uses_is_kept_of_a_presence():
+    fleet = Fleet(TASK, encoding="fp16")
+    assert fleet.relevant(there()).encodings == ("fp16",)
+    assert fleet.relevant(replace(there(), encodings=("fp32",))).encodings == ("fp32",)
 
 
 def test_devices_that_come_after_a_vain_wait_are_missing_no_more():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.cohort.selection import Selection, Standing, select
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
-from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
+from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, PROBATION, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -92,6 +92,28 @@ class TestAbsences:
         assert absences.note(8, [], ["d"]) == {}
         assert drawn(absences, "abcd", 9).target == 4
 
+    def test_device_is_unsteady_for_twice_as_many_rounds_after_each_further_absence(self):
+        absences, number, unsteady = Absences(), 0, []
+        for _ in range(3):
+            absences.note(number + 1, ["d"], ["a"])
+            absences.note(number + 2, [], ["d"])
+            number = back = number + 2
+            while "d" in absences.unsteady:
+                number += 1
+                absences.note(number, [], ["d"])
+            unsteady.append(number - back)
+        assert unsteady == [PROBATION, 2 * PROBATION, 4 * PROBATION]
+
+    def test_longest_time_for_which_a_device_is_unsteady_is_1024_rounds(self):
+        absences = Absences()
+        for number in range(1, 40, 2):
+            absences.note(number, ["d"], ["a"])
+            absences.note(number + 1, [], ["d"])
+        absences.note(number + 1024, [], [])
+        assert absences.unsteady == {"d"}
+        absences.note(number + 1025, [], [])
+        assert absences.unsteady == set()
+
     def test_device_that_left_the_count_is_forgotten(self):
         absences = Absences()
         absences.note(1, ["c", "d"], ["a", "b"])
@@ -171,6 +193,26 @@ class TestRounds:
         assert {record.outcome for record in made.records[1:]} == {"aggregated"}
         assert asked == [2, 4, 8, 16, 32]
         assert now < 100.0 + 40 * 2.0 + len(asked) * 11.0
+
+    def test_failed_round_that_makes_a_minority_absent_for_the_first_time_does_not_end_the_run(self):
+        terms = {"quorum": 0.8, "deadline_s": 600.0, "auto_deadline": True, "rounds": 40, "max_failed_rounds": 1}
+        made = asking("abcd", grace_s=10.0, rejoin_s=10.0, **terms)
+        now = self.play(made, "abc", 0.0, "d")
+        assert (made.records[-1].outcome, made.stopped) == ("failed", None)
+        self.play(made, "ab", now, "c")
+        assert (made.records[-1].outcome, made.stopped is None) == ("failed", False)
+
+    def test_device_that_fails_a_round_with_a_reason_is_unsteady_as_long_as_after_one_absence(self):
+        made = asking("abcd", rounds=40)
+        accept(made, "abc", 0.5)
+        send(made, "d", Failed(FailReason.TRAINING), 0.5)
+        assert (made.records[-1].outcome, made.records[-1].absent) == ("failed", {"d": 1})
+        made.handle(TimePassed(), 10.0)
+        made.handle(ModelPublished(model()), 10.0)
+        now, rounds = self.play(made, "abcd", 10.0), 0
+        while "d" in made.fleet.unsteady:
+            now, rounds = self.play(made, "abcd", now), rounds + 1
+        assert rounds == PROBATION
 
     def test_mute_device_among_six_costs_the_grace_less_and_less(self):
         """After the quorum the round asks the mute device again, and closes without an answer."""
