@@ -44,10 +44,18 @@ def test_stale_offer_is_refused_with_the_reason():
     [Accept(5), Progress(JobPhase.TRAINING, 1, 2), Need(model().digest, b"\x01")],
     ids=lambda b: type(b).__name__,
 )
-def test_stale_work_is_cancelled(body):
-    assert sent(EnvelopeFactory(run_spec()).answer_stale("a", envelope_of(body), RefuseReason.LATE)) == [
-        ("a", Cancel("late"))
-    ]
+def test_work_that_is_stale_or_of_a_quarantined_device_is_cancelled(body):
+    post, envelope = EnvelopeFactory(run_spec()), envelope_of(body)
+    assert sent(post.answer_stale("a", envelope, RefuseReason.LATE)) == [("a", Cancel("late"))]
+    assert sent(post.answer_quarantined("a", envelope)) == [("a", Cancel("quarantined"))]
+
+
+def test_offer_of_a_quarantined_device_is_refused_and_cancelled():
+    effects = EnvelopeFactory(run_spec()).answer_quarantined("a", envelope_of(Offer(update())))
+    [(_, refused), (_, cancel)] = sent(effects)
+    assert isinstance(refused, Refused)
+    assert (refused.digest, refused.reason) == (update().digest, RefuseReason.QUARANTINED)
+    assert (cancel, effects[2]) == (Cancel("quarantined"), CountEvent("a", "refused", "quarantined"))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
 from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.masking.group_sum import SummedReport
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from fedpatch.shared.wire.field_types import MAX_COUNT
 from tests.coordinator.engines import asking, report_of
@@ -68,3 +69,60 @@ def test_record_has_the_metric_and_the_traffic_of_the_round():
     assert (record.round, record.outcome, record.refused) == (3, "failed", {"late": 1})
     assert (record.metric, record.metric_goal) == ("MAE", "min")
     assert (record.bytes_down, record.bytes_up, record.downloads) == (10, 20, 2)
+
+
+SUMS = SummedReport(
+    devices=8,
+    weight=80,
+    num_examples=90,
+    means={
+        "user_accuracy_before": 0.5,
+        "user_accuracy_after": 0.75,
+        "user_accuracy_independent": 0.25,
+        "train_loss": 1.5,
+        "gain": 0.125,
+        "gain_after": 0.375,
+    },
+    measured={"user_accuracy_before": 7, "gain": 4},
+    gaining=3,
+    losing=1,
+    histogram=(2, *[0] * 9, 5, *[0] * 5),
+    clipped_values=0,
+    norm=1.0,
+    spreads=(),
+)
+COMPARISON = {
+    "measured": 4,
+    "user_accuracy": 0.25,
+    "gaining": 0.75,
+    "losing": 0.25,
+    "gain": 0.125,
+    "gain_after": 0.375,
+}
+
+
+def _record_of_sums(figures: SummedReport) -> RoundRecord:
+    current = Round(1, run_spec().policy, 0.0)
+    reports = dict.fromkeys(f"pi-{number}" for number in range(8))
+    return build_record(current, "aggregated", reports, RoundTraffic(0, 0), {}, metric=MetricTerms(), figures=figures)
+
+
+def test_masked_round_records_the_figures_of_its_sums():
+    record = _record_of_sums(SUMS)
+    assert (record.reported, record.measured, record.num_examples, record.train_loss) == (8, 7, 90, 1.5)
+    assert (record.user_accuracy, record.user_accuracy_after) == (0.5, 0.75)
+    assert (record.user_accuracy_p10, record.user_accuracy_histogram) == (1 / 32, SUMS.histogram)
+    assert record.independent == COMPARISON
+
+
+@pytest.mark.parametrize(
+    ("missing", "left"),
+    [
+        ("gain_after", COMPARISON.keys() - {"gain_after"}),
+        ("gain", set()),
+        ("user_accuracy_independent", set()),
+    ],
+)
+def test_comparison_of_sums_has_only_measured_figures(missing, left):
+    record = _record_of_sums(replace(SUMS, means=SUMS.means | {missing: None}))
+    assert record.independent.keys() == left

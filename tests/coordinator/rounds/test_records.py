@@ -26,6 +26,8 @@ from fedpatch.coordinator.rounds.run_records import (
     headline,
     last_user_accuracy,
     loss_warning,
+    privacy_words,
+    pulled_most,
     status_words,
 )
 from fedpatch.shared.tasks.metric_spec import MetricTerms
@@ -251,3 +253,26 @@ def test_loss_warning_does_not_repeat_the_figures_of_the_headline():
     loses = replace(RECORD, independent=figures([report(0.5, 0.7)], MetricTerms()))
     assert headline(loses.independent, loses.label) not in loss_warning([loses], "affine")
     assert "devices gain" not in loss_warning([loses], "affine")
+
+
+def test_headline_has_numbers_of_devices_and_each_gain():
+    independent = {"measured": 4.0, "user_accuracy": 0.5, "gaining": 0.25, "losing": 0.5, "gain": -0.1}
+    words = headline({**independent, "gain_median": 0.02}, "UA")
+    assert "1 of 4 devices gain (25%), 2 lose" in words
+    assert "-10 points (mean), +2 points (median); alone UA 0.5" in words
+
+
+@pytest.mark.parametrize(("epsilon", "bound"), [(1.2345, "epsilon 1.23 "), (None, "epsilon unbounded ")])
+@pytest.mark.parametrize(("rounds", "releases"), [(12.0, "releases: 12"), (None, "releases: 0")])
+def test_words_of_privacy_have_the_bound_and_the_releases_of_the_most_used_device(epsilon, bound, rounds, releases):
+    words = privacy_words({"epsilon": epsilon, "delta": 1e-5, "rounds": rounds})
+    assert bound in words and releases in words and "delta 1e-05" in words
+
+
+def test_privacy_of_a_round_without_it_has_no_words():
+    assert privacy_words({}) == ""
+
+
+def test_devices_are_ordered_by_the_sum_of_their_pulls_then_by_name():
+    rounds = [replace(RECORD, pulls=pulls) for pulls in ({"b": 0.5, "c": 0.5, "d": 0.9}, {"a": 0.5, "c": 0.25})]
+    assert pulled_most(rounds) == [("d", 0.9, 1), ("c", 0.375, 2), ("a", 0.5, 1), ("b", 0.5, 1)]

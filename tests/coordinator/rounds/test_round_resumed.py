@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
-from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, Phase, RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.participant_transitions import (
+    CommittedUpdate,
+    MaskingEntry,
+    Phase,
+    RoundJournal,
+    RoundStart,
+    State,
+    terms_entry,
+)
 from fedpatch.coordinator.rounds.round_phases import PROBE_S, RETURN_S
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
@@ -27,6 +35,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, join, kinds, send
@@ -92,6 +101,15 @@ def test_device_that_left_the_count_of_a_resumed_round_is_not_asked_and_does_not
     assert (states(made)["d"], current(made).round.needed, made.fleet.offenders) == (State.DECLINED, 3, {})
     assert next(one.ledger for one in effects if isinstance(one, SaveJournal)).departed == ledger.departed
     assert current(made).record("failed").decline_reasons == {"plan_limit": 1}
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_continued_masked_round_has_the_terms_and_the_measurement_that_it_began_with(measures):
+    terms = SecureTerms(ThresholdRule.HALF, 2, 9, 8, 1, bytes(16), 1.0, 10, b"")
+    relay = MaskingEntry(0, "terms", "site", b"")
+    start = replace(opening("ab"), masking=(relay, terms_entry(terms, measures=measures)))
+    assert (start.terms, start.measures) == (terms, measures)
+    assert (opening("ab").terms, opening("ab").measures) == (None, None)
 
 
 def test_new_round_is_journalled_before_any_invitation():
