@@ -93,8 +93,7 @@ def build_record(
         figures: The figures that the sums of a masked round give, in place of the reports.
     """
     known = {device: report for device, report in reports.items() if report is not None}
-    record = _without_figures(current, outcome, traffic, refused, metric)
-    record = replace(record, reported=len(reports))
+    record = _without_figures(current, outcome, len(reports), traffic, refused, metric)
     return _with_sums(record, figures, metric) if figures is not None else _with_reports(record, known, metric)
 
 
@@ -151,7 +150,12 @@ def _comparison_of(figures: SummedReport) -> dict[str, float]:
 
 
 def _without_figures(
-    current: Round, outcome: str, traffic: RoundTraffic, refused: Mapping[str, int], metric: MetricTerms
+    current: Round,
+    outcome: str,
+    reported: int,
+    traffic: RoundTraffic,
+    refused: Mapping[str, int],
+    metric: MetricTerms,
 ) -> RoundRecord:
     return RoundRecord(
         round=current.number,
@@ -160,7 +164,7 @@ def _without_figures(
         cohort=len(current.participants),
         accepted=len(current.accepted()),
         declined=len(current.devices(State.DECLINED)),
-        reported=0,
+        reported=reported,
         phase_seconds=current.phase_seconds(),
         bytes_down=traffic.down,
         bytes_up=traffic.up,
