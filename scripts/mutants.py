@@ -41,6 +41,7 @@ TESTS = {
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
     "coordinator/rounds": (
         *("coordinator/rounds", "coordinator/cohort"),
+        *("coordinator/api/test_client.py", "coordinator/cli/test_other_metrics.py"),
         "coordinator/runtime/test_masked_rounds.py",
         "coordinator/runtime/test_signed_groups.py",
     ),
