@@ -257,7 +257,7 @@ class ActiveRound:
         """
         known, updates = self._opening.ledger, self._opening.updates
         terms = self._terms(published.secure)
-        sums = self._relays() if terms is not None else ()
+        sums = self._relays()
         revoked = self._spec.secure.revocations() if self._spec.secure is not None and terms is not None else None
         self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms, sums, revoked)
         if terms is not None:
