@@ -13,6 +13,7 @@ from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
+    CountEvent,
     Effect,
     ResendChunks,
     SaveJournal,
@@ -243,6 +244,19 @@ def test_carried_upload_that_fails_in_the_next_round_is_not_waited_for():
     assert made.open is not None
     send(made, "b", Failed(FailReason.TRAINING), 43.0, 3)
     assert [record.failure for record in made.records[2:]] == ["quorum_missed"]
+
+
+def test_device_that_has_lost_the_work_that_a_later_round_took_is_cancelled_and_no_longer_waited_for():
+    """It begins again, and needs chunks of a model that is not published any more."""
+    made = carrying()
+    next_version(made)
+    send(made, "c", Offer(update(BLOB)), 8.0, 1)
+    effects = send(made, "c", Need(model().digest, b"\xff"), 8.5, 1)
+    assert sent(effects) == [("c", Cancel("stale"))]
+    [count] = [effect for effect in effects if isinstance(effect, CountEvent)]
+    assert (count.what, count.reason, count.leaves) == ("failed", "stale", False)
+    assert current(made).round.reasons(State.FAILED) == {"stale": 1}
+    assert current(made).round.left == set()
 
 
 def test_failed_round_makes_devices_at_carried_work_absent():

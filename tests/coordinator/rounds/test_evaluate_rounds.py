@@ -227,6 +227,6 @@ def test_a_run_that_only_evaluates_stops_after_one_round():
     made = engine(devices=1, evaluates_only=True)
     made.handle(DevicePresence("a", replace(there("b1"), features=KNOWS)), 0.0)
     made.handle(ModelPublished(model()), 0.0)
-    send(made, "a", measured(), 1.0)
-    assert made.stopped is Stopped.MAX_ROUNDS
+    end = end_of(send(made, "a", measured(), 1.0))
+    assert (made.stopped, end.detail) == (Stopped.MAX_ROUNDS, "")
     assert last(made).outcome == "evaluated"

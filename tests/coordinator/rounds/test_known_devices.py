@@ -6,12 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, Decline, TaskCapability, TrainPlan
+from fedpatch.coordinator.rounds.run_spec import SecurePolicy
+from fedpatch.shared.wire.masking_messages import ThresholdRule
+from fedpatch.shared.wire.messages import (
+    DEVICE_FEATURES,
+    MASKED_FEATURE,
+    MASKED_PRIVACY_FEATURE,
+    PRIVACY_FEATURE,
+    Decline,
+    TaskCapability,
+    TrainPlan,
+)
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.coordinator.engines import engine
 from tests.support.specs import SCHEMA, TASK, TASKS, gone, there
@@ -299,6 +310,16 @@ def test_device_that_can_mask_after_all_is_asked():
     assert (fleet.eligible(), fleet.left) == (["a"], set())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_device_without_the_noise_of_masked_rounds_is_asked_in_other_private_rounds_only(masked):
+    secure = SecurePolicy(9, 2, ThresholdRule.HALF, 8, 1, 1.0, 600, 5.0, lambda: 0.0) if masked else None
+    fleet = engine(privacy=PrivacyPolicy(1.0, 0.5), secure=secure).fleet
+    features = (PRIVACY_FEATURE, MASKED_FEATURE)
+    fleet.update("old", replace(there(), features=features))
+    fleet.update("new", replace(there(), features=(*features, MASKED_PRIVACY_FEATURE)))
+    assert fleet.eligible() == (["new"] if masked else ["new", "old"])
+
+
 def test_device_that_does_not_know_a_term_of_the_plan_is_not_asked():
     fleet = engine(plan=TrainPlan("sgd", 0.1, 20, prox=0.1)).fleet
     fleet.update("old", replace(there(), features=DEVICE_FEATURES[:4]))
@@ -318,6 +339,18 @@ def test_device_that_does_not_know_control_variates_is_not_asked():
 def test_masking_is_kept_of_a_presence():
     state = replace(there(), features=(MASKED_FEATURE, "unknown"))
     assert Fleet(TASK).relevant(state).features == (MASKED_FEATURE,)
+
+
+@pytest.mark.parametrize(("members", "relay"), [(1, False), (2, True)])
+def test_device_that_speaks_for_two_or_more_may_be_a_relay(members, relay):
+    known = Fleet(TASK, max_members=2)
+    known.update("a", there(tasks=(TaskCapability(TASK, SCHEMA, 10, members=members),)))
+    assert (known.members_of("a"), known.may_be_relay("a")) == (members, relay)
+
+
+@pytest.mark.parametrize("max_members", [1, 2])
+def test_unknown_device_may_be_a_relay_where_the_run_asks_relays(max_members):
+    assert Fleet(TASK, max_members=max_members).may_be_relay("stranger") == (max_members > 1)
 
 
 def test_only_the_encoding_that_the_run_uses_is_kept_of_a_presence():

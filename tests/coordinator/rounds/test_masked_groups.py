@@ -62,10 +62,11 @@ from fedpatch.shared.wire.messages import (
     Failed,
     Grant,
     Offer,
+    Refused,
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from tests.coordinator.engines import BLOB, current
 from tests.support.masked_group import MaskedDevice, terms_of
 from tests.support.specs import SCHEMA, TASK, envelope_of, model, run_spec, there, update
@@ -286,6 +287,25 @@ def test_damaged_message_is_ignored_and_one_of_another_context_is_no_offence(bef
     assert isinstance(count, CountEvent)
     assert (count.device, count.what, count.reason) == ("a", "ignored", reason)
     assert count.detail.startswith("a " if reason == "not_ours" else "the message is of another group")
+
+
+def test_device_that_accepts_without_keys_is_out_of_the_round_and_its_name_is_in_the_detail():
+    played = Played("abc").begin()
+    [count] = [one for one in played.send("a", Accept(10)) if isinstance(one, CountEvent)]
+    assert (count.device, count.what, count.reason) == ("a", "failed", "no_keys")
+    assert count.detail.startswith("a has sent no keys")
+
+
+def test_update_with_damaged_codes_is_refused_and_the_name_of_its_device_is_in_the_detail():
+    played = Played("abc").begin().turn_until(Inbox)
+    [good] = played.answers("a", dict(played.mail)["a"])
+    assert isinstance(good, Offer)
+    sent, count = played.send("a", replace(good, codes=()))
+    assert isinstance(sent, SendMessage) and isinstance(sent.envelope.body, Refused)
+    assert (sent.envelope.body.digest, sent.envelope.body.reason) == (UPDATE.digest, RefuseReason.DAMAGED)
+    assert isinstance(count, CountEvent)
+    assert (count.what, count.reason) == ("refused", RefuseReason.DAMAGED)
+    assert sent.envelope.body.detail == count.detail and count.detail.startswith("a ")
 
 
 def wrong(reveal: Body) -> Body:

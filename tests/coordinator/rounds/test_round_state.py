@@ -449,3 +449,10 @@ def test_device_with_the_update_of_an_earlier_round_has_accepted(reported):
     current.admit("c", 1.0, reported=reported)
     current.handle("a", Event.ACCEPT, 1.0)
     assert current.accepted() == ["a", "c"]
+
+
+def test_reason_of_a_device_at_work_at_the_end_is_the_deadline_and_of_a_lost_one_the_loss():
+    current = play(begin(), 1.0, "abcd:accept")
+    current.handle("a", Event.VANISH, 90.0, "lost")
+    current.tick(100.0)
+    assert current.reasons(State.LATE) == {"lost": 1, "deadline": 3}
