@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.far_updates import MAX_FAR, UNUSUAL_ROUNDS, far_rounds, unusual_devices
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed
+from fedpatch.shared.wire.reason_codes import FailReason
+from tests.coordinator.engines import asking, engine, join, report_all, send
+from tests.support.specs import model, there
 
 DEVICES = st.sampled_from(("pi-1", "pi-2", "pi-3"))
 ROUNDS = st.lists(st.tuples(st.dictionaries(DEVICES, st.floats(0, 1)), st.floats(0, 1), st.sets(DEVICES)), max_size=20)
@@ -35,6 +44,13 @@ def test_round_that_pulls_most_devices_makes_none_unusual():
 def test_record_names_the_devices_with_most_rounds_in_a_row():
     many = {f"pi-{number:03}": number for number in range(1, MAX_FAR + 6)}
     assert list(far_rounds(many, {}, 0.0, ())) == sorted(many)[5:]
+    equal = dict.fromkeys(reversed(many), 7)
+    assert list(far_rounds(equal, {}, 0.0, ())) == sorted(many)[:MAX_FAR]
+
+
+def test_unusual_devices_are_in_the_order_of_their_names():
+    names = ["pi-3", "pi-1", "pi-2"]
+    assert unusual_devices(dict.fromkeys(names, 9), dict.fromkeys(names, 0.9)) == sorted(names)
 
 
 @given(ROUNDS)
@@ -68,3 +84,52 @@ def test_device_is_unusual_from_the_fifth_round_in_a_row_or_with_nearly_all_take
 
 def test_device_without_an_update_in_this_round_is_not_unusual():
     assert unusual_devices({"pi-1": 9}, {}) == []
+
+
+def play_round(made: Engine, now: float, pulls: dict[str, float], median: float | None) -> RoundRecord:
+    """Complete a round in which all devices report; return its record. A median of None: all updates count whole."""
+    report_all(made, "ab", now)
+    made.handle(Aggregated(pulls=pulls, pull_quantiles={} if median is None else {"p50": median}), now)
+    record = made.records[-1]
+    made.handle(ModelPublished(model()), now)
+    return record
+
+
+def test_records_of_a_run_count_rounds_in_a_row_in_which_a_device_is_far():
+    made = asking("ab", rounds=9)
+    assert play_round(made, 1.0, {"a": 0.9}, 0.1).far == {"a": 1}
+    assert play_round(made, 2.0, {"a": 0.9}, 0.1).far == {"a": 2}
+    assert play_round(made, 3.0, {"a": 0.9}, 0.9).far == {}
+    assert play_round(made, 4.0, {}, None).far == {}
+
+
+def test_update_is_far_where_the_median_is_not_known():
+    assert play_round(asking("ab"), 1.0, {"a": 0.9}, None).far == {"a": 1}
+
+
+def test_failed_round_changes_no_count_of_a_far_device():
+    made = asking("ab", rounds=9)
+    play_round(made, 1.0, {"a": 0.9}, 0.1)
+    for device in "ab":
+        send(made, device, Failed(FailReason.TRAINING), 2.0, 2)
+    assert (made.records[-1].outcome, made.records[-1].far) == ("failed", {"a": 1})
+
+
+def test_resumed_run_goes_on_with_the_counts_of_its_last_record():
+    records = [RoundRecord(number, "aggregated", 2, 2, 0, 2, far={"a": number, "b": 1}) for number in (1, 2)]
+    made = engine(records, devices=2, rounds=9)
+    join(made, "ab")
+    made.handle(ModelPublished(model()), 0.0)
+    assert play_round(made, 1.0, {"a": 0.9}, 0.1).far == {"a": 3}
+
+
+def test_evaluate_round_changes_no_count_of_a_far_device():
+    made = engine(devices=2, rounds=9, evaluate_every=1)
+    for device in "ab":
+        made.handle(DevicePresence(device, replace(there(), features=(EVALUATE_FEATURE,))), 0.0)
+    made.handle(ModelPublished(model()), 0.0)
+    assert play_round(made, 1.0, {"a": 0.9}, 0.1).far == {"a": 1}
+    for device in "ab":
+        send(made, device, Accept(10), 2.0, 2)
+        send(made, device, Evaluation(model().digest, 0.5, 10, 1.0), 2.0, 2)
+    assert (made.records[-1].outcome, made.records[-1].far) == ("evaluated", {"a": 1})
