@@ -245,6 +245,7 @@ def test_continued_round_is_where_its_saved_steps_end(reached):
     again = played.again()
     names = ("state", "members", "masking", "reported", "codes", "agreements", "reveals")
     assert [getattr(again.group, name) for name in names] == [getattr(played.group, name) for name in names]
+    assert again.saved == []
 
 
 def test_first_agreements_that_are_enough_are_passed_on_to_all_who_agreed_and_later_ones_to_their_sender():
