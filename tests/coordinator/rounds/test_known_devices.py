@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.cohort.selection import Standing
 from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
@@ -251,6 +252,14 @@ class TestFleet:
         fleet.hold({"b": "drained"})
         assert fleet.starting == 0
 
+    def test_evicted_device_does_not_count(self):
+        fleet = Fleet(TASK, most=1)
+        fleet.update("a", there())
+        fleet.update("a", gone())
+        fleet.update("b", there())
+        assert (fleet.evicted, fleet.missing()) == (["a"], [])
+        assert fleet.standing(1) == Standing(1)
+
     def test_evicted_device_is_not_starting(self):
         fleet = Fleet(TASK, most=1)
         fleet.update("a", starting())
@@ -357,6 +366,21 @@ def test_only_the_encoding_that_the_run_uses_is_kept_of_a_presence():
     fleet = Fleet(TASK, encoding="fp16")
     assert fleet.relevant(there()).encodings == ("fp16",)
     assert fleet.relevant(replace(there(), encodings=("fp32",))).encodings == ("fp32",)
+
+
+@pytest.mark.parametrize(("how", "standing"), [("held", Standing(3)), ("barred", Standing(4, left=1))])
+def test_device_that_is_held_or_barred_after_a_vain_wait_counts_no_more_as_missing(how, standing):
+    fleet = Fleet(TASK)
+    for device in "abcd":
+        fleet.update(device, there())
+    fleet.update("d", gone())
+    fleet.give_up(4)
+    assert fleet.standing(4) == Standing(4, missing=1)
+    if how == "held":
+        fleet.hold({"d": "drained"})
+    else:
+        fleet.bar("d", "schema_mismatch")
+    assert fleet.standing(4) == standing
 
 
 def test_devices_that_come_after_a_vain_wait_are_missing_no_more():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import UNSET
 
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
 from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
@@ -138,6 +139,13 @@ class TestInvitations:
         terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
         request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
         assert sent(bench.begun) == [("a", request), ("b", request)]
+
+    @pytest.mark.parametrize("privacy", [None, PrivacyPolicy(1.0, 0.5)])
+    def test_state_the_terms_of_differential_privacy_for_the_target_of_the_round(self, privacy):
+        journal = RoundJournal(9, 3, ("a",), base="")
+        invitations = Invitations(run_spec(privacy=privacy), Fleet(TASK), journal, ModelPublished(model()))
+        expected = None if privacy is None else privacy.terms(3)
+        assert invitations.request("a", 10.0).privacy == expected
 
     def test_state_the_last_round_that_counted_where_devices_keep_control_variates(self):
         plan = replace(run_spec().plan, moments=("control",))
