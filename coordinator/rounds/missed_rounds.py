@@ -49,8 +49,8 @@ class Absences:
     def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
         self._missed: dict[str, int] = {}
         self._due: dict[str, int] = {}
-        # The round of the last failure with a reason, by device.
-        self._failed_in: dict[str, int] = {}
+        # The last round that a device has missed, or in which it has failed with a reason.
+        self._missed_in: dict[str, int] = {}
         # The number of absences and first failures of each device, and the round from which an unsteady device counts again.
         self._lapses: dict[str, int] = {}
         self._counts_from: dict[str, int] = {}
@@ -93,9 +93,9 @@ class Absences:
         Returns:
             Missed rounds in a row by absent device, for the record of the round.
         """
-        again = {device for device in failed if self._failed_before(device, number)}
+        again = {device for device in failed if self._missed_before(device, number)}
         for device in set(failed).difference(left):
-            self._failed_in[device] = number
+            self._missed_in[device] = number
             if device not in again:
                 self._lapses[device] = self._lapses.get(device, 0) + 1
         missed = {*missed, *again}
@@ -148,9 +148,9 @@ class Absences:
         extra = draw(due).invited[:share]
         return Selection(chosen.target, (*chosen.invited, *extra), frozenset(extra))
 
-    def _failed_before(self, device: str, number: int) -> bool:
-        failed_in = self._failed_in.get(device)
-        return device in self._missed or (failed_in is not None and number - failed_in <= LONGEST_PERIOD)
+    def _missed_before(self, device: str, number: int) -> bool:
+        missed_in = self._missed_in.get(device)
+        return device in self._missed or (missed_in is not None and number - missed_in <= LONGEST_PERIOD)
 
     def _take(self, number: int, counts: Mapping[str, int]) -> None:
         self._last = number
@@ -164,4 +164,5 @@ class Absences:
         for device, count in counts.items():
             if count != self._missed.get(device):
                 self._due[device] = number + period_of(count)
+                self._missed_in[device] = number
         self._missed = dict(counts)

@@ -272,6 +272,23 @@ class TestRounds:
         made.handle(Aggregated(), 2.0)
         assert made.records[0].absent == {}
 
+    @pytest.mark.parametrize("since", [1, LONGEST_PERIOD, LONGEST_PERIOD + 1])
+    def test_device_that_fails_within_16_rounds_of_a_round_that_it_missed_is_absent(self, since):
+        made = asking("abcd", rounds=40)
+        accept(made, "abc", 0.5)
+        send(made, "d", Failed(FailReason.TRAINING), 0.5)
+        assert (made.records[-1].outcome, made.records[-1].absent) == ("failed", {"d": 1})
+        made.handle(TimePassed(), 10.0)
+        made.handle(ModelPublished(model()), 10.0)
+        now = 10.0
+        while made.last_round < 1 + since:
+            now = self.play(made, "abcd", now)
+        send(made, "d", Failed(FailReason.TRAINING), now, made.last_round)
+        self.play(made, "abc", now)
+        failed = made.records[since]
+        assert (failed.round, failed.outcome, failed.failures) == (1 + since, "aggregated", {"training": 1})
+        assert failed.absent == ({} if since > LONGEST_PERIOD else {"d": 1 + (since == 1)})
+
     def test_device_that_declines_fails_one_round_only(self):
         made, now = asking("abcd", quorum=0.8, deadline_s=600.0, rounds=4), 0.0
         accept(made, "abc", now)
