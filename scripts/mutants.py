@@ -29,6 +29,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.support.covered import pure_rooms
@@ -283,6 +284,9 @@ def main() -> int:
     options = parser.parse_args()
     tree = ROOT / "build" / "mutants" / options.room.replace("/", "-")
     if not options.list:
+        if find_spec("mutmut") is None:
+            sys.stderr.write("mutmut is not installed; `make mutants ROOM=...` installs it\n")
+            return 2
         copy_checkout(tree, options.room)
         # No mutant has this name: mutmut only makes the mutants and measures the tests.
         run_mutmut(tree, "none", jobs=options.jobs)
