@@ -20,6 +20,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
     RoundJournal,
     RoundStart,
     State,
+    terms_entry,
 )
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -210,6 +211,13 @@ def test_groups_of_the_run_are_saved_before_the_first_round():
     effects = Played("abc").begin().effects
     register = SaveGroupSteps(REGISTER, tuple(MaskingEntry(0, "roster", device, b"") for device in "abc"))
     assert effects.index(register) < effects.index(PublishModel(1))
+
+
+def test_terms_and_relays_of_a_round_are_saved_before_its_first_request():
+    effects = Played("abS").begin().effects
+    first = next(at for at, one in enumerate(effects) if isinstance(one, SendMessage))
+    [saved] = [one for one in effects[:first] if isinstance(one, SaveGroupSteps) and one.round == 1]
+    assert saved.entries == (terms_entry(terms_of(9), measures=False), MaskingEntry(0, "terms", "S", b""))
 
 
 class TestWithoutAGroup:
