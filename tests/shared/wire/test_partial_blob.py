@@ -117,7 +117,7 @@ def files_end_at(size_bytes: int) -> Iterator[None]:
 def test_half_a_chunk_is_no_chunk(tmp_path):
     """If the disk stores only a part of a chunk, no note is written."""
     blob = filled(tmp_path, 0)
-    with files_end_at(1950), pytest.raises(StateError, match=r"\.part.*free some space"):
+    with files_end_at(1950), pytest.raises(StateError, match=r"\.part.*raise the limit of a file"):
         blob.write(cut(BLOB, MANIFEST, 19))
     blob.write(cut(BLOB, MANIFEST, 5))
     blob.close()
