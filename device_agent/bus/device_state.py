@@ -9,7 +9,7 @@ from typing import Any
 from fedpatch.device_agent.bus.home_assistant import OFF, ON
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
-from fedpatch.device_agent.policy.preferences import PAUSED_WORDS
+from fedpatch.device_agent.policy.preferences import PAUSED_WORDS, besides_pause
 from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.errors import FedpatchError
@@ -79,8 +79,7 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
         reasons.append(status["declines"])
     if status.get("admission") == "never":
         reasons.append("its owner chose never")
-    # The agent knows of the pause at its next look at the device, this process at once: the reason comes from one of them.
-    reasons += [str(words) for words in status.get("unwilling", ()) if not str(words).startswith(PAUSED_WORDS)]
+    reasons += besides_pause(status.get("unwilling", ()))
     return reasons + _reasons_of_file(str(status.get("admission", "")))
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.policy.preferences import PAUSED_WORDS
+from fedpatch.device_agent.policy.preferences import PAUSED_WORDS, besides_pause
 from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes
@@ -179,13 +179,13 @@ def standing_in_words(standing: AgentStatus, about: OwnersView, now: float) -> l
 
 
 def unwilling_now(status: Mapping[str, Any], pause: str) -> list[str]:
-    """Return the unmet preferences. The running agent notices a new or an ended pause at its next look, up to 30 s later.
+    """Return the unmet preferences, with the pause as it is now.
 
     Args:
         status: Content of status.json.
         pause: The present pause in words, "" for none.
     """
-    known = [str(words) for words in status.get("unwilling", ()) if not str(words).startswith(PAUSED_WORDS)]
+    known = besides_pause(status.get("unwilling", ()))
     return [PAUSED_WORDS, *known] if pause else known
 
 

@@ -6,7 +6,7 @@ not count against the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -167,6 +167,16 @@ SPACE_MARGIN = 1.1
 LOAD_MARGIN = 0.9
 
 PAUSED_WORDS = "its owner has paused it"
+
+
+def besides_pause(unwilling: Iterable[object]) -> list[str]:
+    """Return the words of objections in status.json without those of a pause.
+
+    The agent notices a new or an ended pause at its next look, up to 30 s later; another process reads the pause itself.
+    """
+    return [str(words) for words in unwilling if not str(words).startswith(PAUSED_WORDS)]
+
+
 _MIB = 2**20
 
 

@@ -68,7 +68,7 @@ class Usage:
 
     @property
     def counts_as_spent(self) -> bool:
-        """Whether the day counts as spent although its usage is not known, as after `fedpatch-agent restore`."""
+        """True if the usage of the day is unknown, so that all of it counts as spent, as after `fedpatch-agent restore`."""
         return self.rounds >= ALL_SPENT.rounds
 
     def plus(self, more: Usage) -> Usage:

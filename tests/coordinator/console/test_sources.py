@@ -1,4 +1,4 @@
-"""The broker that a console listens to: that of the newest run, also after a run at another broker has begun."""
+"""A console listens to the broker of the newest run, also after a run at another broker has begun."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from fedpatch.coordinator.cohort.selection import Selection, Standing, select
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, PROBATION, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
@@ -49,6 +50,17 @@ def drawn(absences: Absences, devices: str, number: int, participation: float = 
 
 def _draw(devices, number, participation):
     return select(devices, participation, 1.0, 1, 7, number)
+
+
+def after_failure_of_d() -> Engine:
+    """Return a run whose first round failed since d failed in it with a reason; round 2 is open."""
+    made = asking("abcd", rounds=40)
+    accept(made, "abc", 0.5)
+    send(made, "d", Failed(FailReason.TRAINING), 0.5)
+    assert (made.records[-1].outcome, made.records[-1].absent) == ("failed", {"d": 1})
+    made.handle(TimePassed(), 10.0)
+    made.handle(ModelPublished(model()), 10.0)
+    return made
 
 
 class TestAbsences:
@@ -203,12 +215,7 @@ class TestRounds:
         assert (made.records[-1].outcome, made.stopped is None) == ("failed", False)
 
     def test_device_that_fails_a_round_with_a_reason_is_unsteady_as_long_as_after_one_absence(self):
-        made = asking("abcd", rounds=40)
-        accept(made, "abc", 0.5)
-        send(made, "d", Failed(FailReason.TRAINING), 0.5)
-        assert (made.records[-1].outcome, made.records[-1].absent) == ("failed", {"d": 1})
-        made.handle(TimePassed(), 10.0)
-        made.handle(ModelPublished(model()), 10.0)
+        made = after_failure_of_d()
         now, rounds = self.play(made, "abcd", 10.0), 0
         while "d" in made.fleet.unsteady:
             now, rounds = self.play(made, "abcd", now), rounds + 1
@@ -274,12 +281,7 @@ class TestRounds:
 
     @pytest.mark.parametrize("since", [1, LONGEST_PERIOD, LONGEST_PERIOD + 1])
     def test_device_that_fails_within_16_rounds_of_a_round_that_it_missed_is_absent(self, since):
-        made = asking("abcd", rounds=40)
-        accept(made, "abc", 0.5)
-        send(made, "d", Failed(FailReason.TRAINING), 0.5)
-        assert (made.records[-1].outcome, made.records[-1].absent) == ("failed", {"d": 1})
-        made.handle(TimePassed(), 10.0)
-        made.handle(ModelPublished(model()), 10.0)
+        made = after_failure_of_d()
         now = 10.0
         while made.last_round < 1 + since:
             now = self.play(made, "abcd", now)
