@@ -3,29 +3,62 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from fedpatch.shared.masking.group_context import members_of
-from fedpatch.shared.masking.keys import PrivateKey, commitment_to, pair_mask_seed, public_key, self_mask_seed
+from fedpatch.shared.masking.group_context import MaskingGroup, members_of
+from fedpatch.shared.masking.keys import (
+    PrivateKey,
+    SecretKeys,
+    commitment_to,
+    pair_mask_seed,
+    public_key,
+    self_mask_seed,
+)
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.secret_sharing import join_shares
+from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
-from fedpatch.shared.wire.masking_messages import SHARE_BYTES
-from tests.attacks.lying_coordinator import LyingRound, Names
+from fedpatch.shared.wire.masking_messages import SHARE_BYTES, Reveal, Shares
 
 SELF, KEY = "self", "key"
+Names = frozenset[str]
+
+
+class Member(Protocol):
+    """A member in league with the adversary."""
+
+    secrets: SecretKeys
+
+    def opened(self, group: MaskingGroup, sender: int, box: bytes) -> tuple[bytes, bytes]: ...
+
+
+class Played(Protocol):
+    """What the adversary has of a masked round."""
+
+    group: MaskingGroup
+    shares: dict[str, Shares]
+    masking_sets: dict[str, Names]
+    vectors: dict[str, Array]
+    reveals: dict[str, Reveal]
+
+    @property
+    def layout(self) -> VectorLayout: ...
+
+    @property
+    def colluders(self) -> Mapping[str, Member]: ...
 
 
 @dataclass(frozen=True)
 class Learned:
     """The knowledge of the adversary about one round."""
 
-    round: LyingRound
+    round: Played
 
     @cached_property
     def secrets(self) -> dict[tuple[int, str], bytes]:
@@ -38,7 +71,7 @@ class Learned:
                 if secret is not None and self._is_right(place, kind, secret):
                     found[place, kind] = secret
         for place, member in enumerate(group.members):
-            if (colluder := played.of.colluders.get(member.device)) is not None:
+            if (colluder := played.colluders.get(member.device)) is not None:
                 found |= {(place, SELF): colluder.secrets.self_mask, (place, KEY): colluder.secrets.mask}
         return found
 
@@ -52,7 +85,7 @@ class Learned:
             for place, share in enumerate(reveal.shares):
                 if len(share) == SHARE_BYTES:
                     shares[place, SELF if place in reported else KEY][holder] = share
-        for name, colluder in played.of.colluders.items():
+        for name, colluder in played.colluders.items():
             holder = group.index(name)
             for place, member in enumerate(group.members):
                 if holder not in (None, place) and member.device in played.shares:
@@ -107,13 +140,13 @@ class Learned:
         return None
 
 
-def signed(round_: LyingRound, elements: Array) -> Array:
+def signed(round_: Played, elements: Array) -> Array:
     """Return the values of a vector or a sum, without its figures."""
     layout = round_.layout
     return elements[: layout.num_values].view(f"<i{layout.dtype.itemsize}").astype(np.float64)
 
 
-def trained(round_: LyingRound, elements: Array) -> Array:
+def trained(round_: Played, elements: Array) -> Array:
     """Return the values of trained tensors: running statistics move without gradients too."""
     layout = round_.layout
     kept = [np.full(count, spec.trainable) for spec, count in zip(layout.specs, layout.counts, strict=True)]

@@ -64,13 +64,13 @@ from fedpatch.shared.wire.messages import (
     Offer,
     WorkRequest,
 )
+from tests.attacks.learned import Names
 from tests.support.identities import Certified, url_of
 from tests.system.commands import wait_for
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE
 
 B = TypeVar("B")
-Names = frozenset[str]
 Lie = Callable[[str, Any], Any]
 """Returns the message that a device gets in place of the honest one; None for none."""
 FLEET, EXAMPLES = "kitchen", 16
@@ -352,6 +352,10 @@ class LyingRound:
     def digest(self) -> bytes:
         """Digest of the honest request."""
         return request_digest(self.name.task, self.run, self.number, self.request)
+
+    @property
+    def colluders(self) -> Mapping[str, Colluder]:
+        return self.of.colluders
 
     @property
     def layout(self) -> VectorLayout:

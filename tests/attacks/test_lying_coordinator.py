@@ -33,8 +33,8 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import DeclineReason
-from tests.attacks.learned import Learned, closest, correlation, signed, trained
-from tests.attacks.lying_coordinator import LyingCoordinator, LyingRound, Names, base_of, lying_fleet
+from tests.attacks.learned import Learned, Names, closest, correlation, signed, trained
+from tests.attacks.lying_coordinator import LyingCoordinator, LyingRound, base_of, lying_fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
