@@ -10,7 +10,7 @@ import typer
 
 from fedpatch.device_agent.cli.state_dir import place_of
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.status_file import host_as_device_id, status_entry
+from fedpatch.device_agent.state.status_file import host_as_device_id, lock_state_dir, status_entry
 from fedpatch.shared.app.command import command
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import UsageError
@@ -102,8 +102,9 @@ def _add_restore(app: typer.Typer) -> None:
         """Make this card the device of a backup. The old card must not run any more.
 
         The allowance of today counts as spent. With max_epsilon rounds are declined until you have decided about rounds
-        since the backup. An existing settings file stays.
+        since the backup. An existing settings file stays, and so does an identity that this card has already.
         """
+        from fedpatch.device_agent.cli.acting_as import acting_as
         from fedpatch.device_agent.cli.backup_file import open_backup, read_backup, restore_backup
         from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
         from fedpatch.device_agent.policy.usage import local_now
@@ -113,12 +114,18 @@ def _add_restore(app: typer.Typer) -> None:
             raise UsageError(f"{config}: no such file; name the state directory with --state-dir")
         place = place_of(state_dir, None if state_dir else config).absolute()
         archive = open_backup(read_backup(file), _first_line(passphrase_file), str(file))
-        settings = restore_backup(archive, place, local_now().date())
+        with refusals_of(place):
+            place.mkdir(parents=True, exist_ok=True, mode=0o750)
+            owner = place.stat()
+        with acting_as(owner), lock_state_dir(place):
+            settings = restore_backup(archive, place, local_now().date())
         if not config.exists():
             with refusals_of(config):
                 write_atomic(config, settings)
+                if os.geteuid() == 0:
+                    os.chown(config, owner.st_uid, owner.st_gid)
             typer.echo(f"wrote {config}")
-        typer.echo(f"restored {place}; give it to the agent's user if this is another one: chown -R USER: {place}")
+        typer.echo(f"restored {place}, which belongs to user {owner.st_uid}; the agent must run as this user")
         typer.echo("the allowance of today counts as spent")
         typer.echo(f"with max_epsilon, rounds are declined while {place / RESTORED_NAME} is there")
         typer.echo("end the old card's agent for good: two cards with one name are reported as a problem")

@@ -115,7 +115,8 @@ def open_backup(data: bytes, passphrase: str, where: str) -> bytes:
 def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
     """Write the files of a backup into an empty state directory, and return the settings.
 
-    The accounts are written before all else, so that an interruption leaves no state that could spend anything twice.
+    The accounts are written before all else, so that an interruption leaves no state that could spend anything twice. An
+    identity that is there stays: this card was enrolled after the backup, and the identity in it may be revoked since.
 
     Args:
         archive: As of `open_backup`.
@@ -129,8 +130,12 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
         DataError: The archive has a name that no backup has.
     """
     with refusals_of(state_dir):
-        if found := [name for name in _KEPT if os.path.lexists(state_dir / name)]:
-            raise UsageError(f"{state_dir}: has a state already ({', '.join(found)}); restore into an empty directory")
+        found = [name for name in _KEPT if os.path.lexists(state_dir / name)]
+        if others := [name for name in found if name != _IDENTITY]:
+            raise UsageError(
+                f"{state_dir}: has a state already ({', '.join(others)}); end the agent, move these files away, and restore "
+                "again"
+            )
         _require_later(archive, today)
         make_directory(state_dir, 0o750)
         spent = DayUsage(today, DailyBudget(today, ALL_SPENT))
@@ -139,7 +144,8 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
         settings = b""
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
             for one in tar:
-                settings = _extract(tar, one, state_dir) or settings
+                if PurePosixPath(one.name).parts[:1] != (_IDENTITY,) or _IDENTITY not in found:
+                    settings = _extract(tar, one, state_dir) or settings
     return settings
 
 

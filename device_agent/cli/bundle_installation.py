@@ -16,17 +16,16 @@ import ssl
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedpatch.device_agent.cli.acting_as import acting_as
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.files import OPEN_TO_OTHERS, open_atomic, refusals_of, remedy_to_read
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.config.enrolment_bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from fedpatch.shared.config.toml_edit import parse_toml, with_values
-from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageError
+from fedpatch.shared.errors import ConfigError, DataError, UsageError
 from fedpatch.shared.mqtt.broker_profile import fitting_profile
 from fedpatch.shared.mqtt.certificate import Certificate, read_pem
 from fedpatch.shared.mqtt.url import parse_broker_url
@@ -93,7 +92,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = place.parent.stat()
         _give(place, owner)
-        with _acting_as(owner):
+        with acting_as(owner):
             place.mkdir(exist_ok=True, mode=0o700)
             if bundle.ca:
                 _put(place / CA_NAME, bundle.ca.encode(), done)
@@ -103,35 +102,11 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
                 _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), done)
         _put_settings(config, text, values, _contradicting(bundle, table, place, has_tls=has_tls), owner, done)
         # Files of the former identity are deleted last, since the settings named them until now.
-        with _acting_as(owner):
+        with acting_as(owner):
             for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
                 if not wanted:
                     (place / name).unlink(missing_ok=True)
     return done
-
-
-@contextmanager
-def _acting_as(owner: os.stat_result) -> Iterator[None]:
-    """Write as the owner of the state directory if root installs: the owner could replace any file there by a link."""
-    if os.geteuid() != 0 or owner.st_uid == 0:
-        yield
-        return
-    group, groups = os.getegid(), os.getgroups()
-    try:
-        os.setgroups([])
-        os.setegid(owner.st_gid)
-        os.seteuid(owner.st_uid)
-    except PermissionError as error:
-        raise StateError(
-            f"root has no right to act as user {owner.st_uid}, the owner of the state directory (CAP_SETUID, CAP_SETGID); "
-            "run this command as that user"
-        ) from error
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(group)
-        os.setgroups(groups)
 
 
 def _give(place: Path, owner: os.stat_result) -> None:

@@ -48,7 +48,7 @@ def await_serving(machines: Machines, *devices: str) -> None:
     """Until the agents of the devices are there, and connected."""
     for device in devices:
         give_up_at = time.monotonic() + PATIENCE_S
-        while not (answer := _status(machines, device)).get("running") or not answer.get("connected"):
+        while not (answer := status(machines, device)).get("running") or not answer.get("connected"):
             if time.monotonic() > give_up_at:
                 journal = machines.ssh(device, "journalctl --no-pager -n 50 -u fedpatch-agent")
                 raise TimeoutError(f"{device} does not serve: {answer}\n{journal}")
@@ -82,6 +82,7 @@ for port in {list(ports)}:
     return [int(port) for port in machines.ssh(host, f"python3 -c {shlex.quote(program)}").split()]
 
 
-def _status(machines: Machines, device: str) -> dict[str, Any]:
+def status(machines: Machines, device: str) -> dict[str, Any]:
+    """What the agent of a device says of itself; empty where it has said nothing yet."""
     answer: dict[str, Any] = json.loads(machines.ssh(device, AGENT, check=False) or "{}")
     return answer

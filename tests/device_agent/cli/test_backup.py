@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from tests.device_agent.jobs import REQUEST
 from tests.support.brokers import Mosquitto
 from tests.support.examples import examples
+from tests.support.other_users import NOBODY, open_directory
 
 SALT, NONCE = bytes(16), bytes(12)
 DAY = date(2026, 5, 4)
@@ -195,6 +197,43 @@ def test_owner_makes_a_backup_and_restores_it_by_command(agent, card, tmp_path):
     done = agent("restore", file, "--passphrase-file", secret, *target)
     assert (done.code, "the allowance of today counts as spent" in done.out) == (0, True), done.err
     assert (tmp_path / "new" / SETTINGS).read_text() == config.read_text()
+
+
+def test_identity_of_the_enrolled_card_stays_and_that_of_the_backup_is_left_out(card, tmp_path):
+    """The certificate in the backup may have been revoked when the card was enrolled."""
+    identity = tmp_path / "new" / "identity"
+    identity.mkdir(parents=True)
+    (identity / "client.pem").write_bytes(b"of the new card")
+    restored(card, tmp_path / "new")
+    assert (identity / "client.pem").read_bytes() == b"of the new card"
+    assert (tmp_path / "new" / "patches/t-1.patch").exists()
+
+
+def test_restore_is_refused_while_the_agent_runs(agent, card, tmp_path):
+    secret, file, new = tmp_path / "passphrase", tmp_path / "x.backup", tmp_path / "new"
+    secret.write_text("secret\n")
+    file.write_bytes(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE))
+    with lock_state_dir(new):
+        done = agent("restore", file, "--passphrase-file", secret, "--state-dir", new)
+    assert (done.code, "another agent is running" in done.err) == (2, True), done.err
+    assert not (new / "patches").exists()
+
+
+def test_root_restores_files_and_settings_as_those_of_the_directorys_owner(agent, card):
+    """A copy that root owned made the agent decline until its owner was corrected by hand."""
+    with open_directory() as folder:
+        secret, file, new = folder / "passphrase", folder / "x.backup", folder / "state"
+        secret.write_text("secret\n")
+        secret.chmod(0o600)
+        file.write_bytes(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE))
+        new.mkdir(mode=0o700)
+        os.chown(new, NOBODY, NOBODY)
+        done = agent(
+            "restore", file, "--passphrase-file", secret, "--state-dir", new, "--config", folder / "agent.toml"
+        )
+        assert done.code == 0, done.err
+        assert {path.lstat().st_uid for path in new.rglob("*")} == {NOBODY}
+        assert (folder / "agent.toml").stat().st_uid == NOBODY
 
 
 def test_remove_is_refused_while_the_agent_runs(agent, tmp_path):
