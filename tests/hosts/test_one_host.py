@@ -34,6 +34,7 @@ def test_one_play_makes_a_bare_host_a_fleet_that_trains_and_a_second_changes_not
         while not (found := runs_of(machines, HUB)) or found[0]["status"] == "running":
             assert time.monotonic() < give_up_at, machines.ssh(HUB, "journalctl --no-pager -n 80 -u 'fedpatch-*'")
             time.sleep(0.5)
-        assert (found[0]["status"], found[0]["stopped_because"]) == ("finished", "target_ua")
+        ended = (found[0]["status"], found[0]["stopped_because"])
+        assert ended == ("finished", "target_ua"), machines.ssh(HUB, "journalctl --no-pager -n 80 -u 'fedpatch-*'")
         again = control.play("site.yml")
         assert set(again.changed.values()) == {0}, again.out[-6000:]
