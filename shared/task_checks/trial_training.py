@@ -131,30 +131,51 @@ def trial_loss(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
     Raises:
         DataError: They differ, because outputs and targets broadcast, or the loss is a sum.
     """
-    rows = np.arange(min(_COMPARED, len(data.train_x)))
+    rows = _different_rows(data.train_y)
+    if len(rows) < 2:
+        return ""
     x, y = _tensor(data.train_x[rows], "train_x", holder), _tensor(data.train_y[rows], "train_y", holder)
     try:
-        with evaluating(module), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of shapes that broadcast, once for each minibatch
+        with evaluating(module), torch.no_grad():
             outputs = module(x)
-            # A new model may give all examples nearly the same outputs, which would hide that each meets each target.
-            outputs = outputs * torch.linspace(0.5, 1.0, len(rows), dtype=outputs.dtype).reshape(
-                -1, *[1] * (outputs.ndim - 1)
-            )
+    except Exception:  # the task's own code; the trial of a step names what fails
+        return ""
+    # A new model may give all examples nearly the same outputs, which would hide that each meets each target.
+    spread = torch.linspace(0.5, 1.0, len(rows), dtype=outputs.dtype).reshape(-1, *[1] * (outputs.ndim - 1))
+    tried = [outputs * spread]
+    if outputs.numel() == y.numel():
+        # Right outputs: among the losses of wrong ones, far from the targets, those of other pairs would not be seen.
+        tried.append(y.reshape(outputs.shape).to(outputs.dtype))
+    return next(filter(None, (_doubt_of_loss(task, one, y) for one in tried)), "")
+
+
+def _different_rows(targets: Array) -> Array:
+    """Return rows of different targets, from the least to the greatest: among equal ones a table of pairs is not seen."""
+    order = np.argsort(targets.reshape(len(targets), -1)[:, 0], kind="stable")
+    chosen: Array = order[np.linspace(0, len(order) - 1, min(_COMPARED, len(order))).astype(int)]
+    return chosen
+
+
+def _doubt_of_loss(task: Task, outputs: Tensor, y: Tensor) -> str:
+    """Compare the loss of all outputs with the mean of their losses, as `trial_loss` says."""
+    count = len(y)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of shapes that broadcast, once for each minibatch
             whole, again, twice = (
                 float(task.loss(*pair))
                 for pair in ((outputs, y), (outputs, y), (torch.cat([outputs, outputs]), torch.cat([y, y])))
             )
-            mean = math.fsum(float(task.loss(outputs[one : one + 1], y[one : one + 1])) for one in rows) / len(rows)
+            mean = math.fsum(float(task.loss(outputs[one : one + 1], y[one : one + 1])) for one in range(count)) / count
     except Exception:  # the task's own code: a loss that needs several examples cannot be compared
         return ""
-    if len(rows) < 2 or not math.isfinite(whole) or not _alike(whole, again) or _alike(whole, mean):
+    if not math.isfinite(whole) or not _alike(whole, again) or _alike(whole, mean):
         return ""
     text = (
-        f"task {task.name!r}: the loss of a minibatch of {len(rows)} is {whole:.4g}, the mean of the losses of its examples "
+        f"task {task.name!r}: the loss of a minibatch of {count} is {whole:.4g}, the mean of the losses of its examples "
         f"{mean:.4g}"
     )
-    if _alike(whole, mean * len(rows)):
+    if _alike(whole, mean * count):
         raise DataError(f"{text}, so that it is their sum; return the mean over the minibatch")
     if outputs.shape != y.shape and outputs.numel() == y.numel() and _alike(whole, twice):
         raise DataError(

@@ -181,6 +181,26 @@ def test_loss_of_a_minibatch_that_is_not_the_mean_of_its_examples_is_refused(los
     assert words in _problem(replace(ERROR, build_model=build, loss=loss), NUMBERS)
 
 
+@pytest.mark.parametrize(
+    "loss", [F.mse_loss, F.smooth_l1_loss, lambda outputs, targets: (outputs - targets).abs().mean()]
+)
+@pytest.mark.parametrize(
+    "targets",
+    [np.linspace(1000, 1020, 120), np.linspace(-21.5, -20.5, 120), np.repeat([0.0, 1.0], [20, 100])],
+    ids=["pressure", "temperature", "equal at the beginning"],
+)
+def test_loss_that_broadcasts_is_refused_for_targets_far_from_the_outputs_and_for_equal_ones(loss, targets):
+    """A new model gives all examples about zero, and the first eight targets may be the same."""
+    data = replace(NUMBERS, train_y=targets.astype(np.float32))
+    models = [nn.Linear(3, 1), nn.Linear(3, 1, bias=False)]
+    nn.init.zeros_(models[1].weight)
+    for model in models:
+        with pytest.raises(DataError, match="broadcast to a table of each output with each target"):
+            trial_loss(replace(ERROR, loss=loss), model, data, "device")
+        right = replace(ERROR, loss=lambda outputs, wanted: loss(outputs[:, 0], wanted))
+        assert trial_loss(right, model, data, "device") == ""
+
+
 def test_loss_that_is_a_mean_and_loss_with_weights_of_the_classes_pass():
     require_trainable(
         replace(ERROR, loss=lambda outputs, targets: F.l1_loss(outputs[:, 0], targets)), NUMBERS, "device"
