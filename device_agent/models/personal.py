@@ -27,7 +27,7 @@ from fedpatch.device_agent.models.inputs import require_shape
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
-from fedpatch.shared.tasks.examples import Examples, from_arrays, from_frame, read, windows
+from fedpatch.shared.tasks.examples import Examples, as_examples, from_arrays, from_frame, read
 from fedpatch.shared.tasks.input_statistics import differences, doubtful_classes
 from fedpatch.shared.tasks.model_metadata import (
     INPUTS_FILE,
@@ -273,8 +273,12 @@ def examples_of(readings: str | Path | Array | pd.DataFrame, metadata: ModelMeta
     if isinstance(readings, np.ndarray):
         found = from_arrays(readings, np.zeros(len(readings)), inputs=tuple(form.inputs))
     else:
-        found = from_frame(readings, form.inputs, None, time=form.time or None)
-    return windows(found, form.window, form.step, max_gap=form.max_gap) if form.window else found
+        there = list(getattr(readings, "columns", ()))
+        if form.target in there:
+            readings = readings.drop(columns=[form.target])
+        time, group = (one if one in there else None for one in (form.time, form.group))
+        found = from_frame(readings, form.inputs, None, time=time, group=group)
+    return as_examples(found, form, for_prediction=True)
 
 
 def only_task(store: ModelStore, state_dir: Path) -> str:

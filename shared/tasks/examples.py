@@ -283,7 +283,11 @@ def read(place: Path | str, form: ReadingsFormat, *, for_prediction: bool = Fals
         [0, 1]
     """
     found = _of_table(read_table(Path(place), form, for_prediction=for_prediction), form.inputs, "line")
-    found = _counted_once(found)
+    return as_examples(_counted_once(found), form, for_prediction=for_prediction)
+
+
+def as_examples(found: Examples, form: ReadingsFormat, *, for_prediction: bool = False) -> Examples:
+    """Return readings as the examples of a format: they are cut into windows if it has a window."""
     if not form.window:
         return found
     if found.group is not None:  # lines of several persons may alternate
@@ -348,7 +352,8 @@ def from_frame(
         inputs: Columns of the inputs, which hold numbers.
         target: Column of the target. None: there is none, and targets are NaN.
         classes: Values of the target as they are in the frame. None: targets are numbers.
-        time: Column of the time: numbers, dates, or texts of ISO 8601.
+        time: Column of the time: numbers, dates, or texts of ISO 8601. None: the column with the name time, timestamp,
+            datetime, date or t, or an index of dates, if there is one.
         group: Column of the group (a person, a session, a machine).
         name: Name of the frame in messages.
 
@@ -379,7 +384,7 @@ def from_frame(
                 f"classes has {one!r}, a {type(one).__name__}, which cannot be a class; give texts or numbers"
             )
     table = read_frame(frame, inputs, target, found, time, group, name)
-    return _of_table(table, tuple(map(str, inputs)), "row")
+    return _counted_once(_of_table(table, tuple(map(str, inputs)), "row"))
 
 
 def from_arrays(
@@ -567,26 +572,42 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _counted_once(found: Examples) -> Examples:
-    """Leave out what stands in several files: whole files that are copies, and readings with the same time.
+    """Leave out what stands there twice: whole files that are copies, and readings with the same time and values.
 
-    A log that was rotated may repeat its last readings in the next file.
+    A log that was rotated may repeat its last readings in the next file, and in one file the time runs back where logs that
+    overlap were joined. Equal readings at one time of the same run are readings of their own: the clock is coarse.
     """
-    if len(found.sources) < 2:
-        return found
-    found = _without_copied_files(found)
+    if len(found.sources) > 1:
+        found = _without_copied_files(found)
     if found.times is None:
         return found
     group = np.zeros(len(found), np.int32) if found.group is None else found.group
+    run = _runs_of_time(found.times, np.asarray(found.source), group)
+    in_time = run[np.lexsort((run, found.times, group))]
+    if np.count_nonzero(np.diff(in_time)) == run.max(initial=0):
+        return found  # each run ends before the next one begins
     parts = [
         np.ascontiguousarray(one).view(np.uint8).reshape(len(found), -1)
         for one in (found.times, found.x, found.y, group)
     ]
     rows = np.concatenate(parts, axis=1)
-    _, first = np.unique(rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_index=True)
-    if len(first) == len(found):
+    _, known = np.unique(rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_inverse=True)
+    earliest = np.full(len(found), len(found))
+    np.minimum.at(earliest, known.ravel(), run)
+    repeated = run > earliest[known.ravel()]
+    if not repeated.any():
         return found
-    note = f"readings that stand several times in {found.where}: {len(found) - len(first)}, counted once"
-    return replace(found.take(np.sort(first)), notes=(*found.notes, note))
+    note = f"readings that stand several times in {found.where}: {int(repeated.sum())}, counted once"
+    return replace(found.take(~repeated), notes=(*found.notes, note))
+
+
+def _runs_of_time(times: NDArray[np.float64], source: NDArray[Any], group: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the number of each reading's run: readings of one file and group between which the time never runs back."""
+    order = np.lexsort((np.arange(len(times)), group, source))
+    begins = (np.diff(times[order]) < 0) | (np.diff(source[order]) != 0) | (np.diff(group[order]) != 0)
+    runs = np.zeros(len(times), np.int64)
+    runs[order[1:]] = np.cumsum(begins)
+    return runs
 
 
 def _without_copied_files(found: Examples) -> Examples:

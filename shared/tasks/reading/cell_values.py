@@ -6,7 +6,7 @@ Unicode. Such a text is a damaged cell or belongs to another format, so that it 
     text                                            value
     12, -0.5, +3, .5, 5., 1e5, 1.5E-3               the number; with decimal="," 0,5 instead of 0.5
     blanks and tabs around it                       ignored
-    empty, nan, NA, N/A, null, none, ?              missing: NaN (any case)
+    empty, nan, NA, N/A, #N/A, null, none, ?        missing: NaN (any case)
     1,5 with decimal "."; 1.5 with decimal ","      refused
     1_000, 1 000, 1'000, 12 %, 3 V, 0x1F, true      refused
     digits of other scripts, "1e", "--1"            refused
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 GREATEST = float(np.finfo(np.float32).max)
-MISSING_WORDS = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
+MISSING_WORDS = frozenset(("", "nan", "na", "n/a", "#n/a", "null", "none", "?"))
 BLANKS = " \t"
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from fedpatch.shared.app.formatting import printable
@@ -21,7 +22,7 @@ from fedpatch.shared.tasks.reading.cell_values import (
 )
 from fedpatch.shared.tasks.reading.csv_lines import UnreadableFile, cells_of, has_unfinished_line, lines_of
 from fedpatch.shared.tasks.reading.folder_listing import reading_files
-from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
+from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat, usual_time
 from fedpatch.shared.tasks.reading.readings_table import (
     CellReaders,
     DamagedRow,
@@ -31,15 +32,12 @@ from fedpatch.shared.tasks.reading.readings_table import (
     label_reader,
 )
 
-TIME_NAMES = ("time", "timestamp", "datetime", "date", "t")
-"""Names of the column of the time where the format names none, in the order in which they are looked for."""
-
-_TEMPERATURE = "t"
-"""The one of these names that an input may have which is no time."""
-
 _SEPARATORS = (",", ";", "\t", "|", " ")
 _EXCEL_MARK = "sep="
+_EXCEL_ERROR = re.compile(r"#(?:N/A|NV|[A-Z][A-Z0-9/]*[!?])\s*(?:[,;|\t]|$)")
 _SHOWN_COLUMNS = 12
+_HEAD = 10  # rows in one of which a column that is only called like one of times must have a time
+_PREAMBLE = 100  # lines in which the names of the columns are looked for, for an error message
 
 
 class _Header(Exception):
@@ -71,31 +69,24 @@ def read_table(place: Path, form: ReadingsFormat, *, for_prediction: bool = Fals
         damaged_share=used.damaged_share,
         row_word="line",
     )
-    timed: set[bool] = set()
     for file in files:
         builder.begin(printable(str(file)), printable(file.name))
         try:
-            places = _read_file(builder, file, used, form if for_prediction else None)
+            complete = _read_file(builder, file, used, form if for_prediction else None)
         except (OSError, UnreadableFile, _Header) as error:
             words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             what = f"cannot be read: {words}" if isinstance(error, OSError) else words
             builder.refuse(f"{printable(str(file))}: {what}")
         else:
-            if places is not None and builder.end():
-                timed.add(places.time >= 0)
+            if complete:
+                builder.end()
         if builder.failures and not is_folder:
             raise DataError(builder.failures[0])
-    if len(timed) > 1:
-        builder.note(
-            f"{printable(str(place))}: some files have a column of the time, others have none, so that no time is used"
-        )
     return builder.table()
 
 
-def _read_file(
-    builder: TableBuilder, file: Path, form: ReadingsFormat, predicted: ReadingsFormat | None
-) -> Places | None:
-    """Add the rows of a file; None where it has no complete line yet."""
+def _read_file(builder: TableBuilder, file: Path, form: ReadingsFormat, predicted: ReadingsFormat | None) -> bool:
+    """Add the rows of a file; False where it has no complete line yet."""
     lines = _plain_lines(file, form.comment)
     first = next(lines, None)
     if first is None:
@@ -103,11 +94,18 @@ def _read_file(
         builder.note(
             f"{printable(str(file))}: holds no complete line yet{'; end its line with a line break' if cut else ''}"
         )
-        return None
+        return False
     number, text = first
-    header, columns, places = _columns(text, form, predicted)
-    checked = bool(form.time) or places.time < 0
-    for number, text in lines if header else chain([first], lines):
+    try:
+        header, columns, places = _columns(text, form, predicted)
+    except _Header as why:
+        raise _Header(f"{why}{_header_below(lines, form, predicted)}") from None
+    rows = lines if header else chain([first], lines)
+    if not form.time and places.time >= 0:
+        head = list(islice(rows, _HEAD))
+        places = _with_usable_time(builder, head, columns, places, form, printable(str(file)))
+        rows = chain(head, rows)
+    for number, text in rows:
         try:
             cells = _whole_row(text, form.delimiter, columns)
         except DamagedRow as damage:
@@ -115,28 +113,54 @@ def _read_file(
             continue
         if header and [one.strip(BLANKS) for one in cells] == header:
             continue  # the header again: files were joined, or the logger restarted
-        if not checked:
-            checked, places = True, _with_usable_time(builder, cells, places, form, printable(str(file)))
         builder.add(cells, places, number)
-    return places
+    return True
 
 
 def _with_usable_time(
-    builder: TableBuilder, cells: Sequence[str], places: Places, form: ReadingsFormat, shown: str
+    builder: TableBuilder,
+    head: Iterable[tuple[int, str | None]],
+    columns: int,
+    places: Places,
+    form: ReadingsFormat,
+    shown: str,
 ) -> Places:
-    """Return the positions without that of the time, if nobody named its column and the first row has no time in it."""
-    try:
-        time_in(cells[places.time], form.decimal)
-    except RefusedValue as why:
-        builder.note(f"{shown}: no time is used: {why}")
-        return replace(places, time=-1)
-    return places
+    """Return the positions without that of the time, if nobody named its column and no line of the head has a time in it."""
+    refused = ""
+    for _, text in head:
+        try:
+            time_in(_whole_row(text, form.delimiter, columns)[places.time], form.decimal)
+        except RefusedValue as why:
+            refused = refused or str(why)
+        except DamagedRow:
+            continue
+        else:
+            return places
+    if refused:
+        builder.note(f"{shown}: no time is used: {refused}")
+    return replace(places, time=-1)
+
+
+def _header_below(
+    lines: Iterable[tuple[int, str | None]], form: ReadingsFormat, predicted: ReadingsFormat | None
+) -> str:
+    """Return the remedy where a logger wrote other lines above the names of the columns; "" where it did not."""
+    needed = form.needed if predicted is None else form.inputs
+    for number, text in islice(lines, _PREAMBLE):
+        if text and {*needed} <= {one.strip(BLANKS + '"') for one in text.split(form.delimiter)}:
+            return f"; line {number} has these columns: remove the lines before it, or begin them with a comment mark"
+    return ""
 
 
 def _plain_lines(file: Path, comment: str) -> Iterator[tuple[int, str | None]]:
     for number, text in lines_of(file):
-        if text is None or not comment or not text.lstrip(BLANKS).startswith(comment):
+        if text is None or not comment or not _is_comment(text.lstrip(BLANKS), comment):
             yield number, text
+
+
+def _is_comment(text: str, comment: str) -> bool:
+    """Return whether a line is a comment; a first cell such as "#N/A" is an error of Excel."""
+    return text.startswith(comment) and not _EXCEL_ERROR.match(text)
 
 
 def _whole_row(text: str | None, delimiter: str, columns: int) -> list[str]:
@@ -165,11 +189,11 @@ def _columns(text: str | None, form: ReadingsFormat, predicted: ReadingsFormat |
         raise _Header(f"its first line: {damage}") from None
     while found and not found[-1]:
         del found[-1]
-    needed = form.needed if predicted is None else form.inputs
+    needed, target = (form.needed, form.target) if predicted is None else (form.inputs, predicted.target)
     if all(name in found for name in needed):
-        return found, len(found), _places(found, form)
+        return found, len(found), _places(found, form, target)
     if form.names and len(found) == len(form.names):
-        return [], len(form.names), _places(form.names, form)
+        return [], len(form.names), _places(form.names, form, target)
     if predicted is not None and not any(name in found for name in form.inputs):
         return [], len(found), _without_header(found, form, predicted)
     absent = ", ".join(name for name in needed if name not in found)
@@ -179,11 +203,17 @@ def _columns(text: str | None, form: ReadingsFormat, predicted: ReadingsFormat |
 def _without_header(found: Sequence[str], form: ReadingsFormat, predicted: ReadingsFormat) -> Places:
     """Return positions in a file for prediction without a header: time, inputs, target in this order, both ends optional."""
     inputs = list(form.inputs)
-    orders = [[*time, *inputs, *target] for time in ([], ["time"]) for target in ([], ["target"])]
+    targets = [[], ["target"]] if predicted.target else [[]]
+    orders = [[*time, *inputs, *target] for time in ([], ["time"]) for target in targets]
     if predicted.names:
         rest = [name for name in predicted.names if name != predicted.target]
         orders = [rest] if len(rest) == len(found) else []
     fitting = [one for one in orders if len(one) == len(found)]
+    if len(fitting) > 1 and not predicted.classes:
+        raise _Header(
+            f"its first line has {len(found)} cells, one more than inputs, which could be the time or the target; give the "
+            "file a header line, or the task's format all names of the columns: names=[...]"
+        )
     if len(fitting) > 1:
         fitting = [one for one in fitting if (one[-1] == "target") == (found[-1] in predicted.classes)]
     if len(fitting) != 1:
@@ -195,18 +225,15 @@ def _without_header(found: Sequence[str], form: ReadingsFormat, predicted: Readi
     order = fitting[0]
     time = order.index("time") if "time" in order and not predicted.names else -1
     if predicted.names:
-        return _places(order, form)
+        return _places(order, form, predicted.target)
     return Places(tuple(order.index(name) for name in inputs), time=time)
 
 
-def _places(found: Sequence[str], form: ReadingsFormat) -> Places:
+def _places(found: Sequence[str], form: ReadingsFormat, target: str) -> Places:
     for name in form.needed:
         if found.count(name) > 1:
             raise _Header(f"it has column {name!r} twice; rename one of them")
-    lower = [one.lower() for one in found]
-    time = form.time or next((found[lower.index(name)] for name in TIME_NAMES if lower.count(name) == 1), "")
-    if not form.time and time.lower() == _TEMPERATURE and time in form.inputs:
-        time = ""
+    time = form.time or usual_time(found, form.inputs, (target, form.group))
 
     def place(name: str) -> int:
         return found.index(name) if name and name in found else -1

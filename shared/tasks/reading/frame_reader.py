@@ -21,7 +21,7 @@ from fedpatch.shared.tasks.reading.cell_values import (
     shown,
     time_in,
 )
-from fedpatch.shared.tasks.reading.readings_format import DAMAGED_SHARE
+from fedpatch.shared.tasks.reading.readings_format import DAMAGED_SHARE, usual_time
 from fedpatch.shared.tasks.reading.readings_table import (
     CellReaders,
     Places,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GREATEST_TIME = sys.float_info.max
+_HEAD = 10  # rows in one of which a column that is only called like one of times must have a time
 
 
 def read_frame(
@@ -52,7 +53,7 @@ def read_frame(
         inputs: Columns of the inputs.
         target: Column of the target; None without.
         classes: Values of the target that are classes, in the order of their numbers; empty for a number.
-        time: Column of the time; None without.
+        time: Column of the time. None: the one that is found as in a file, or an index of dates.
         group: Column of the group, such as the person; None without.
         name: The frame in messages.
 
@@ -62,9 +63,16 @@ def read_frame(
     if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
         raise DataError(f"{name}: is a {type(frame).__name__}; give a pandas.DataFrame")
     columns = list(frame.columns)
+    inputs, (target, time, group) = [_plain(one) for one in inputs], map(_plain, (target, time, group))
     asked = [*inputs, *(one for one in (target, time, group) if one is not None)]
     for one in asked:
-        _require_column(one, columns, name)
+        _require_column(one, columns, frame.index.names, name)
+    found = {one: frame.iloc[:, columns.index(one)].tolist() for one in dict.fromkeys(asked)}
+    for one in inputs:
+        _require_numbers_or_truths(found[one], one, name)
+    unused = ""
+    if time is None:
+        time, unused = _usual_time(frame, inputs, (target, group), found)
     builder = TableBuilder(
         [str(one) for one in inputs],
         {"target": str(target), "time": str(time), "group": str(group)},
@@ -73,14 +81,15 @@ def read_frame(
         damaged_share=DAMAGED_SHARE,
         row_word="row",
     )
-    used = list(dict.fromkeys(asked))
-    positions = {one: place for place, one in enumerate(used)}
+    if unused:
+        builder.note(f"{name}: no time is used: {unused}")
+    positions = {one: place for place, one in enumerate(found)}
     places = Places(
         tuple(positions[one] for one in inputs),
         *(-1 if one is None else positions[one] for one in (target, time, group)),
     )
     builder.begin(name, name)
-    for row, cells in enumerate(zip(*(frame.iloc[:, columns.index(one)].tolist() for one in used), strict=True)):
+    for row, cells in enumerate(zip(*found.values(), strict=True)):
         builder.add(cells, places, row)
     if not builder.end():
         raise DataError(builder.failures[0])
@@ -94,7 +103,10 @@ def number_of(value: Any) -> float:
         RefusedValue: The value is no finite number of float32.
     """
     if isinstance(value, str):
-        return number_in(value)
+        try:
+            return number_in(value)
+        except RefusedValue as why:
+            raise RefusedValue(str(why).replace("set decimal=", "read it with decimal=")) from None
     if _is_missing(value):
         return math.nan
     if not isinstance(value, int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
@@ -103,6 +115,51 @@ def number_of(value: Any) -> float:
     if not abs(number) <= GREATEST:
         raise RefusedValue(f"{shown(value)} is not a finite number of float32")
     return float(number)
+
+
+def _plain(name: Hashable) -> Hashable:
+    """Return the name of a column as Python has it: names from an array or an index of pandas are those of NumPy."""
+    return name.item() if isinstance(name, np.generic) else name
+
+
+def _usual_time(
+    frame: pd.DataFrame, inputs: Sequence[Hashable], others: Sequence[Hashable], found: dict[Hashable, list[Any]]
+) -> tuple[Hashable | None, str]:
+    """Find the time of a frame as that of a file is found, or in an index of dates, and add its values to `found`.
+
+    Returns:
+        Its name, None without one, and why a column that is called like a time is not used.
+    """
+    names = [one for one in frame.columns if isinstance(one, str)]
+    column = usual_time(names, inputs, others)
+    if column:
+        values = frame[column].tolist()
+        if refused := _no_times(values[:_HEAD]):
+            return None, refused
+    elif type(frame.index).__name__ == "DatetimeIndex":
+        column, values = "the index", frame.index.tolist()
+    else:
+        return None, ""
+    found[column] = values
+    return column, ""
+
+
+def _no_times(values: Sequence[Any]) -> str:
+    """Return why none of these values is a time; "" if one is, or none is refused."""
+    refused = ""
+    for value in values:
+        try:
+            if _time_of(value) is not None:
+                return ""
+        except RefusedValue as why:
+            refused = refused or str(why)
+    return refused
+
+
+def _require_numbers_or_truths(values: Sequence[Any], column: Hashable, name: str) -> None:
+    truths = sum(isinstance(one, bool | np.bool_) for one in values)
+    if truths and truths < sum(not _is_missing(one) for one in values):
+        raise DataError(f"{name}: column {column!r} holds True or False beside other values; write 1 and 0")
 
 
 def _target(target: Hashable | None, classes: Sequence[Any]) -> Any:
@@ -143,7 +200,7 @@ def group_of(value: Any) -> str:
     return "" if _is_missing(value) else str(value)
 
 
-def _require_column(asked: Hashable, columns: Sequence[Any], name: str) -> None:
+def _require_column(asked: Hashable, columns: Sequence[Any], index: Sequence[Any], name: str) -> None:
     count = sum(type(one) is type(asked) and one == asked for one in columns)
     if count == 1:
         return
@@ -151,4 +208,6 @@ def _require_column(asked: Hashable, columns: Sequence[Any], name: str) -> None:
         raise DataError(f"{name}: column {asked!r} stands {count} times; rename one of them")
     alike = [one for one in columns if str(one) == str(asked)]
     hint = f"; its name is {alike[0]!r}, a {type(alike[0]).__name__}: write it so" if alike else ""
+    if not alike and asked in index:
+        hint = "; it is the index: give frame.reset_index()"
     raise DataError(f"{name}: no column {asked!r}; there is {', '.join(map(repr, columns[:12]))}{hint}")

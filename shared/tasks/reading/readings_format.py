@@ -14,6 +14,13 @@ DAMAGED_SHARE = 0.2
 """Share of the lines of a file that may be damaged."""
 
 
+TIME_NAMES = ("time", "timestamp", "datetime", "date", "t")
+"""Names of the column of the time where nobody names one, in the order in which they are looked for."""
+
+_TEMPERATURE = "t"
+"""The one of these names that an input may have which is no time."""
+
+
 class FilePolicy(TypedDict, total=False):
     """Fields of `ReadingsFormat` that say how a file is read."""
 
@@ -106,6 +113,19 @@ class ReadingsFormat:
     def for_prediction(self) -> ReadingsFormat:
         """Return the format for files whose target is not read."""
         return replace(self, target="", classes=())
+
+
+def usual_time(columns: Sequence[str], inputs: Sequence[object], others: Sequence[object]) -> str:
+    """Return the column that has a usual name of a time, in any capitals; "" without one.
+
+    Args:
+        columns: All columns.
+        inputs: Those of the inputs.
+        others: Those of the target and of the group, which are no times.
+    """
+    lower = [one.lower() for one in columns]
+    time = next((columns[lower.index(name)] for name in TIME_NAMES if lower.count(name) == 1), "")
+    return "" if time in others or (time.lower() == _TEMPERATURE and time in inputs) else time
 
 
 def names_of(what: str, names: Sequence[str]) -> tuple[str, ...]:

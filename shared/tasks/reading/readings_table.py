@@ -31,6 +31,7 @@ log = logging.getLogger("fedpatch.data")
 
 MOST_ROWS = 2**31 - 1
 _LISTED = 5
+_NUMBERS, _DATES, _UNTIMED = 0, 1, 2  # kinds of the time of a row
 
 
 @contextmanager
@@ -161,10 +162,11 @@ class TableBuilder:
         self._inputs, self._named, self._cells = tuple(inputs), named, cells
         self._classes, self._damaged_share, self._row_word = classes, damaged_share, row_word
         self._sources: list[str] = []
+        self._paths: list[str] = []
         self._x = array("f")
         self._y: array[Any] = array("q" if classes else "f")
         self._source, self._row, self._index = array("i"), array("i"), array("i")
-        self._times, self._dates = array("d"), False
+        self._times, self._kind = array("d"), array("b")
         self._group, self._groups = array("i"), dict[str, int]()
         self.notes: list[str] = []
         self.failures: list[str] = []
@@ -177,6 +179,7 @@ class TableBuilder:
         self._rounded: dict[str, Rounded] = {}
         self._number = len(self._sources)
         self._sources.append(name)
+        self._paths.append(shown)
 
     def damaged(self, row: int, why: str) -> None:
         """Count a damaged row."""
@@ -201,6 +204,7 @@ class TableBuilder:
 
     def end(self) -> bool:
         """End the file: note what was left out. If the file is refused, forget its rows and return False."""
+        self._leave_out_rare_times()
         share = self._damaged / self._count if self._count else 0.0
         if share > self._damaged_share:
             self.refuse(
@@ -223,14 +227,11 @@ class TableBuilder:
     def refuse(self, why: str) -> None:
         """Leave out the present file."""
         self.failures.append(why)
-        for one in (self._y, self._source, self._row, self._index):
-            del one[self._start :]
-        del self._x[self._start * len(self._inputs) :]
-        del self._times[self._start :]
-        del self._group[self._start :]
+        self._keep(np.zeros(len(self._y) - self._start, bool), self._start)
 
     def table(self) -> ReadingsTable:
         """Return the table. DataError if no row is left."""
+        dates = self._of_one_time()
         for why in self.failures:
             self.note(f"file left out: {why}")
         if not len(self._y):
@@ -246,9 +247,9 @@ class TableBuilder:
             source=np.frombuffer(self._source, np.int32),
             row=np.frombuffer(self._row, np.int32),
             index=np.frombuffer(self._index, np.int32),
-            times=np.frombuffer(self._times, np.float64) if len(self._times) == len(y) else None,
-            dates=self._dates,
-            group=np.frombuffer(self._group, np.int32) if len(self._group) == len(y) else None,
+            times=None if dates is None else np.frombuffer(self._times, np.float64),
+            dates=bool(dates),
+            group=None if min(self._group) < 0 else np.frombuffer(self._group, np.int32),
             groups=tuple(self._groups),
             notes=tuple(self.notes),
         )
@@ -263,8 +264,6 @@ class TableBuilder:
             target = self._value(self._cells.target, cells[places.target], self._named["target"])
         time = self._value(self._cells.time, cells[places.time], self._named["time"]) if places.time >= 0 else None
         group = self._value(self._cells.group, cells[places.group], self._named["group"]) if places.group >= 0 else None
-        if time is not None and self._times and time[1] != self._dates:
-            raise DamagedRow(f"column {self._named['time']}: dates and numbers as times in one table")
         self._count += 1
         lacking = {
             "target": self._cells.target is not None and math.isnan(target),
@@ -282,11 +281,57 @@ class TableBuilder:
         self._source.append(self._number)
         self._row.append(row)
         self._index.append(self._count - 1)
-        if time is not None:
-            self._times.append(time[0])
-            self._dates = time[1]
-        if group is not None:
-            self._group.append(self._groups.setdefault(group, len(self._groups)))
+        self._times.append(math.nan if time is None else time[0])
+        self._kind.append(_UNTIMED if time is None else _DATES if time[1] else _NUMBERS)
+        self._group.append(-1 if group is None else self._groups.setdefault(group, len(self._groups)))
+
+    def _leave_out_rare_times(self) -> None:
+        """Count rows of the file as damaged whose time is a number among dates, or the reverse.
+
+        A logger may write the seconds since its start until its clock is set.
+        """
+        kinds = np.array(self._kind[self._start :])
+        if len(np.unique(kinds)) < 2:
+            return
+        usual = _usual(kinds)
+        rare = kinds != usual
+        words = f"column {self._named['time']}: {_words(1 - usual)} among {_words(usual)}"
+        self._count -= int(rare.sum())
+        for row in np.array(self._row[self._start :])[rare].tolist():
+            self.damaged(row, words)
+        self._keep(~rare, self._start)
+
+    def _of_one_time(self) -> bool | None:
+        """Leave out files whose times are of another kind than most rows, and return whether times are dates.
+
+        None: there are no times, or most rows have none.
+        """
+        kinds = np.array(self._kind)
+        if not len(kinds):
+            return None
+        usual = _usual(kinds)
+        if usual == _UNTIMED:
+            if (kinds != usual).any():
+                self.note("some files have a column of the time, others have none, so that no time is used")
+            return None
+        source = np.array(self._source)
+        for file in np.unique(source[kinds != usual]).tolist():
+            if kinds[source == file][0] == _UNTIMED:
+                why = "it has no column of the time, as the other files have"
+            else:
+                why = f"its times are {_words(1 - usual)}, those of the other files {_words(usual)}"
+            self.failures.append(f"{self._paths[file]}: {why}; write the time of all files alike")
+        self._keep(kinds == usual, 0)
+        return usual == _DATES
+
+    def _keep(self, kept: NDArray[np.bool_], start: int) -> None:
+        """Keep some of the rows from a row on."""
+        if kept.all():
+            return
+        columns = [self._y, self._source, self._row, self._index, self._times, self._kind, self._group]
+        for column, width in (*((one, 1) for one in columns), (self._x, len(self._inputs))):
+            rows = np.array(column[start * width :]).reshape(-1, width)
+            column[start * width :] = array(column.typecode, rows[kept].tobytes())
 
     def _note_rounded(self, values: Sequence[float]) -> None:
         for name, value, kept in zip(self._inputs, values, self._x[-len(values) :], strict=True):
@@ -303,6 +348,15 @@ class TableBuilder:
         """Log a sentence, and keep it for the table."""
         self.notes.append(text)
         log.warning("%s", text)
+
+
+def _usual(kinds: NDArray[np.int8]) -> int:
+    """Return the kind of most times; of as many numbers as rows without time, numbers."""
+    return int(np.bincount(kinds, minlength=3).argmax())
+
+
+def _words(kind: int) -> str:
+    return "dates" if kind == _DATES else "numbers"
 
 
 def label_reader(
@@ -349,5 +403,7 @@ def _class_hint(value: Any, classes: Sequence[Any]) -> str:
             kind, remedy = ("True or False", "these") if _is_truth(value) else ("a number", "numbers")
             return f"; it is {kind} here, so give classes as {remedy}, such as [{value!r}]"
         return ""
+    if any(not isinstance(one, str) and str(one) == value for one in classes):
+        return f"; it is a text here, so give classes as texts, such as [{value!r}]"
     alike = [one for one in classes if isinstance(one, str) and plain_spelling(one) == plain_spelling(value)]
     return f"; {alike[0]!a} is spelled {value!a} here: use one of them" if alike else ""

@@ -23,6 +23,7 @@ from fedpatch.shared.tasks.examples import (
     from_frame,
     read,
     read_csv,
+    windows,
 )
 from fedpatch.shared.tasks.reading.cell_values import RefusedValue, number_in, time_in
 from tests.support.examples import examples
@@ -587,3 +588,136 @@ def test_picture_in_a_list_damaged_or_of_several_pages_is_refused(tmp_path):
     for words, name in {"cannot be read": "cut.png", "2 pages": "pages.tif"}.items():
         with image.open(tmp_path / name) as picture, pytest.raises(DataError, match=words):
             from_dataset([(picture, 0)])
+
+
+def timed(count: int, begin: int = 0, value: str = "") -> str:
+    """Lines of a file with a time in whole seconds, and a value for each line or the same for all."""
+    lines = (f"{begin + i // 10},{value or begin + i},{CLASSES[i // 20 % 2]}\n" for i in range(count))
+    return "time,v,mode\n" + "".join(lines)
+
+
+def test_equal_readings_of_one_second_are_readings_of_their_own_beside_another_file(tmp_path):
+    """A clock of whole seconds, and a coarse sensor: none of them was read twice."""
+    (tmp_path / "a.csv").write_text(timed(60, value="21.5"))
+    (tmp_path / "b.csv").write_text(timed(60, 1000))
+    alone, both = (read_csv(place, ["v"], "mode", CLASSES) for place in (tmp_path / "a.csv", tmp_path))
+    assert len(alone) == 60 and len(both) == 120 and both.notes == ()
+
+
+def test_readings_that_a_joined_log_or_frame_repeats_are_counted_once(tmp_path):
+    """Else windows over their copies would be for training and for testing."""
+    lines = [f"{i},{i / 8},{CLASSES[i // 4 % 2]}\n" for i in range(12)]
+    text = "time,v,mode\n" + "".join(lines[:8]) + "time,v,mode\n" + "".join(lines[5:])
+    (tmp_path / "joined.csv").write_text(text)
+    frames = [pd.DataFrame({"time": range(*ends), "v": [i / 8 for i in range(*ends)]}) for ends in ((0, 8), (5, 12))]
+    frame = pd.concat(frames).assign(mode=lambda found: [CLASSES[i // 4 % 2] for i in found.time])
+    for found in (
+        read_csv(tmp_path / "joined.csv", ["v"], "mode", CLASSES),
+        from_frame(frame, ["v"], "mode", CLASSES, time="time"),
+    ):
+        assert found.x[:, 0].tolist() == [i / 8 for i in range(12)]
+        assert any("readings that stand several times" in one and ": 3, counted once" in one for one in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("time,v,mode\n2026-01-01T00:00:00,1,off\n", "its times are dates, those of the other files numbers"),
+        ("v,mode\n1,off\n2,on\n", "it has no column of the time, as the other files have"),
+        ("time,v,mode\n12:30,1,off\n12:31,1,off\n", "it has no column of the time, as the other files have"),
+    ],
+    ids=["dates", "no column", "no times"],
+)
+def test_file_with_other_times_costs_neither_the_other_files_nor_their_times(tmp_path, odd, words):
+    """The odd file is the first one."""
+    (tmp_path / "1.csv").write_text(odd)
+    (tmp_path / "2.csv").write_text(timed(60))
+    found = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    assert len(found) == 60 and found.times is not None and not found.dates
+    assert any("1.csv" in one and words in one for one in found.notes)
+
+
+def test_file_with_times_beside_more_lines_without_is_read_without_them(tmp_path):
+    (tmp_path / "1.csv").write_text("v,mode\n" + "1,off\n2,on\n" * 20)
+    (tmp_path / "2.csv").write_text(timed(10))
+    found = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    assert len(found) == 50 and found.times is None
+    assert any("others have none, so that no time is used" in one for one in found.notes)
+
+
+@pytest.mark.parametrize("first", [",1,off", "half,1,off", "12.5,1,off"], ids=["empty", "damaged", "before the clock"])
+def test_first_line_without_a_usable_time_costs_that_line(tmp_path, first):
+    """Such as the seconds since the start, until the clock is set."""
+    rest = "".join(f"2026-01-01T00:00:{i:02},{i},on\n" for i in range(20))
+    (tmp_path / "one.csv").write_text(f"time,v,mode\n{first}\n{rest}")
+    found = read_csv(tmp_path / "one.csv", ["v"], "mode", CLASSES)
+    assert found.x[:, 0].tolist() == list(range(20)) and found.dates and found.time_text(0) == "2026-01-01T00:00:00Z"
+    assert len(found.notes) == 1 and "1, left out" in found.notes[0]
+
+
+def test_error_of_excel_in_the_first_column_is_no_comment(tmp_path):
+    values, targets = table(tmp_path, "v,mode\n1,off\n#N/A,on\n#DIV/0!,on\n# noted by hand\n2,on\n#WERT!,on\n")
+    assert math.isnan(values[1]) and (values[0], values[2]) == (1, 2) and targets == [0, 1, 1]
+    with pytest.raises(DataError, match=r"'#DIV/0!' is no number; of 4 lines 2 are damaged"):
+        table(tmp_path, "v,mode\n1,off\n#DIV/0!,on\n#WERT!,on\n2,on\n", damaged_share=0.2)
+
+
+def test_header_below_other_lines_is_named_with_its_line(tmp_path):
+    with pytest.raises(DataError, match=r"there is Logger 1.2; line 4 has these columns: remove the lines before it"):
+        table(tmp_path, "Logger 1.2\nserial,55\n\nv,mode\n1,off\n2,on\n")
+
+
+def test_file_without_a_header_that_could_be_read_in_two_ways_is_refused(tmp_path):
+    """Its second cell is the input after the time, or the target after the input."""
+    file = tmp_path / "new.csv"
+    file.write_text("0.5,30.9\n0.6,31.4\n")
+    with pytest.raises(DataError, match=r"2 cells, .*could be the time or the target; give the file a header line"):
+        read(file, ReadingsFormat(["v"], "w"), for_prediction=True)
+    assert read(file, ReadingsFormat(["v"]), for_prediction=True).x[:, 0].tolist() == pytest.approx([30.9, 31.4])
+    named = ReadingsFormat(["v"], "w", names=["v", "w"])
+    assert read(file, named, for_prediction=True).x[:, 0].tolist() == [0.5, pytest.approx(0.6)]
+
+
+GAP = [*range(20), *range(50, 70)]
+
+
+@pytest.mark.parametrize("kind", ["column", "dates", "index"])
+def test_time_of_a_frame_is_found_as_in_files(kind):
+    when = GAP if kind == "column" else pd.to_datetime(GAP, unit="s")
+    frame = pd.DataFrame({"v": np.sin(GAP), "mode": "on"}, index=when if kind == "index" else None)
+    if kind != "index":
+        frame["Time"] = when
+    found = windows(from_frame(frame, ["v"], "mode", CLASSES), 10)
+    assert len(found) == 22 and found.times is not None and found.dates == (kind != "column")
+
+
+def test_column_of_a_frame_that_is_only_called_time_is_not_used():
+    frame = pd.DataFrame({"v": [1.0, 2.0], "time": ["noon", "night"], "mode": "on"})
+    found = from_frame(frame, ["v"], "mode", CLASSES)
+    assert len(found) == 2 and found.times is None and "no time is used: 'noon' is no time" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("frame", "arguments", "words"),
+    [
+        ({"v": ["1,5"], "mode": ["on"]}, {}, 'read it with decimal=","'),
+        ({"v": [1.0], "mode": ["1"]}, {"classes": [1, 2]}, r"it is a text here, so give classes as texts"),
+        ({"v": [1.5, True], "mode": ["on", "on"]}, {}, "True or False beside other values"),
+    ],
+)
+def test_value_of_a_frame_is_refused_with_a_remedy_for_frames(frame, arguments, words):
+    with pytest.raises(DataError, match=words):
+        from_frame(pd.DataFrame(frame), ["v"], "mode", **{"classes": CLASSES, **arguments})
+
+
+def test_index_that_is_asked_for_as_a_column_has_a_remedy():
+    frame = pd.DataFrame({"v": [1.0], "mode": ["on"]}, index=pd.Index([0], name="when"))
+    with pytest.raises(DataError, match=r"no column 'when'.*it is the index: give frame.reset_index\(\)"):
+        from_frame(frame, ["v"], "mode", CLASSES, time="when")
+
+
+def test_names_of_columns_in_an_array_are_names():
+    frame = pd.DataFrame({"v": [1.0, 2.0], "mode": ["on", "off"]})
+    assert from_frame(frame, np.array(["v"]), np.str_("mode"), CLASSES).y.tolist() == [1, 0]
+    numbered = frame.set_axis([0, 1], axis=1)
+    assert from_frame(numbered, numbered.columns[:1], numbered.columns[1], CLASSES).y.tolist() == [1, 0]
