@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 _LISTED = 3
+_DEPTHS = ("bool", "uint8", "uint16")  # of pictures; their values have another scale
 
 LEAST_EXAMPLES = 5
 """Fewer examples of a device measure nothing."""
@@ -485,6 +486,7 @@ def from_dataset(
         ) from None
     rows = np.arange(count) if positions is None else positions_of(positions, count, "items")
     inputs: list[NDArray[np.float32]] = []
+    depth: np.dtype[Any] | None = None
     targets: list[Any] = []
     for row in rows.tolist():
         where = f"{name}, item {row}"
@@ -493,7 +495,13 @@ def from_dataset(
         found, label = _pair(item, keys, where)
         with _named(f"{where}: transform failed"):
             made = found if transform is None else transform(found)
-        values = _array(made, where)
+        numbers = _numbers(made, where)
+        depth = depth or numbers.dtype
+        if numbers.dtype != depth and not {numbers.dtype.name, depth.name}.isdisjoint(_DEPTHS):
+            raise DataError(
+                f"{where}: values are {numbers.dtype}, those of item {rows[0]} {depth}; scale all alike, with `transform`"
+            )
+        values = _cast(numbers, where, np.float32)
         if inputs and values.shape != inputs[0].shape:
             raise DataError(
                 f"{where}: shape {values.shape}, others have {inputs[0].shape}; give `transform` to make them equal"
@@ -637,10 +645,17 @@ def _ranks(source: NDArray[Any]) -> NDArray[np.int64]:
 
 def _array(values: Any, what: str, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
     """Return values as floating numbers. DataError where one is no number, or beyond the dtype."""
+    return _cast(_numbers(values, what), what, dtype)
+
+
+def _numbers(values: Any, what: str) -> NDArray[Any]:
     try:
-        found = numbers_of(values)
+        return numbers_of(values)
     except RefusedValue as why:
         raise DataError(f"{what} {why}") from None
+
+
+def _cast(found: NDArray[Any], what: str, dtype: type[np.floating[Any]]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         cast = found.astype(dtype)
     beyond = np.isinf(cast)
@@ -651,7 +666,7 @@ def _array(values: Any, what: str, dtype: type[np.floating[Any]] = np.float32) -
 
 
 def _rounding_notes(values: Any, kept: NDArray[np.float32], what: str) -> tuple[str, ...]:
-    """Return a note, which is also logged, if float32 does not hold the digits of integers."""
+    """Return a note, which is also logged, if float32 does not hold the last digits of large numbers."""
     from fedpatch.shared.tasks.reading.readings_table import log, rounded_in
 
     rounded = rounded_in(np.asarray(values), kept)

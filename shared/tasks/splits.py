@@ -17,6 +17,7 @@ Each shard function returns, for each device, the positions of its examples.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -93,7 +94,7 @@ def stratified_split(labels: ArrayLike | Examples, test_share: float = 0.2, seed
     """
     if isinstance(labels, Examples):
         _independent(labels)
-    found = np.asarray(labels.y if isinstance(labels, Examples) else labels)
+    found = _named(labels.y if isinstance(labels, Examples) else labels, "class")
     test = np.zeros(len(found), bool)
     rng = np.random.default_rng(seed)
     for label in np.unique(found):
@@ -168,12 +169,14 @@ def block_split(
         >>> bool((train & test).any())
         False
     """
+    if not all(isinstance(one, int | np.integer) for one in (block, every, gap)):
+        raise UsageError(f"block {block!r}, every {every!r}, gap {gap!r}: they must be integers")
     if block < 1 or every < 2 or gap < 0:
         raise UsageError(
             f"block {block}, every {every}, gap {gap}: use a block of 1 or more, every 2 or more, gap 0 or more"
         )
     if not isinstance(examples, Examples):
-        train, test = _blocks(np.arange(examples), block, every, gap, name)
+        train, test = _blocks(np.arange(_count(examples)), block, every, gap, name)
         return of_part(train, TRAIN), of_part(test, TEST)
     readings = examples.readings
     longest = int((readings[:, 2] - readings[:, 1]).max(initial=0)) + 1
@@ -215,7 +218,7 @@ def group_split(groups: Sequence[Any] | ArrayLike | Examples, test_share: float 
         if groups.group is None:
             raise UsageError("the examples have no groups; name the column with group=...")
         groups = groups.group
-    found = np.asarray(groups)
+    found = _named(groups, "group")
     names = np.unique(found)
     if len(names) < 2:
         raise DataError(
@@ -340,7 +343,7 @@ def group_shards(groups: Sequence[Any] | ArrayLike, devices: int, seed: int = 0)
         >>> [shard.tolist() for shard in splits.group_shards(["ann", "ann"], devices=1)]
         [[0, 1]]
     """
-    found = np.asarray(groups)
+    found = _named(groups, "group")
     names = np.unique(found)
     if not 1 <= devices <= len(names):
         raise DataError(f"{len(names)} groups cannot be shared among {devices} devices; take from 1 to {len(names)}")
@@ -362,10 +365,38 @@ def _both_parts(test: Mask) -> Mask:
     return test
 
 
+def _count(examples: Any) -> int:
+    """Return the number of examples. UsageError for what is none."""
+    if not isinstance(examples, int | np.integer):
+        raise UsageError(f"{type(examples).__name__} is no number of examples; give the examples, or their number")
+    return int(examples)
+
+
+def _named(values: ArrayLike, what: str) -> NDArray[Any]:
+    """Return the class or the group of each example. DataError where one is missing."""
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        raise UsageError(f"the {what} names are no list of one value for each example: {error}") from error
+    if found.dtype.kind in "Of" and any(map(_is_missing, found.ravel().tolist())):
+        raise DataError(f"a {what} is missing; leave its example out, or name it")
+    try:
+        np.unique(found)
+    except TypeError as error:
+        raise UsageError(
+            f"the {what} names are of several kinds ({error}); make all of them texts, or numbers"
+        ) from error
+    return found
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value))
+
+
 def _independent(examples: int | Examples) -> int:
     """Return the number of examples. DataError for windows that share readings."""
     if not isinstance(examples, Examples):
-        return examples
+        return _count(examples)
     if examples.overlap:
         raise DataError(
             "the windows overlap, so that a random split would test on readings that were trained on; use block_split or "
@@ -378,6 +409,10 @@ def _times(times: ArrayLike | Examples) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return when each example begins and ends."""
     if not isinstance(times, Examples):
         when = np.asarray(times)
+        if when.dtype.kind in "US":
+            raise UsageError("the times are texts, which have another order than times; give numbers or dates")
+        if when.dtype.kind in "fmM" and bool(np.isnan(when).any()):
+            raise DataError("a time is missing; leave its example out")
         return when, when
     if times.times is not None:
         return times.times if times.begins is None else times.begins, times.times

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, TypeVar, get_args
 
+import numpy as np
+
 from fedpatch.shared.errors import UsageError
 
 T = TypeVar("T")
@@ -174,6 +176,8 @@ def require_window(length: int, stride: int, max_gap: float, mixed: str) -> None
     Raises:
         UsageError: The window cannot be cut.
     """
+    if not all(isinstance(one, int | np.integer) for one in (length, stride)):
+        raise UsageError(f"windows of length {length!r} and stride {stride!r}; both must be integers")
     if length < 1 or stride < 1:
         raise UsageError(f"windows of length {length} and stride {stride}; both must be at least 1")
     if not max_gap >= 0:

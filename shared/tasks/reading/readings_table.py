@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.tasks.reading.cell_values import RefusedValue, plain_spelling
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue, number_in, plain_spelling
 
 log = logging.getLogger("fedpatch.data")
 
@@ -66,10 +66,10 @@ class Rounded:
 
 
 def rounded_in(found: NDArray[Any], kept: NDArray[np.float32]) -> Rounded | None:
-    """Return the integers of an array that float32 does not hold; None without any."""
-    if found.dtype.kind not in "iu" or not found.size or max(int(found.max()), -int(found.min())) <= EXACT:
+    """Return the large numbers of an array that float32 does not hold; None without any."""
+    if found.dtype.kind not in "iuf" or not found.size or not (large := np.abs(kept) >= EXACT).any():
         return None
-    differs = kept.astype(np.float64) != found
+    differs = large & (kept.astype(np.float64) != found)
     if not differs.any():
         return None
     return Rounded(float(found[differs].flat[0]), float(kept[differs].flat[0]), int(differs.sum()))
@@ -391,6 +391,16 @@ def label_reader(
     return read
 
 
+def _is_alike(one: str, other: str) -> bool:
+    """Return whether two texts are the same to a reader, or the same number."""
+    if plain_spelling(one) == plain_spelling(other):
+        return True
+    try:
+        return number_in(one) == number_in(other)
+    except RefusedValue:
+        return False
+
+
 def _is_truth(value: object) -> bool:
     """Return whether a value is True or False, which equal the numbers 1 and 0 in Python."""
     return isinstance(value, bool | np.bool_)
@@ -405,5 +415,5 @@ def _class_hint(value: Any, classes: Sequence[Any]) -> str:
         return ""
     if any(not isinstance(one, str) and str(one) == value for one in classes):
         return f"; it is a text here, so give classes as texts, such as [{value!r}]"
-    alike = [one for one in classes if isinstance(one, str) and plain_spelling(one) == plain_spelling(value)]
+    alike = [one for one in classes if isinstance(one, str) and _is_alike(one, value)]
     return f"; {alike[0]!a} is spelled {value!a} here: use one of them" if alike else ""

@@ -718,6 +718,40 @@ def test_index_that_is_asked_for_as_a_column_has_a_remedy():
 
 def test_names_of_columns_in_an_array_are_names():
     frame = pd.DataFrame({"v": [1.0, 2.0], "mode": ["on", "off"]})
-    assert from_frame(frame, np.array(["v"]), np.str_("mode"), CLASSES).y.tolist() == [1, 0]
+    assert from_frame(frame, np.array(["v"]), np.str_("mode"), CLASSES).y.tolist() == [1, 0]  # type: ignore[arg-type]
     numbered = frame.set_axis([0, 1], axis=1)
     assert from_frame(numbered, numbered.columns[:1], numbered.columns[1], CLASSES).y.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "text"), [(["0", "1"], "1.0"), (["1", "2"], "01"), (["00", "01"], "1")], ids=["float", "zeros", "none"]
+)
+def test_class_that_is_another_spelling_of_a_number_is_named(tmp_path, classes, text):
+    (tmp_path / "a.csv").write_text(f"v,mode\n5,{text}\n")
+    with pytest.raises(DataError, match=rf"'{text}' is none of .*; '\d+' is spelled '{text}' here: use one of them"):
+        read_csv(tmp_path / "a.csv", ["v"], "mode", classes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.full((2, 2), 200, np.uint8), np.full((2, 2), 40000, np.uint16)),
+        (np.full((2, 2), 200, np.uint8), np.ones((2, 2), bool)),
+        (np.full((2, 2), 200, np.uint8), np.full((2, 2), 0.5, np.float32)),
+        ("L", "1"),
+    ],
+    ids=["16 bit", "masks", "fractions", "1 bit"],
+)
+def test_pictures_of_different_depths_in_a_data_set_are_refused(one, other):
+    if isinstance(one, str):
+        image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+        one, other = (image.new(mode, (2, 2), 1) for mode in (one, other))
+    for items in ([(one, 0), (other, 1)], [(other, 0), (one, 1)]):
+        with pytest.raises(DataError, match=r"item 1: values are .*, those of item 0 .*; scale all alike"):
+            from_dataset(items)
+    assert len(from_dataset([([0, 1], 0), ([0.5, 1.0], 1), (np.array([1, 2]), 1)])) == 3
+
+
+def test_floats_whose_last_digits_float32_does_not_hold_are_noted():
+    assert "1700000000.5 becomes 1700000000" in from_arrays([[1700000000.5], [0.1]], [0, 1]).notes[0]
+    assert from_arrays([[0.1], [2.0**25]], [0, 1]).notes == ()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.examples import from_arrays, windows
 from fedpatch.shared.tasks.splits import (
     block_split,
     dirichlet_shards,
@@ -180,3 +184,27 @@ def test_too_few_examples_are_refused():
         time_split(range(10), gap=100)
     with pytest.raises(UsageError, match="use a block of 1 or more"):
         block_split(10, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: random_split([1, 2, 3]), "give the examples, or their number"),  # type: ignore[arg-type]
+        (lambda: random_split(np.zeros((9, 2))), "give the examples, or their number"),  # type: ignore[arg-type]
+        (lambda: block_split([1, 2, 3], 2), "give the examples, or their number"),  # type: ignore[arg-type]
+        (lambda: block_split(30, 2.5), "must be integers"),  # type: ignore[arg-type]
+        (lambda: stratified_split(["a", None, "b", "a"]), "a class is missing"),  # type: ignore[arg-type]
+        (lambda: stratified_split([1.0, math.nan, 0.0]), "a class is missing"),
+        (lambda: group_split(["ann", None, "bob"]), "a group is missing"),
+        (lambda: group_split(pd.Series(["ann", pd.NA, "bob"])), "a group is missing"),
+        (lambda: group_split(pd.Series(["ann", 7, "bob"])), "group names are of several kinds"),
+        (lambda: group_split([["ann"], ["bob", "eve"]]), "are no list of one value for each example"),
+        (lambda: group_shards(["ann", None, "bob"], 2), "a group is missing"),
+        (lambda: time_split([1.0, math.nan, 2.0]), "a time is missing"),
+        (lambda: time_split(["1", "2", "10"]), "the times are texts"),
+        (lambda: windows(from_arrays(np.zeros((9, 1)), np.zeros(9)), 2.0), "must be integers"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_number_class_group_or_time_is_an_error_of_ours(call, words):
+    with pytest.raises((DataError, UsageError), match=words):
+        call()
