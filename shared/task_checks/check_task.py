@@ -41,6 +41,7 @@ from fedpatch.shared.task_checks.trial_update import trial_update
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.reading.readings_table import notes_unlogged
+from fedpatch.shared.tasks.separation import sharing_runs
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
 from fedpatch.shared.tasks.validation_split import split_for
@@ -54,6 +55,7 @@ _SLOW_ROUND_S = 60.0
 _SHOWN = 8
 _FEW_ROWS, _FEW_SHARE = 5, 0.01
 _LONG_RUN, _LONG_SHARE = 20, 0.05
+_BY_CHANCE = 0.1  # share of windows that may have readings in common with others, such as parts of pictures
 _EXPORTED = 16
 _FEW_FEATURES = 32  # of more features, such as pixels of an image, some are usually constant
 # Model, gradients, both moments of Adam, the update and its packed form, beside the memory in use already.
@@ -286,19 +288,36 @@ def _check_inputs(question: Question, data: DeviceData, module: nn.Module, check
             per = "each feature" if len(known.std) > 1 else "all values"
             checkup.good("inputs", f"mean and deviation of {per} are at most {largest:.3g}")
     _check_rows(data, checkup)
-    twice = _shared_rows(data.train_x, data.test_x)
-    if twice:
-        text = (
-            f"{twice} of {len(data.test_x)} test examples are training examples too, so that the accuracy is too good"
-        )
-        checkup.warn(
-            "split",
-            text,
+    _check_separation(data, "test", checkup)
+    if data.val_x is not None and len(data.val_x):
+        _check_separation(data, "validation", checkup)
+
+
+def _check_separation(data: DeviceData, part: str, checkup: Checkup) -> None:
+    """Warn of test or validation examples that are training examples too, or overlap with them."""
+    examples = data.test_x if part == "test" else data.val_x
+    assert examples is not None
+    if twice := _shared_rows(data.train_x, examples):
+        text = f"{twice} of {len(examples)} {part} examples are training examples too, so that the accuracy is too good"
+        remedy = (
             "remove duplicates before splitting (Examples.device_data leaves them out); fedpatch.splits splits by time, block "
-            "or group",
+            "or group"
         )
+        checkup.warn("split", text, remedy)
+    elif near := _shared_windows(data, examples):
+        text = f"{near} of {len(examples)} {part} examples share readings with training examples, as windows that overlap do"
+        remedy = "split the windows with splits.block_split or time_split, and give both masks to Examples.device_data"
+        checkup.warn("split", f"{text}, so that the accuracy is too good", remedy)
     else:
-        checkup.good("split", "no test example is a training example")
+        checkup.good("split", f"no {part} example is a training example")
+
+
+def _shared_windows(data: DeviceData, examples: Array) -> int:
+    """Return how many examples share readings with training examples, where nobody knows their readings."""
+    if data.readings is not None:
+        return 0
+    near = int(sharing_runs(examples, data.train_x).sum())
+    return near if near > _BY_CHANCE * len(examples) else 0
 
 
 def _check_rows(data: DeviceData, checkup: Checkup) -> None:

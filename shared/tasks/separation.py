@@ -8,12 +8,16 @@ copy, so that nothing becomes test data that was trained on before the data grew
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpatch.shared.tasks.part_masks import Mask
+
+_WINDOWS_AT_ONCE = 1024
+_SHORTEST_RUN, _LONGEST_RUN = 3, 8  # readings that two windows hardly have in common by chance
 
 Readings = NDArray[np.int64]
 """File, first and last reading of each example, shape (n, 3)."""
@@ -42,6 +46,56 @@ def copies(some: NDArray[Any], others: NDArray[Any]) -> Mask:
     """Return a mask of `some`: True for an example with the same values as one of `others`."""
     known = {_key(one) for one in others}
     return np.fromiter((_key(one) in known for one in some), bool, len(some))
+
+
+def sharing_runs(some: NDArray[Any], others: NDArray[Any]) -> Mask:
+    """Return a mask of `some`: True for a window that has some readings in a row which one of `others` has too.
+
+    It finds windows that overlap where nobody knows their readings. Readings in a row must all differ: those of a sensor that
+    rests say nothing.
+
+    Args:
+        some: Windows of shape (n, inputs, readings) or (n, readings, inputs).
+        others: Windows of the same shape.
+    """
+    found = np.zeros(len(some), bool)
+    if some.ndim != 3 or others.ndim != 3 or some.shape[1:] != others.shape[1:]:
+        return found
+    for axis in (1, 2):
+        mine = _runs(np.moveaxis(some, axis, 1))
+        known = np.unique(mine[mine != 0])
+        if not len(known):
+            continue
+        shared = np.zeros(len(known), bool)
+        for begin in range(0, len(others), _WINDOWS_AT_ONCE):
+            theirs = _runs(np.moveaxis(others[begin : begin + _WINDOWS_AT_ONCE], axis, 1)).ravel()
+            places = np.searchsorted(known, theirs).clip(max=len(known) - 1)
+            shared[places[known[places] == theirs]] = True
+        found |= np.isin(mine, known[shared]).any(axis=1)
+    return found
+
+
+def _runs(windows: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return a hash of each run of readings, shape (n, runs); 0 for a run in which two readings are alike."""
+    count, length, inputs = windows.shape
+    run = min(max(_SHORTEST_RUN, length // 8), _LONGEST_RUN)
+    if length < run:
+        return np.zeros((count, 0), np.uint64)
+    rng = np.random.default_rng(0)
+    weights = rng.integers(1, 2**63, inputs + run, np.uint64) | np.uint64(1)
+    reading = np.zeros((count, length), np.uint64)
+    for number in range(inputs):
+        values = np.ascontiguousarray(windows[:, :, number], np.float32).view(np.uint32)
+        reading += values.astype(np.uint64) * weights[number]
+    reading ^= reading >> np.uint64(29)
+    parts = [reading[:, begin : length - run + 1 + begin] for begin in range(run)]
+    hashes = np.zeros(parts[0].shape, np.uint64)
+    for part, weight in zip(parts, weights[inputs:], strict=True):
+        hashes += part * weight
+    hashes |= np.uint64(1)
+    for one, other in combinations(parts, 2):
+        hashes[one == other] = 0
+    return hashes
 
 
 def in_every_reading(readings: Readings, belongs: Callable[[int, Readings], Mask]) -> Mask:

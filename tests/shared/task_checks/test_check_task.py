@@ -17,10 +17,11 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.task_checks import check_task
 from fedpatch.shared.task_checks.check_task import Question, examine_task
 from fedpatch.shared.task_checks.command import default_plan
 from fedpatch.shared.task_checks.trial_update import ENCODING
-from fedpatch.shared.tasks import metrics
+from fedpatch.shared.tasks import examples, metrics, splits
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.wire.messages import TrainPlan
@@ -130,6 +131,32 @@ def test_data_that_mislead_warn(spec, check, words):
     one = _findings(TASK, spec)[check]
     assert one.verdict == "warn"
     assert words in one.detail and one.remedy
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["inputs first", "readings first"])
+@pytest.mark.parametrize("stride", [5, 17, 20])
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_windows_that_overlap_and_were_split_by_hand_warn(part, stride, turned):
+    series = examples.from_arrays(np.random.default_rng(1).normal(size=(2000, 3)), np.arange(2000) % 2)
+    found = examples.windows(series, 20, stride)
+    tested = splits.random_split(len(found))
+    x = found.x.transpose(0, 2, 1) if turned else found.x
+    parts: dict[str, Any] = {"train_x": x[~tested], "train_y": found.y[~tested]} | {
+        f"{part}_x": x[tested],
+        f"{part}_y": found.y[tested],
+    }
+    if part == "val":
+        parts |= {"test_x": parts["val_x"] + 9, "test_y": parts["val_y"]}
+    data = DeviceData(**parts)
+    checkup = Checkup(lambda _: None, lambda _: None)
+    check_task._check_inputs(Question(TASK, "good", Path("/nonexistent")), data, nn.BatchNorm1d(3), checkup)
+    found_split = [one for one in checkup.findings if one.name == "split"][-1]
+    word = "validation" if part == "val" else part
+    if stride == 20:
+        assert (found_split.verdict, found_split.detail) == ("ok", f"no {word} example is a training example")
+    else:
+        assert found_split.verdict == "warn" and "share readings with training examples" in found_split.detail
+        assert f"of {tested.sum()} {word} examples" in found_split.detail and "block_split" in found_split.remedy
 
 
 def _changed(**changes: Any) -> Task:
