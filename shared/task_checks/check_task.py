@@ -367,7 +367,12 @@ def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup
         checkup.good("step", text)
     try:
         measured = trial_metric(task, module, data, question.holder)
-        checkup.good("metric", f"{task.metric_name} {measured:.4g} before any training")
+        words = f"{task.metric_name} {measured:.4g} before any training"
+        if np.isfinite(measured):
+            checkup.good("metric", words)
+        else:
+            remedy = "let `metric` return a finite number, such as without a division by targets of zero"
+            checkup.warn("metric", f"{words}; a round fails in which it is still not finite", remedy)
     except FedpatchError as error:
         checkup.fail("metric", error_text(error), "correct the metric or the split, then check again")
     else:

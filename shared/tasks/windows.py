@@ -89,7 +89,10 @@ def _runs(series: Examples, max_gap: float) -> list[int]:
         follows &= np.diff(series.group) == 0
     times = series.times if series.times is not None else _clock(series)
     if times is None:
-        follows &= series.first[1:] == series.last[:-1] + 1
+        if series.group is None:
+            follows &= series.first[1:] == series.last[:-1] + 1
+        else:  # lines of several persons may alternate
+            follows &= _near(series.first.astype(np.float64), series.source, follows, 0.0)
         log.log(
             logging.WARNING if series.row_word == "line" else logging.DEBUG,
             "%s: readings have no time, so that only a line that was left out is a gap; name the column with time=...",

@@ -128,6 +128,22 @@ def test_frame_array_and_folder_are_taken_from_python(state_dir, tmp_path):
     assert len(model.classify(str(folder / "one.csv"))) == 3
 
 
+def test_frame_with_target_and_groups_is_cut_into_windows_as_a_file(tmp_path):
+    """No window crosses from one person to another, and a target `t` is no time."""
+    form = ReadingsFormat(["light"], "t", time="when", group="who", window=4)
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(TOY, (12,)), readings=form)
+    model = PersonalModel.open(tmp_path)
+    count = 12
+    frame = pd.DataFrame({"who": ["ann", "bob"] * count, "when": np.arange(2 * count) // 2, "light": range(2 * count)})
+    frame["t"] = 20 - frame.light / 10
+    for given in (frame, frame.drop(columns="when")):
+        given.to_csv(tmp_path / "new.csv", index=False)
+        of_frame, of_file = model.examples(given), model.examples(tmp_path / "new.csv")
+        np.testing.assert_array_equal(of_frame.x, of_file.x)
+        assert (of_frame.times is None) == (of_file.times is None)
+    assert len(model.examples(frame)) == 6 and (np.diff(model.examples(frame).x) == 2).all()
+
+
 def test_error_of_shape_names_the_axes_in_order(state_dir):
     model = PersonalModel.open(state_dir, TASK)
     axes = r"the model takes \(n examples, 2 inputs \(light, sound\), 4 readings\)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,14 @@ def test_data_that_mislead_warn(spec, check, words):
     one = _findings(TASK, spec)[check]
     assert one.verdict == "warn"
     assert words in one.detail and one.remedy
+
+
+def test_metric_that_is_infinite_before_any_training_warns():
+    """A model may become finite by training; a division by a target of zero stays infinite, and fails each round."""
+    endless = replace(TASK, metric=lambda *_: math.inf, metric_name="MAPE", metric_goal="min", metric_range=None)
+    found = _findings(endless)["metric"]
+    assert (found.verdict, "not finite" in found.detail) == ("warn", True)
+    assert "a division by targets of zero" in found.remedy
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["inputs first", "readings first"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedpatch.shared.tasks.examples import (
     windows,
 )
 from fedpatch.shared.tasks.reading.cell_values import RefusedValue, number_in, time_in
+from fedpatch.shared.tasks.splits import time_split
 from tests.support.examples import examples
 
 CLASSES = ["off", "on"]
@@ -211,18 +213,34 @@ def test_input_without_a_value_is_nan_and_row_without_a_target_is_left_out(tmp_p
 NAMES = st.binary(min_size=1, max_size=6).filter(lambda name: not {*b"/\0"} & {*name})
 
 
-@examples(40)
-@given(st.dictionaries(NAMES, st.binary(max_size=40) | st.just(b"v,mode\n7,on\n"), max_size=5), st.booleans())
+CONTENTS = [
+    b"v,mode\n7,on\n",
+    b"time,v,mode\n7,7,on\n",
+    b"time,v,mode\n2026-01-01T00:00:00,7,on\n",
+    b"time,v,mode\nnoon,7,on\n",
+    b"time,v,mode\n,7,on\n",
+    b"time,v,mode\n7,on\n",
+    b"time,mode\n7,on\n",
+    b"time;v;mode\n7;0,5;on\n",
+    b"Logger 1.2\ntime,v,mode\n7,7,on\n",
+]
+
+
+@examples(80)
+@given(st.dictionaries(NAMES, st.binary(max_size=40) | st.sampled_from(CONTENTS), max_size=5), st.booleans())
 def test_no_file_of_a_folder_stops_the_reading_of_the_others(tmp_path_factory, files, upper):
-    """Names and contents of any bytes, beside one good file."""
+    """Names and contents of any bytes, beside one good file, whose times are known."""
     folder = tmp_path_factory.mktemp("day")
-    (folder / "good.csv").write_text("v,mode\n1,off\n2,on\n")
+    lines = [f"{10 * i},{i},{CLASSES[i % 2]}\n" for i in range(20)]
+    (folder / "good.csv").write_text("time,v,mode\n" + "".join(lines))
     for name, content in files.items():
         with open(os.fsencode(folder) + b"/" + name + (b".CSV" if upper else b".csv"), "wb") as file:
             file.write(content)
     found = read_csv(folder, ["v"], "mode", CLASSES)
-    good = found.x[found.source == found.sources.index("good.csv")]
-    assert good[:, 0].tolist() == [1, 2]
+    good = found.source == found.sources.index("good.csv")
+    assert found.x[good, 0].tolist() == list(range(20))
+    assert found.times is not None and found.times[good].tolist() == [10 * i for i in range(20)]
+    assert time_split(found, 0.2)[1].any()
     for text in (*found.notes, *found.sources):
         text.encode()
 
@@ -392,6 +410,11 @@ def test_lines_of_several_persons_may_alternate(tmp_path):
     form = ReadingsFormat(["v"], "mode", CLASSES, time="time", group="who", window=5)
     found = read(tmp_path / "all.csv", form).of_group("p1")
     assert (found.x % 2 == 1).all() and len(found) == 4
+    untimed = [line.replace(f",{i // 2},", ",", 1) for i, line in enumerate(lines)]
+    untimed[19:21] = ["damaged\n", "damaged\n"]
+    (tmp_path / "all.csv").write_text("who,v,mode\n" + "".join(untimed))
+    found = read(tmp_path / "all.csv", replace(form, time=""))
+    assert (np.diff(found.x) == 2).all() and len(found) == 6
 
 
 @pytest.mark.parametrize(
