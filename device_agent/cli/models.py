@@ -100,7 +100,7 @@ def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array
     if is_of_readings(file, known.readings) and not prepared:
         with notes_unlogged():
             examples = personal.examples(file)
-    inputs = read_inputs(file, shape, dtype) if examples is None else examples.x
+    inputs = read_inputs(file, shape, dtype, known.readings) if examples is None else examples.x
     try:
         ready = personal.prepare(inputs, prepared=prepared)
     except DataError as error:

@@ -67,7 +67,7 @@ def require_shape(examples: Array, shape: tuple[int, ...], form: ReadingsFormat 
     raise DataError(f"{what} have shape {examples.shape}, the model takes {axes_in_words(shape, form)}; {remedy}")
 
 
-def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
+def read_inputs(path: Path, shape: tuple[int, ...], dtype: str, form: ReadingsFormat | None = None) -> Array:
     """Read the examples in a file.
 
     `.npy` holds one example or n of them. `.csv` has one example in each row, as numbers of the flattened example; a first
@@ -78,6 +78,7 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         path: The file.
         shape: Shape of one example.
         dtype: Dtype of the result.
+        form: The columns and windows of the task's readings, for messages; None without.
 
     Returns:
         Array of shape (n, *shape).
@@ -98,13 +99,18 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     if kind == ".csv" and examples.shape[1] == size:
         examples = examples.reshape(-1, *shape)
     if examples.shape[1:] != shape or not len(examples):
-        axes = axes_in_words(shape, None)
+        axes = axes_in_words(shape, form)
         if kind == ".csv":
             raise DataError(
                 f"{path}: has {len(examples)} rows of {examples.shape[1]} numbers; the model takes {axes}, {size} numbers in "
                 "each row; a task that declares its readings (Task.readings) takes files of readings"
             )
-        raise DataError(f"{path}: has shape {examples.shape}; the model takes shape {axes}, at least one example")
+        remedy = ""
+        if form is not None and examples.ndim == 2 and examples.shape[1] == len(form.inputs):
+            remedy = "; these are readings: give them as CSV, which is cut into windows"
+        raise DataError(
+            f"{path}: has shape {examples.shape}; the model takes shape {axes}, at least one example{remedy}"
+        )
     if examples.dtype.kind not in "fiub":
         raise DataError(f"{path}: holds {examples.dtype}, no numbers")
     try:

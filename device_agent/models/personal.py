@@ -19,7 +19,7 @@ import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -134,20 +134,20 @@ class PersonalModel:
         """
         return examples_of(readings, self.metadata)
 
-    def predict(self, inputs: Array | Examples | str | Path, *, prepared: bool = False) -> Array:
+    def predict(self, inputs: Array | Examples | pd.DataFrame | str | Path, *, prepared: bool = False) -> Array:
         """Return the model's outputs for `inputs`, examples first in both; inputs unlike those of training are logged.
 
         So are answers of classes on which this device never trained, or of which it has no test example.
 
         Args:
-            inputs: Raw inputs, to which the task's `prepare` is applied if it has one; or a file or folder of readings.
+            inputs: Raw inputs, to which the task's `prepare` is applied if it has one; or a file, folder or frame of readings.
             prepared: Whether `prepare` was applied already.
 
         Raises:
             DataError: inputs of another shape or kind, or that hold NaN or an infinity once they are prepared.
             UsageError: the task's `prepare` is needed and not available, or differs from that of training.
         """
-        if isinstance(inputs, str | Path):
+        if isinstance(inputs, str | Path) or self._is_frame_of_readings(inputs):
             inputs = self.examples(inputs)
         raw = inputs.x if isinstance(inputs, Examples) else inputs
         ready = self.prepare(raw, prepared=prepared)
@@ -157,6 +157,10 @@ class PersonalModel:
         for words in self.doubts(outputs):
             log.warning("%s", words)
         return outputs
+
+    def _is_frame_of_readings(self, inputs: object) -> TypeGuard[pd.DataFrame]:
+        form = self.metadata.readings
+        return form is not None and {*form.inputs} <= {*getattr(inputs, "columns", ())}
 
     def prepare(self, inputs: Array, *, prepared: bool = False) -> Array:
         """Return prepared inputs. Arguments and errors are those of `predict`."""
@@ -218,7 +222,7 @@ class PersonalModel:
                 f"be found here: {error}; or say that the inputs are prepared already"
             ) from error
 
-    def classify(self, inputs: Array | Examples | str | Path, *, prepared: bool = False) -> list[str]:
+    def classify(self, inputs: Array | Examples | pd.DataFrame | str | Path, *, prepared: bool = False) -> list[str]:
         """Return the class of the largest output of each example.
 
         Arguments and errors are those of `predict`; UsageError too if the task names no classes.

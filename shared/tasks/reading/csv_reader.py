@@ -194,39 +194,56 @@ def _columns(text: str | None, form: ReadingsFormat, predicted: ReadingsFormat |
         return found, len(found), _places(found, form, target)
     if form.names and len(found) == len(form.names):
         return [], len(form.names), _places(form.names, form, target)
-    if predicted is not None and not any(name in found for name in form.inputs):
-        return [], len(found), _without_header(found, form, predicted)
+    alike = {plain_spelling(one) for one in found} & {plain_spelling(one) for one in form.inputs}
+    if predicted is not None and not alike:
+        return [], len(found), _without_header(text, found, form, predicted)
     absent = ", ".join(name for name in needed if name not in found)
     raise _Header(f"no column {absent}; there is {_shown(found)}{_hint(text, found, needed, form)}")
 
 
-def _without_header(found: Sequence[str], form: ReadingsFormat, predicted: ReadingsFormat) -> Places:
-    """Return positions in a file for prediction without a header: time, inputs, target in this order, both ends optional."""
-    inputs = list(form.inputs)
-    targets = [[], ["target"]] if predicted.target else [[]]
-    orders = [[*time, *inputs, *target] for time in ([], ["time"]) for target in targets]
+def _without_header(text: str, found: Sequence[str], form: ReadingsFormat, predicted: ReadingsFormat) -> Places:
+    """Return positions in a file for prediction without a header.
+
+    Its lines have the format's `names`, of which target, group and time may be absent; without `names`, time, inputs and
+    target in this order, both ends optional.
+    """
     if predicted.names:
-        rest = [name for name in predicted.names if name != predicted.target]
-        orders = [rest] if len(rest) == len(found) else []
-    fitting = [one for one in orders if len(one) == len(found)]
-    if len(fitting) > 1 and not predicted.classes:
+        return _places_of_names(text, found, form, predicted)
+    count, more = len(form.inputs), len(found) - len(form.inputs)
+    ends = [(time, target) for time in (0, 1) for target in (0, 1 if predicted.target else 0) if time + target == more]
+    if len(set(ends)) > 1 and not predicted.classes:
         raise _Header(
             f"its first line has {len(found)} cells, one more than inputs, which could be the time or the target; give the "
             "file a header line, or the task's format all names of the columns: names=[...]"
         )
-    if len(fitting) > 1:
-        fitting = [one for one in fitting if (one[-1] == "target") == (found[-1] in predicted.classes)]
-    if len(fitting) != 1:
-        wanted = ", ".join(inputs)
+    if len(set(ends)) > 1:
+        ends = [(0, 1) if found[-1] in predicted.classes else (1, 0)]
+    if not ends:
+        wanted = ", ".join(form.inputs)
         raise _Header(
             f"its first line has {len(found)} cells and is no header with {wanted}; without a header each line has {wanted}, "
-            "and may have the time before and the target after them"
+            f"and may have the time before and the target after them{_hint(text, found, form.inputs, form)}"
         )
-    order = fitting[0]
-    time = order.index("time") if "time" in order and not predicted.names else -1
-    if predicted.names:
-        return _places(order, form, predicted.target)
-    return Places(tuple(order.index(name) for name in inputs), time=time)
+    time = ends[0][0]
+    return Places(tuple(range(time, time + count)), time=time - 1)
+
+
+def _places_of_names(text: str, found: Sequence[str], form: ReadingsFormat, predicted: ReadingsFormat) -> Places:
+    one, two, three = predicted.target, predicted.group, predicted.time
+    orders = [
+        [name for name in predicted.names if name not in absent]
+        for absent in ((one,), (one, two), (one, three), (one, two, three))
+    ]
+    fitting = [order for order in orders if len(order) == len(found)]
+    if len({tuple(order.index(name) for name in form.inputs) for order in fitting}) == 1:
+        usable = [order for order in fitting if three not in order or _is_time(found[order.index(three)], form.decimal)]
+        return _places((usable or fitting)[0], form, predicted.target)
+    optional = ", ".join(name for name in predicted.names if name in (one, two, three))
+    wanted = ", ".join(predicted.names)
+    raise _Header(
+        f"its first line has {len(found)} cells and is no header with {', '.join(form.inputs)}; without a header each line has "
+        f"{wanted}, and may lack {optional or 'none of them'}{_hint(text, found, form.inputs, form)}"
+    )
 
 
 def _places(found: Sequence[str], form: ReadingsFormat, target: str) -> Places:
@@ -257,6 +274,13 @@ def _hint(text: str, found: Sequence[str], needed: Sequence[str], form: Readings
         if name not in found and plain_spelling(name) in alike:
             return f"; {name!a} is spelled {alike[plain_spelling(name)]!a} in the file: write it so"
     return ""
+
+
+def _is_time(text: str, decimal: str) -> bool:
+    try:
+        return bool(time_in(text, decimal))
+    except RefusedValue:
+        return False
 
 
 def _is_number(text: str, decimal: str) -> bool:

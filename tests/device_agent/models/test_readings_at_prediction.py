@@ -124,6 +124,7 @@ def test_frame_array_and_folder_are_taken_from_python(state_dir, tmp_path):
     frame = pd.read_csv(folder / "one.csv")
     outputs = model.predict(folder)
     np.testing.assert_array_equal(model.predict(model.examples(frame)), outputs)
+    np.testing.assert_array_equal(model.predict(frame), outputs)
     np.testing.assert_array_equal(model.predict(model.examples(frame[["light", "sound"]].to_numpy())), outputs)
     assert len(model.classify(str(folder / "one.csv"))) == 3
 
@@ -155,6 +156,13 @@ def test_error_of_shape_names_the_axes_in_order(state_dir):
         DataError, match=rf"inputs have shape \(1, 4, 2\), {axes}; give one example along the first axis"
     ):
         model.predict(np.zeros((1, 4, 2), np.float32), prepared=True)
+
+
+def test_file_of_an_array_with_another_shape_names_the_axes_in_order(agent, state_dir):
+    np.save(state_dir / "new.npy", np.zeros((9, 2), np.float32))
+    ended = agent("predict", state_dir / "new.npy", "--state-dir", state_dir)
+    assert ended.code == 1 and "takes shape (n examples, 2 inputs (light, sound), 4 readings)" in ended.err
+    assert "these are readings: give them as CSV, which is cut into windows" in ended.err
 
 
 def test_model_of_a_task_without_readings_names_the_remedy(tmp_path):

@@ -778,3 +778,40 @@ def test_pictures_of_different_depths_in_a_data_set_are_refused(one, other):
 def test_floats_whose_last_digits_float32_does_not_hold_are_noted():
     assert "1700000000.5 becomes 1700000000" in from_arrays([[1700000000.5], [0.1]], [0, 1]).notes[0]
     assert from_arrays([[0.1], [2.0**25]], [0, 1]).notes == ()
+
+
+NAMED = ReadingsFormat(["x", "y"], "mode", CLASSES, time="when", group="who", names=["who", "mode", "when", "x", "y"])
+
+
+@pytest.mark.parametrize("line", ["ann,on,3,0.5,1", "ann,3,0.5,1", "3,0.5,1", "ann,0.5,1", "0.5,1"])
+def test_file_with_named_columns_may_lack_target_group_and_time_in_prediction(tmp_path, line):
+    (tmp_path / "new.csv").write_text(f"{line}\n")
+    assert read(tmp_path / "new.csv", NAMED, for_prediction=True).x.tolist() == [[0.5, 1]]
+
+
+def test_file_with_named_columns_that_fits_in_two_ways_is_refused(tmp_path):
+    """It lacks the time before the inputs or the person after them."""
+    form = ReadingsFormat(["x"], "mode", CLASSES, time="when", group="who", names=["when", "x", "mode", "who"])
+    (tmp_path / "new.csv").write_text("3,4\n")
+    with pytest.raises(DataError, match=r"2 cells .* each line has when, x, mode, who, and may lack when, mode, who"):
+        read(tmp_path / "new.csv", form, for_prediction=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("WHEN,X,Y\n1,2,3\n", "'x' is spelled 'X' in the file"),
+        ("when;x;y\n1;2;3\n", "separated by ';': set delimiter=';'"),
+    ],
+)
+def test_header_of_another_spelling_is_named_in_prediction_too(tmp_path, text, words):
+    (tmp_path / "new.csv").write_text(text)
+    for form in (NAMED, replace(NAMED, names=(), group="")):
+        with pytest.raises(DataError, match=words):
+            read(tmp_path / "new.csv", form, for_prediction=True)
+
+
+def test_input_that_is_called_time_keeps_its_place_without_a_header(tmp_path):
+    (tmp_path / "new.csv").write_text("5,7,0.5\n")
+    form = ReadingsFormat(["time", "x"], "mode", CLASSES)
+    assert read(tmp_path / "new.csv", form, for_prediction=True).x.tolist() == [[7, 0.5]]
