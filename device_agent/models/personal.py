@@ -27,7 +27,7 @@ from fedpatch.device_agent.models.inputs import require_shape
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
-from fedpatch.shared.tasks.examples import Examples, as_examples, from_arrays, from_frame, read
+from fedpatch.shared.tasks.examples import Examples, as_examples, from_arrays, from_frame, read, without_missing
 from fedpatch.shared.tasks.input_statistics import differences, doubtful_classes
 from fedpatch.shared.tasks.model_metadata import (
     INPUTS_FILE,
@@ -41,6 +41,7 @@ from fedpatch.shared.tasks.model_metadata import (
 )
 from fedpatch.shared.tasks.prepare import prepared as prepared_by
 from fedpatch.shared.tasks.prepare import require_same_prepare
+from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Array
 
@@ -272,6 +273,11 @@ def examples_of(readings: str | Path | Array | pd.DataFrame, metadata: ModelMeta
             f"task {metadata.task!r} does not declare its readings; give it Task(..., readings=...), and wait for the model of "
             "the next round, or give arrays as load_data returns them"
         )
+    found = _read_examples(readings, form)
+    return found if metadata.prepare is not None else without_missing(found)
+
+
+def _read_examples(readings: str | Path | Array | pd.DataFrame, form: ReadingsFormat) -> Examples:
     if isinstance(readings, str | Path):
         return read(readings, form, for_prediction=True)
     if isinstance(readings, np.ndarray):

@@ -202,12 +202,15 @@ def _check_prepare(question: Question, data: DeviceData, checkup: Checkup) -> No
 def _check_arrays(question: Question, data: DeviceData, checkup: Checkup) -> Fitted | None:
     task = question.task
     try:
-        fitted = fit(task, data, question.holder, lambda: floating_dtype(task))
+        with notes_unlogged():
+            fitted = fit(task, data, question.holder, lambda: floating_dtype(task))
     except FedpatchError as error:
         checkup.fail(
             "dtype", error_text(error), "return arrays of float32, and int64 for class numbers, from load_data"
         )
         return None
+    for note in fitted.data.notes[len(data.notes) :]:
+        checkup.warn("left out", note, "fill missing values in the task's prepare, if there are many")
     kinds = ", ".join(f"{name} {array.dtype}" for name, array in arrays_of(fitted.data).items())
     checkup.good("dtype", "; ".join(fitted.casts) or kinds)
     problems = list(problems_of(task, fitted.data, question.holder))

@@ -6,6 +6,7 @@ Each message names the array, its holder, the row, and the remedy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tensors.arrays import Array
+
+log = logging.getLogger("fedpatch.data")
 
 INPUTS = ("train_x", "val_x", "test_x")
 TARGETS = ("train_y", "val_y", "test_y")
@@ -125,6 +128,7 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
     """
     if model_dtype is not None and _is_open(task, data):
         task = replace(task, input_dtype=model_dtype())
+    data = _complete(task, data, holder)
     changed: dict[str, Any] = {}
     casts: list[str] = []
     raw_shape: tuple[int, ...] = np.shape(data.train_x)[1:]
@@ -143,6 +147,44 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
         if ready is not array:
             changed[name] = ready
     return Fitted(replace(data, **changed) if changed else data, raw_shape, tuple(casts))
+
+
+def _complete(task: Task, data: DeviceData, holder: str) -> DeviceData:
+    """Leave out examples of readings with a missing input, if the task has no `prepare` that could fill it.
+
+    So an empty cell of a file costs its examples and not the round. A part that would be empty stays as it is.
+    """
+    if task.prepare is not None or data.readings is None:
+        return data
+    whole = {name: np.flatnonzero(_without_nan(array)) for name, array in arrays_of(data, INPUTS).items()}
+    sizes = {name: len(getattr(data, name)) for name in whole}
+    lacking = sum(sizes.values()) - sum(map(len, whole.values()))
+    if not lacking or not all(map(len, whole.values())):
+        return data
+    changed: dict[str, Any] = {name: getattr(data, name)[kept] for name, kept in whole.items()}
+    changed |= {name.replace("_x", "_y"): getattr(data, name.replace("_x", "_y"))[kept] for name, kept in whole.items()}
+    name, kept = next((name, kept) for name, kept in whole.items() if len(kept) < sizes[name])
+    first = int(np.setdiff1d(np.arange(sizes[name]), kept)[0])
+    note = (
+        f"{holder}: examples with a missing input: {lacking}, left out; the first: {place_of(name, first, data)} of {name}; "
+        "a `prepare` of the task could fill them"
+    )
+    log.warning("%s", note)
+
+    def origin(field: str, row: int) -> str:
+        kept = whole.get(f"{field.partition('_')[0]}_x")
+        return data.origin(field, row if kept is None else int(kept[row])) if data.origin else ""
+
+    return replace(data, **changed, readings=data.readings[whole["train_x"]], origin=origin, notes=(*data.notes, note))
+
+
+def _without_nan(inputs: Any) -> Array:
+    """Return a mask of the examples whose values are all there."""
+    found = np.asarray(inputs)
+    if found.dtype.kind != "f":
+        return np.ones(len(found), bool)
+    whole: Array = ~np.isnan(found).reshape(len(found), -1).any(axis=1)
+    return whole
 
 
 def _is_open(task: Task, data: DeviceData) -> bool:

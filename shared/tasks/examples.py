@@ -579,6 +579,18 @@ def _named(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {type(error).__name__}: {error}") from error
 
 
+def without_missing(found: Examples) -> Examples:
+    """Return the examples whose inputs are all there, with a note; DataError if there is none."""
+    whole = ~np.isnan(found.x).reshape(len(found), -1).any(axis=1)
+    if whole.all():
+        return found
+    first = found.place(int(np.argmin(whole)))
+    note = f"examples with a missing input: {int((~whole).sum())} of {len(found)}, left out; the first: {first}"
+    if not whole.any():
+        raise DataError(f"{found.where}: {note}; fill missing inputs in the task's `prepare`")
+    return replace(found.take(whole), notes=(*found.notes, note))
+
+
 def _counted_once(found: Examples) -> Examples:
     """Leave out what stands there twice: whole files that are copies, and readings with the same time and values.
 

@@ -14,6 +14,8 @@ from hypothesis.extra.numpy import arrays
 
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.task_checks.data_checks import checked, fit, load_checked
+from fedpatch.shared.tasks.examples import from_arrays
+from fedpatch.shared.tasks.splits import block_split
 from fedpatch.shared.tasks.task import DeviceData, Task
 from tests.shared.prepared_task import MEAN, SCALE, TASK
 
@@ -185,3 +187,28 @@ def test_empty_validation_part_of_any_shape_passes(val_x, task):
     """`numpy.array([])` has no shape of an example."""
     found = checked(task, _data(val_x=val_x, val_y=np.array([])), HOLDER).data.val_x
     assert found is not None and len(found) == 0
+
+
+def test_reading_without_a_value_costs_its_example_where_no_prepare_fills_it(caplog):
+    """An empty cell of a file that a logger wrote must not cost a round."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    x[[7, 30], 1] = np.nan
+    found = from_arrays(x, np.arange(60) % 2, name="monday.csv")
+    data = found.device_data(*block_split(found, 10))
+    fitted = checked(PLAIN, data, HOLDER)
+    parts = (fitted.data.train_x, fitted.data.test_x)
+    assert sum(map(len, parts)) == 58 and all(np.isfinite(one).all() for one in parts)
+    assert len(fitted.data.train_y) == len(fitted.data.train_x) and fitted.data.readings is not None
+    assert len(fitted.data.readings) == len(fitted.data.train_x)
+    assert fitted.data.origin is not None and data.origin is not None
+    rows = [int(fitted.data.origin("train_x", row).rsplit(" ", 1)[1]) for row in range(len(fitted.data.train_x))]
+    np.testing.assert_allclose(fitted.data.train_x, x[rows], rtol=1e-6)
+    assert "examples with a missing input: 2, left out; the first: row 7 (monday.csv, row 7) of train_x" in caplog.text
+    assert len(checked(replace(PLAIN, prepare=np.nan_to_num), data, HOLDER).data.train_x) + len(data.test_x) == 60
+
+
+def test_part_of_readings_that_all_lack_a_value_is_refused():
+    found = from_arrays(np.full((20, 3), np.nan), np.arange(20) % 2)
+    data = found.device_data(*block_split(found, 4), allow_constant=True, keep_copies=True)
+    assert "holds NaN in row 0 (arrays, row" in _problem(data)
