@@ -288,7 +288,13 @@ def read(place: Path | str, form: ReadingsFormat, *, for_prediction: bool = Fals
 
 
 def as_examples(found: Examples, form: ReadingsFormat, *, for_prediction: bool = False) -> Examples:
-    """Return readings as the examples of a format: they are cut into windows if it has a window."""
+    """Return readings as the examples of a format.
+
+    Args:
+        found: The readings.
+        form: The format; if it has a window, they are cut into windows.
+        for_prediction: Whether windows in which the class changes are kept, since nobody knows the classes.
+    """
     if not form.window:
         return found
     if found.group is not None:  # lines of several persons may alternate

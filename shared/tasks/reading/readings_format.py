@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, TypedDict, TypeVar, get_args
-
-import numpy as np
 
 from fedpatch.shared.errors import UsageError
 
@@ -176,7 +175,7 @@ def require_window(length: int, stride: int, max_gap: float, mixed: str) -> None
     Raises:
         UsageError: The window cannot be cut.
     """
-    if not all(isinstance(one, int | np.integer) for one in (length, stride)):
+    if not all(isinstance(one, Integral) for one in (length, stride)):
         raise UsageError(f"windows of length {length!r} and stride {stride!r}; both must be integers")
     if length < 1 or stride < 1:
         raise UsageError(f"windows of length {length} and stride {stride}; both must be at least 1")
