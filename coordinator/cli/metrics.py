@@ -21,7 +21,7 @@ def add_metrics(app: typer.Typer) -> None:
 
     @command(app, "metrics", example="fedpatch metrics last --serve 127.0.0.1:9464")
     def metrics(
-        run: _Run,
+        run: _Run = "last",
         state_dir: StateDir = None,
         serve: Annotated[
             str | None,

@@ -106,7 +106,7 @@ def test_runs_lists_the_newest_run_first_and_last_is_the_newest(fedpatch, state_
     assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
 
 
-@pytest.mark.parametrize("command", ["show", "stop", "export", "report"])
+@pytest.mark.parametrize("command", ["show", "stop", "export", "report", "metrics", "resume", "evaluate"])
 def test_command_without_a_run_takes_the_last_one(fedpatch, state_dir, tmp_path_factory, monkeypatch, command):
     monkeypatch.chdir(tmp_path_factory.mktemp("here"))
     named, unnamed = (fedpatch(command, *run, "--state-dir", state_dir) for run in (("last",), ()))

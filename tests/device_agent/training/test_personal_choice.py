@@ -168,6 +168,27 @@ def test_present_model_that_is_better_than_both_stays(tmp_path):
     assert known.candidates == {FEDERATED: 0.85, ALONE: 0.6, PREVIOUS: 0.8}
 
 
+@pytest.mark.parametrize(
+    ("validated", "tested", "chosen"),
+    [([1] * 6, [0, 1], FEDERATED), ([1] * 6, [1, 1], ALONE), ([0, 1] * 3, [0, 1], ALONE)],
+    ids=["one class", "one class in both", "both classes"],
+)
+def test_nothing_is_chosen_by_validation_data_of_one_class_unless_the_test_data_have_no_other(
+    validated, tested, chosen
+):
+    """A model that always answers this class would be right on all of them."""
+    trainer = scored(0.2, 1.0)
+    object.__setattr__(trainer.task, "class_names", ("low", "high"))
+    data = random_data("ann", 40)
+    counts = {"val": len(validated), "test": len(tested)}
+    parts = {f"{part}_x": data.train_x[:count] for part, count in counts.items()}
+    trainer.take(replace(data, **parts, val_y=np.array(validated), test_y=np.array(tested)))
+    values = to_tensors(trainer.model)
+    choice = choose(trainer, values, lambda: values)
+    assert choice.source == chosen
+    assert ("validation data have one class" in choice.reason) == (chosen == FEDERATED)
+
+
 def test_state_that_cannot_be_read_costs_the_federated_model_nothing(caplog):
     def damaged() -> Any:
         raise StateError("the file is damaged")
