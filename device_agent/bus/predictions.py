@@ -15,6 +15,8 @@ import numpy as np
 from fedpatch.device_agent.models.inputs import cast_inputs
 from fedpatch.shared.errors import DataError, FedpatchError
 from fedpatch.shared.tasks.model_metadata import ModelMetadata
+from fedpatch.shared.tasks.reading.array_values import numbers_of
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue
 from fedpatch.shared.tensors.arrays import Array
 
 MAX_PAYLOAD_BYTES = 2**20
@@ -70,10 +72,9 @@ def example_of(payload: bytes, metadata: ModelMetadata, features: Features | Non
     try:
         if features is not None:
             made = features(plain)
-        example = np.asarray(made)
-        if example.dtype.kind not in "fiub":
-            raise ValueError("it holds something that is no number")
-        example = cast_inputs(example, "float64" if metadata.prepare is not None else metadata.input_dtype)
+        example = cast_inputs(numbers_of(made), "float64" if metadata.prepare is not None else metadata.input_dtype)
+    except RefusedValue as why:
+        raise DataError(f"the payload, or what the task's features make of it, {why}") from None
     except Exception as error:  # `features` is the user's code, and the payload is arbitrary
         what = "the task's features of the payload" if features is not None else "the payload"
         raise DataError(f"{what}: {type(error).__name__}: {error}") from error

@@ -41,6 +41,8 @@ from fedpatch.shared.tasks.model_metadata import (
 )
 from fedpatch.shared.tasks.prepare import prepared as prepared_by
 from fedpatch.shared.tasks.prepare import require_same_prepare
+from fedpatch.shared.tasks.reading.array_values import numbers_of
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue
 from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Array
@@ -166,10 +168,13 @@ class PersonalModel:
     def prepare(self, inputs: Array, *, prepared: bool = False) -> Array:
         """Return prepared inputs. Arguments and errors are those of `predict`."""
         known = self.metadata.prepare
-        ready = np.asarray(inputs)
+        try:
+            ready = numbers_of(inputs)
+        except RefusedValue as why:
+            raise DataError(f"inputs: the array {why}") from None
         if known is not None and not prepared:
             ready = self._prepared(ready, known)
-        elif ready.dtype.kind in "fiub":
+        else:
             require_shape(ready, self.metadata.input_shape, self.metadata.readings, "inputs")
         if ready.dtype.kind == "f":
             bad = np.argwhere(~np.isfinite(ready))

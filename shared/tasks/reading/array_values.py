@@ -56,6 +56,12 @@ def numbers_of(values: Any) -> NDArray[Any]:
         if "inhomogeneous" in str(error):
             raise RefusedValue("is no array: its rows differ in length; give rows of one length") from error
         raise RefusedValue(f"is no array: {error}; make a NumPy array of it") from error
+    if (
+        isinstance(values, list | tuple)
+        and {bool, np.bool_} & (types := _types_in(values))
+        and types - {bool, np.bool_}
+    ):
+        raise RefusedValue("holds True or False beside other values; convert it in the task")
     if found.dtype.kind == "O":
         found = _of_objects(found)
     if found.dtype.kind not in NUMBERS:
@@ -94,6 +100,15 @@ def _parts(values: Any) -> Iterator[Any]:
         for one in values:
             if not isinstance(one, int | float):
                 yield from _parts(one)
+
+
+def _types_in(values: Any) -> set[type]:
+    """Return the types of the values in a list of lists."""
+    if not isinstance(values, list | tuple):
+        return {type(values)}
+    found = set(map(type, values))
+    nested = [one for one in values if isinstance(one, list | tuple)] if found & {list, tuple} else []
+    return (found - {list, tuple}).union(*map(_types_in, nested))
 
 
 def _of_objects(found: NDArray[Any]) -> NDArray[Any]:

@@ -52,10 +52,11 @@ def test_features_of_the_task_make_the_example_of_any_json():
     [
         (b"[1, 2]", "has 2 values; the model takes 4"),
         (b'["a", "b", "c", "d"]', "no number"),
-        (b"[[1], [2, 3]]", "ValueError"),
+        (b"[[1], [2, 3]]", "rows differ in length"),
+        (b"[true, 0.5, 1, 1]", "True or False beside other values"),
         (b"\xff", "no JSON"),
         (b"[" * 100_000, "no JSON"),
-        (b"null", "no number"),
+        (b"null", "has 1 values; the model takes 4"),
         (b" " * (MAX_PAYLOAD_BYTES + 1), "at most"),
     ],
 )

@@ -175,6 +175,24 @@ def test_file_of_an_array_with_another_shape_names_the_axes_in_order(agent, stat
     assert "these are readings: give them as CSV, which is cut into windows" in ended.err
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (np.ma.masked_greater(np.ones((1, 2, 4)), 0), "masked values"),
+        ([np.ma.masked_greater(np.ones((2, 4)), 0)], "masked values"),
+        ([[[1.0] * 4, [1.0] * 3]], "its rows differ in length"),
+        (np.full((1, 2, 4), "1_0"), "holds '1_0' \\(text\\), no numbers"),
+        (np.array([[[True, 0.5, 1, 1], [1, 1, 1, 1]]], object), "True or False beside other values"),
+        (np.ones((1, 2, 4)) * 1j, "complex"),
+    ],
+)
+def test_what_training_refuses_as_numbers_is_refused_in_prediction_too(state_dir, inputs, words, prepared):
+    model = PersonalModel.open(state_dir, TASK)
+    with pytest.raises(DataError, match=f"inputs: the array .*{words}"):
+        model.predict(inputs, prepared=prepared)
+
+
 def test_model_of_a_task_without_readings_names_the_remedy(tmp_path):
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(TOY, (12,)))
     with pytest.raises(UsageError, match=r"does not declare its readings; give it Task\(\.\.\., readings="):

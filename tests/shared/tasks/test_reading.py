@@ -552,6 +552,8 @@ class Unconvertible:
         ([[1.0]], np.array([2**63], np.uint64), {}, "more than 63 bits"),
         ([[1.0], [2.0]], np.array([True, False], object), {}, "targets are True and False"),
         (np.array([[1.0], [True]], object), [0, 1], {}, "True or False beside other values"),
+        ([[1.0, True], [0.5, 2.0]], [0, 1], {}, "True or False beside other values"),
+        ([[1.0], [2.0]], [0, True], {}, "True or False beside other values"),
         ([[1.0], [2.0]], [0, 1], {"groups": ["ann", None]}, "row 1 has no group"),
         ([[1.0], [2.0]], [0, 1], {"groups": [["ann"], ["bob", "eve"]]}, "cannot be a group"),
         ([[1.0], [2.0]], [0, 1], {"groups": "ab"}, "give a list with the group"),
