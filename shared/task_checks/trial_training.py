@@ -162,9 +162,14 @@ def _doubt_of_loss(task: Task, outputs: Tensor, y: Tensor) -> str:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of shapes that broadcast, once for each minibatch
-            whole, again, twice = (
+            whole, again, twice, turned = (
                 float(task.loss(*pair))
-                for pair in ((outputs, y), (outputs, y), (torch.cat([outputs, outputs]), torch.cat([y, y])))
+                for pair in (
+                    (outputs, y),
+                    (outputs, y),
+                    (torch.cat([outputs, outputs]), torch.cat([y, y])),
+                    (outputs, y.roll(1, 0)),
+                )
             )
             mean = math.fsum(float(task.loss(outputs[one : one + 1], y[one : one + 1])) for one in range(count)) / count
     except Exception:  # the task's own code: a loss that needs several examples cannot be compared
@@ -177,7 +182,7 @@ def _doubt_of_loss(task: Task, outputs: Tensor, y: Tensor) -> str:
     )
     if _alike(whole, mean * count):
         raise DataError(f"{text}, so that it is their sum; return the mean over the minibatch")
-    if outputs.shape != y.shape and outputs.numel() == y.numel() and _alike(whole, twice):
+    if outputs.shape != y.shape and outputs.numel() == y.numel() and _alike(whole, turned):  # which target is whose?
         raise DataError(
             f"{text}: outputs of shape {_batch(outputs)} and targets of shape {_batch(y)} broadcast to a table of each output "
             f"with each target; {'take outputs[:, 0] in the loss' if outputs.ndim == 2 else 'give both one shape in the loss'}"

@@ -201,6 +201,20 @@ def test_loss_that_broadcasts_is_refused_for_targets_far_from_the_outputs_and_fo
         assert trial_loss(right, model, data, "device") == ""
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: F.mse_loss(outputs[:, 0], targets).sqrt(),
+        lambda outputs, targets: (outputs[:, 0] - targets).abs().max(),
+        lambda outputs, targets: (outputs[0, 0] - targets[0]) ** 2,
+    ],
+    ids=["root", "greatest", "first"],
+)
+def test_loss_of_pairs_that_is_no_mean_is_not_said_to_broadcast(loss):
+    words = _problem(replace(ERROR, loss=loss), NUMBERS)
+    assert "return the mean over the minibatch" in words and "broadcast" not in words
+
+
 def test_loss_that_is_a_mean_and_loss_with_weights_of_the_classes_pass():
     require_trainable(
         replace(ERROR, loss=lambda outputs, targets: F.l1_loss(outputs[:, 0], targets)), NUMBERS, "device"
