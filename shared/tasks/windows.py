@@ -21,6 +21,7 @@ log = logging.getLogger("fedpatch.data")
 
 _LONGEST_STEP = 1.5  # times the usual step
 _LIKE_A_CLOCK, _LEAST_STEPS = 0.9, 8
+_MOSTLY = 0.5
 
 
 def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 0.0, mixed: Mixed = "last") -> Examples:
@@ -62,7 +63,7 @@ def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 
         longest = max(np.diff(bounds), default=0)
         raise DataError(
             f"{series.where}: at most {longest} readings in a row without a gap; a window needs {length}"
-            f"{'; max_gap sets the longest step' if series.times is not None else ''}{series.left_out}"
+            f"{_remedy(series)}{series.left_out}"
         )
     cut = np.concatenate(
         [sliding_window_view(series.x[begin:after], length, axis=0)[::stride] for begin, after in spans]
@@ -78,6 +79,14 @@ def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 
     last, begins = series.take(ends[kept]), ends[kept] - length + 1
     times = None if series.times is None else series.times[begins]
     return replace(last, x=cut[kept], first=series.first[begins], begins=times, notes=tuple(notes))
+
+
+def _remedy(series: Examples) -> str:
+    if series.times is None:
+        return ""
+    if len(series) > 1 and (np.diff(series.times) < 0).mean() > _MOSTLY:
+        return "; their times run backwards: sort them by time"
+    return "; max_gap sets the longest step"
 
 
 def _runs(series: Examples, max_gap: float) -> list[int]:

@@ -190,6 +190,15 @@ def test_missing_readings_are_a_gap_by_their_times_by_a_clock_or_by_their_lines(
         assert len(found) == 22 and not set(range(20, 59)) & set(found.y.tolist())
 
 
+def test_readings_whose_newest_is_first_have_the_remedy():
+    """Exports of data bases often are in this order."""
+    series = from_arrays(np.arange(30)[:, None], np.zeros(30), times=np.arange(30)[::-1])
+    with pytest.raises(DataError, match="their times run backwards: sort them by time"):
+        windows(series, 10)
+    with pytest.raises(DataError, match="max_gap sets the longest step"):
+        windows(from_arrays(np.arange(9)[:, None], np.zeros(9), times=np.arange(9)), 10)
+
+
 def test_window_in_which_the_class_changes_has_its_last_class_or_is_left_out():
     series = from_arrays(np.arange(12)[:, None], [0] * 6 + [1] * 6, times=np.arange(12))
     last, drop = windows(series, 4), windows(series, 4, mixed="drop")
