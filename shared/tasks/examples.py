@@ -16,7 +16,6 @@ that no test example shares a reading with a training example.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -608,7 +607,8 @@ def _counted_once(found: Examples) -> Examples:
     if found.times is None:
         return found
     group = np.zeros(len(found), np.int32) if found.group is None else found.group
-    run = _runs_of_time(found.times, np.asarray(found.source), group)
+    rank = np.argsort(_original_first(found.sources))
+    run = _runs_of_time(found.times, rank[found.source], group)
     in_time = run[np.lexsort((run, found.times, group))]
     if np.count_nonzero(np.diff(in_time)) == run.max(initial=0):
         return found  # each run ends before the next one begins
@@ -636,19 +636,36 @@ def _runs_of_time(times: NDArray[np.float64], source: NDArray[Any], group: NDArr
     return runs
 
 
+def _original_first(names: Sequence[str]) -> list[int]:
+    """Return the files in the order in which they count as originals: "day.csv" before "day (1).csv".
+
+    Blocks are drawn by the name of a file: so a copy that is put beside it moves no reading to another part.
+    """
+    return sorted(range(len(names)), key=lambda file: (len(names[file]), file))
+
+
 def _without_copied_files(found: Examples) -> Examples:
-    """Leave out each file with the content of an earlier one, such as "monday (1).csv" or a link."""
-    known: dict[tuple[bytes, ...], str] = {}
+    """Leave out each file with the content of another one, or with its beginning: "monday (1).csv", a link, a backup."""
     copied = np.zeros(len(found), bool)
     notes = list(found.notes)
     columns = [found.x, found.y, *(one for one in (found.times, found.group) if one is not None)]
-    for file, name in enumerate(found.sources):
-        mine = found.source == file
-        content = tuple(hashlib.blake2b(one[mine].tobytes()).digest() for one in columns)
-        if mine.sum() > 1 and content in known:
-            copied |= mine
-            notes.append(f"{name} has the readings of {known[content]}: counted once")
-        known.setdefault(content, name)
+    places = [np.flatnonzero(found.source == file) for file in range(len(found.sources))]
+    known: dict[bytes, list[int]] = {}
+    for file in sorted(_original_first(found.sources), key=lambda file: -len(places[file])):
+        mine = places[file]
+        if len(mine) < 2:
+            continue
+        alike = known.setdefault(b"".join(one[mine[0]].tobytes() for one in columns), [])
+        for other in alike:
+            theirs = places[other][: len(mine)]
+            if len(mine) < min(LEAST_EXAMPLES, len(places[other])):
+                continue  # so few readings may begin another file by chance
+            if all(np.array_equal(one[mine], one[theirs], equal_nan=True) for one in columns):
+                copied[mine] = True
+                notes.append(f"{found.sources[file]} has the readings of {found.sources[other]}: counted once")
+                break
+        else:
+            alike.append(file)
     return replace(found.take(~copied), notes=tuple(notes)) if copied.any() else found
 
 

@@ -27,7 +27,7 @@ from fedpatch.shared.tasks.examples import (
     windows,
 )
 from fedpatch.shared.tasks.reading.cell_values import RefusedValue, number_in, time_in
-from fedpatch.shared.tasks.splits import time_split
+from fedpatch.shared.tasks.splits import block_split, time_split
 from tests.support.examples import examples
 
 CLASSES = ["off", "on"]
@@ -486,6 +486,21 @@ def test_copy_of_a_file_counts_once(tmp_path):
     found = read_csv(tmp_path, ["v"], "mode", CLASSES)
     assert sorted(found.x[:, 0].tolist()) == [2, 2, 10, 11]
     assert sum("counted once" in one for one in found.notes) == 2
+
+
+@pytest.mark.parametrize("lines", [80, 60], ids=["whole", "earlier"])
+@pytest.mark.parametrize("times", [True, False])
+def test_copy_that_is_put_beside_a_file_moves_no_reading_to_another_part(tmp_path, lines, times):
+    """Blocks are drawn by the name, and " (1)" comes before the dot."""
+    text = timed(80)
+    if not times:
+        text = "".join(line.split(",", 1)[1] + "\n" for line in text.splitlines())
+    (tmp_path / "day.csv").write_text(text)
+    before = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    (tmp_path / "day (1).csv").write_text("".join(text.splitlines(keepends=True)[: lines + 1]))
+    after = read_csv(tmp_path, ["v"], "mode", CLASSES)
+    parts = [found.x[block_split(found, 7)[1], 0].tolist() for found in (before, after)]
+    assert len(after) == 80 and sorted(parts[0]) == sorted(parts[1])
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "one\0two"])
