@@ -30,14 +30,20 @@ def _module(module: ModuleType) -> Iterator[str]:
     names = [name for name in module.__all__ if callable(getattr(module, name))]
     yield f"Import: `from fedpatch import {module.__name__.rpartition('.')[2]}`"
     for name in names:
-        yield from _described(name, getattr(module, name))
+        found = getattr(module, name)
+        yield from _described(name, found)
+        if inspect.isclass(found):
+            methods = inspect.getmembers(found, inspect.isfunction)
+            for method, function in (one for one in methods if not one[0].startswith("_")):
+                yield from _described(f"{name}.{method}", function, "####")
 
 
-def _described(name: str, found: Any) -> Iterator[str]:
+def _described(name: str, found: Any, heading: str = "###") -> Iterator[str]:
     text = inspect.getdoc(found) or ""
-    yield f"\n### {name}\n\n{text.partition(chr(10) + chr(10))[0]}\n"
-    yield f"`{name}{_signature(found)}`\n"
-    for argument, meaning in _arguments(text):
+    yield f"\n{heading} {name}\n\n{text.partition(chr(10) + chr(10))[0]}\n"
+    arguments = list(_arguments(text))
+    yield f"`{name}{_signature(found)}`" + ("\n" if arguments else "")
+    for argument, meaning in arguments:
         yield f"- `{argument}`: {meaning}"
 
 

@@ -35,6 +35,13 @@ def test_every_exit_code_of_an_error_has_a_meaning():
     assert set(EXIT_CODES) == codes | {0, EXIT_LESS, 130}
 
 
+def test_page_of_functions_for_tasks_has_the_methods_with_which_examples_become_data():
+    page = PAGES["reference/task-functions.md"]()
+    for one in ("Examples.device_data(*masks, train=None", "Examples.take(chosen)", "Examples.of_group(name)"):
+        assert f"`{one}" in page
+    assert "\n\n\n" not in page
+
+
 def test_a_part_without_a_placeholder_is_refused():
     with pytest.raises(ValueError, match=r"topics\.md has no placeholder for extra"):
         render("topics.md", topics="", rules="", extra="")
