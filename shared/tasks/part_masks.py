@@ -45,7 +45,8 @@ def parts_of(masks: Sequence[Any], train: Any, test: Any, count: int) -> tuple[M
         count: Number of examples.
 
     Raises:
-        UsageError: A part is absent, named twice or unknown, a mask is no mask, or an example is in both parts.
+        UsageError: A part is absent, named twice or unknown, a mask is no mask, an example is in both parts, or a mask without
+            a name has more than half of the examples.
     """
     found: dict[str, Any] = {name: mask for name, mask in ((TRAIN, train), (TEST, test)) if mask is not None}
     for mask in masks:
@@ -61,6 +62,11 @@ def parts_of(masks: Sequence[Any], train: Any, test: Any, count: int) -> tuple[M
     if TEST not in found:
         raise UsageError("no mask of the test examples is given; split them off with fedpatch.splits")
     plain = {name: _mask(name, mask, count) for name, mask in found.items()}
+    if len(masks) == 1 and not getattr(masks[0], "part", "") and plain[TEST].sum() > count / 2:
+        raise UsageError(
+            f"a mask without a name has {plain[TEST].sum()} of {count} examples, more than half, and would be that of the "
+            "test examples; give it by name: train=... or test=..."
+        )
     if TRAIN in plain and (both := int((plain[TRAIN] & plain[TEST]).sum())):
         raise UsageError(f"{both} examples are in the training and in the test mask; put each in one of them")
     return plain.get(TRAIN), plain[TEST]

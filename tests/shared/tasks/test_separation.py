@@ -23,7 +23,7 @@ SPLITS = {
     "groups": lambda found, number: (group_split(found, 0.3, number),),
     "random": lambda found, number: (random_split(len(found), 0.3, number),),
     "by class": lambda found, number: (stratified_split(found.y, 0.3, number),),
-    "own masks": lambda found, number: (np.random.default_rng(number).random(len(found)) < 0.3,),
+    "own masks": lambda found, number: (np.random.default_rng(number).permutation(len(found)) < len(found) // 3,),
 }
 
 
@@ -142,6 +142,9 @@ def test_masks_know_their_part_in_any_order_and_masks_without_a_name_are_refused
         found.device_data(test, test)
     with pytest.raises(UsageError, match="no mask of the test examples"):
         found.device_data(train)
+    with pytest.raises(UsageError, match=r"has 48 of 60 examples, more than half, .* give it by name: train="):
+        found.device_data(~test)
+    assert np.array_equal(found.device_data(test=~test).test_x, one.train_x)
     with pytest.raises(UsageError, match="in the training and in the test mask"):
         found.device_data(train=train | test, test=test)
 
