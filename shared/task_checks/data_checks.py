@@ -209,8 +209,8 @@ def _numbers(name: str, array: Any, what: str, data: DeviceData) -> Array:
     row = _first_without_numbers(found)
     where = "" if row is None else f" ({place_of(name, row, data)} holds {_shown(found[row])})"
     raise DataError(
-        f"{what} is of dtype {found.dtype}{where}, no numbers; make it numbers in load_data, with "
-        f"`numpy.asarray({name}, numpy.float32)`, words as class numbers, a missing value as NaN for `prepare` to fill"
+        f"{what} is of dtype {found.dtype}{where}, no numbers; make it numbers in load_data "
+        "(fedpatch.examples does it by one rule), words as class numbers, a missing value as NaN for `prepare` to fill"
     )
 
 

@@ -180,9 +180,8 @@ def test_nothing_is_chosen_by_validation_data_of_one_class_unless_the_test_data_
     trainer = scored(0.2, 1.0)
     object.__setattr__(trainer.task, "class_names", ("low", "high"))
     data = random_data("ann", 40)
-    counts = {"val": len(validated), "test": len(tested)}
-    parts = {f"{part}_x": data.train_x[:count] for part, count in counts.items()}
-    trainer.take(replace(data, **parts, val_y=np.array(validated), test_y=np.array(tested)))
+    data = replace(data, val_x=data.train_x[: len(validated)], val_y=np.array(validated))
+    trainer.take(replace(data, test_x=data.train_x[: len(tested)], test_y=np.array(tested)))
     values = to_tensors(trainer.model)
     choice = choose(trainer, values, lambda: values)
     assert choice.source == chosen
