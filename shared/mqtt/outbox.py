@@ -118,11 +118,14 @@ class Outbox:
         return any(due is not None and now >= due for due in (oldest, self._answer_by))
 
     def acknowledged(self, key: int) -> QueuedMessage | None:
-        """Remove and return the message that the broker acknowledged; None for an unknown `key`."""
+        """Remove and return the message that the broker acknowledged; None for an unknown `key`.
+
+        An unknown key is that of a message with QoS 0, which was sent and which no broker acknowledges.
+        """
         message = self._unacknowledged.pop(key, None)
         self._due.pop(key, None)
-        self._answer_by = None
         if message is not None:
+            self._answer_by = None
             self._in_flight_bytes -= len(message.payload)
         return message
 

@@ -90,6 +90,7 @@ def test_link_that_is_checked_is_made_anew_if_the_broker_acknowledges_nothing(mo
         mosquitto.freeze()
         giver.link.publish("t", b"kept", retain=True)
         giver.link.check(0.2)
+        giver.link.publish("t", b"status", qos=0)
         assert "did not acknowledge a message in time" in giver.wait(Disconnected).reason
         mosquitto.thaw()
         giver.settle()

@@ -173,6 +173,13 @@ class TestAcknowledgements:
         outbox.acknowledged(1)
         assert not outbox.is_overdue(1e9)
 
+    def test_message_without_acknowledgement_is_no_answer(self):
+        """Paho reports a message with QoS 0 as published once it is sent."""
+        outbox = self.sent()
+        outbox.require_answer(105.0)
+        assert outbox.acknowledged(2) is None
+        assert outbox.is_overdue(105.0)
+
     def test_lost_connection_owes_no_acknowledgement(self):
         outbox = self.sent()
         outbox.require_answer(105.0)
