@@ -36,6 +36,7 @@ from fedpatch.coordinator.rounds.round_phases import (
     CARRIED,
     GROUP_LOST,
     LINK_CHECK_S,
+    LINK_NEWS_S,
     NO_ANSWER,
     PROBE_S,
     SILENT_S,
@@ -574,7 +575,8 @@ class ActiveRound:
         if self._link_checked:
             return None
         self._link_checked = True
-        self.round.ask_until(now + LINK_CHECK_S)
+        # With no more than the time of the check, the round would end before it learns that the link is dead.
+        self.round.ask_until(now + LINK_CHECK_S + LINK_NEWS_S)
         return [CheckLink(self.round.number, LINK_CHECK_S)]
 
     def link_is_back(self, now: float) -> None:

@@ -46,6 +46,8 @@ STARTING_S = 300.0
 ANSWER_S = 5.0
 LINK_CHECK_S = 5.0
 """Time for the broker to show that it is there, before a round fails in which no device was heard."""
+LINK_NEWS_S = 3.0
+"""Time until the round learns that the broker has not shown itself: the link looks twice a second."""
 UPLOAD_ANSWER_S = 10.0
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST

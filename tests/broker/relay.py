@@ -44,6 +44,7 @@ class Relay:
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._silent: frozenset[socket.socket] = frozenset()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -56,6 +57,11 @@ class Relay:
             ends = list(self._open)
         for end in ends:
             _shut(end)
+
+    def fall_silent(self) -> None:
+        """From now on, drop all bytes of the present connections; new connections are good."""
+        with self._lock:
+            self._silent = frozenset(self._open)
 
     def redirect(self, port: int) -> None:
         """End all connections, and forward new ones to another broker."""
@@ -94,7 +100,7 @@ class Relay:
                 self._spawn(self._serve, client, broker)
 
     def _serve(self, client: socket.socket, broker: socket.socket) -> None:
-        back = threading.Thread(target=_copy, args=(broker, client, self._most_back_bytes), daemon=True)
+        back = threading.Thread(target=self._copy_back, args=(broker, client), daemon=True)
         back.start()
         with contextlib.suppress(OSError, EOFError):
             self._forward(client, broker)
@@ -118,7 +124,17 @@ class Relay:
                     _forget(packet, kind)
                 if self._bytes_per_s:
                     time.sleep(len(packet) / self._bytes_per_s)
-                broker.sendall(packet)
+                if broker not in self._silent:
+                    broker.sendall(packet)
+
+    def _copy_back(self, broker: socket.socket, client: socket.socket) -> None:
+        passes = True
+        with contextlib.suppress(OSError):
+            while part := broker.recv(2**16):
+                passes = passes and len(part) <= self._most_back_bytes
+                if passes and broker not in self._silent:
+                    client.sendall(part)
+        _shut(client)
 
 
 def _read_packet(read: object) -> bytearray:
@@ -155,16 +171,6 @@ def _forget(packet: bytearray, kind: int) -> None:
     elif kind == _CONNECT:
         at = _body(packet)
         packet[at + 3 + int.from_bytes(packet[at : at + 2], "big")] &= ~_RETAIN_OF_A_WILL
-
-
-def _copy(source: socket.socket, target: socket.socket, most_bytes: int) -> None:
-    passes = True
-    with contextlib.suppress(OSError):
-        while part := source.recv(2**16):
-            passes = passes and len(part) <= most_bytes
-            if passes:
-                target.sendall(part)
-    _shut(target)
 
 
 def _shut(end: socket.socket) -> None:

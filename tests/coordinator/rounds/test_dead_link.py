@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedpatch.coordinator.rounds.round_phases import LINK_CHECK_S
+import pytest
+
+from fedpatch.coordinator.rounds.round_phases import LINK_CHECK_S, LINK_NEWS_S
 from fedpatch.coordinator.rounds.run_effects import CheckLink
 from fedpatch.coordinator.rounds.run_events import DevicePresence, LinkChanged, TimePassed
 from tests.coordinator.engines import asking, current, report_all
@@ -21,14 +23,19 @@ def checks(made, until: float) -> list[tuple[float, CheckLink]]:
 def test_round_without_a_sign_of_life_checks_the_link_once_and_then_fails():
     made = asking("abc", deadline_s=600.0)
     assert checks(made, 60.0) == [(10.0, CheckLink(1, LINK_CHECK_S))]
-    assert (made.records[0].failure, made.records[0].seconds) == ("too_few_accepted", 10.0 + LINK_CHECK_S)
+    assert (made.records[0].failure, made.records[0].seconds) == (
+        "too_few_accepted",
+        10.0 + LINK_CHECK_S + LINK_NEWS_S,
+    )
 
 
-def test_dead_link_costs_no_round():
-    """The link is made anew after the check and is back half a minute later; the round then goes on."""
+@pytest.mark.parametrize("after_s", [0.0, 1.0])
+def test_dead_link_costs_no_round(after_s):
+    """The link is given up when the time of the check is over, and is back half a minute later; the round then goes on."""
     made = asking("abc", deadline_s=600.0)
-    assert [now for now, _ in checks(made, 12.0)] == [10.0]
-    made.handle(LinkChanged(connected=False), 13.0)
+    found_at = 10.0 + LINK_CHECK_S + after_s
+    assert [now for now, _ in checks(made, found_at)] == [10.0]
+    made.handle(LinkChanged(connected=False), found_at)
     assert checks(made, 43.0) == []
     made.handle(LinkChanged(connected=True), 43.0)
     report_all(made, "abc", 45.0)
