@@ -17,7 +17,7 @@ import numpy as np
 from fedpatch.device_agent.job.training_messages import MaskCommand
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.masking.device_vector import MEASURE_OFFSET, make_vector
+from fedpatch.shared.masking.device_vector import MEASURE_OFFSET, make_vector, step_between
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, write_masked_blob
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
 from fedpatch.shared.masking.vector_layout import VectorLayout
@@ -68,7 +68,7 @@ def unmasked_blob(
     _warn_of_cuts(report)
     elements = make_vector(
         layout,
-        step={spec.name: update[spec.name] - model[spec.name] for spec in layout.specs},
+        step=step_between(layout.specs, model, update),
         report=report,
         metric=metric,
         seed=seed,

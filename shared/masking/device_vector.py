@@ -10,14 +10,14 @@ earlier step, which other devices hid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from fedpatch.shared.masking.vector_layout import BINS, MEASURES, VectorLayout, to_limbs
 from fedpatch.shared.tasks.gains import gain_of
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.shared.tensors.arrays import Array, Tensors, TensorSpec
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import UpdateReport
 
@@ -47,6 +47,26 @@ def weight_class(num_examples: int, *, hidden_as: int = 0) -> int:
     return hidden_as or 4 ** round(math.log(max(num_examples, 1), 4))
 
 
+def step_between(specs: Iterable[TensorSpec], model: Tensors, update: Tensors) -> dict[str, Array]:
+    """Return the tensors after training minus the global model's, by name.
+
+    A value that is not trained and not finite in the model, such as the minus infinity of a causal mask, never changes: its
+    step is 0.
+
+    Args:
+        specs: The tensors.
+        model: The global model.
+        update: Tensors after training.
+    """
+    return {spec.name: _step(spec, model[spec.name], update[spec.name]) for spec in specs}
+
+
+def _step(spec: TensorSpec, start: Array, end: Array) -> Array:
+    if spec.trainable or (changes := np.isfinite(start)).all():
+        return np.asarray(end - start)
+    return np.subtract(end, start, out=np.zeros_like(start), where=changes)
+
+
 def make_vector(
     layout: VectorLayout,
     *,
@@ -59,7 +79,7 @@ def make_vector(
 
     Args:
         layout: Layout of the round.
-        step: Tensors after training minus the global model's; others than `layout.specs` are ignored.
+        step: Tensors after training minus the global model's (`step_between`); others than `layout.specs` are ignored.
         report: Report of the training; its examples are a `weight_class`.
         metric: Metric of the task.
         seed: Seed of the rounding.

@@ -25,7 +25,7 @@ _LEAST_RANGE, _MOST_RANGE = 1e-8, 1e8
 
 
 def first_ranges(schema: Schema, model: Tensors) -> tuple[float, ...]:
-    """Return the ranges of a run's first round: the root mean square of the values themselves.
+    """Return the ranges of a run's first round: the root mean square of the values themselves, as far as they are finite.
 
     Args:
         schema: Schema of the travelling tensors.
@@ -59,7 +59,8 @@ def next_clip(clip: float, report: SummedReport) -> float:
 
 
 def _first_range(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> float:
-    spread = math.sqrt(float(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+    finite = values[np.isfinite(values)]
+    spread = math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     return _within(spread or 1.0)
 
 

@@ -18,7 +18,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, polic
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
 from fedpatch.shared.errors import UpdateRefused, UsageError
-from fedpatch.shared.masking.device_vector import make_vector, weight_class
+from fedpatch.shared.masking.device_vector import make_vector, step_between, weight_class
 from fedpatch.shared.masking.group_context import threshold_of, write_grid
 from fedpatch.shared.masking.masked_blob import HEADER_BYTES, MaskedUpdate
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
@@ -85,7 +85,7 @@ class MaskedUplink:
             update = update_of(client)
             elements = make_vector(
                 layout,
-                step={spec.name: update[spec.name] - base[spec.name] for spec in layout.specs},
+                step=step_between(layout.specs, base, update),
                 report=replace(reports[client], num_examples=weight_class(reports[client].num_examples)),
                 metric=self._metric,
                 seed=seeds[client],

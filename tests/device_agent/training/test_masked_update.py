@@ -9,8 +9,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Trained, TrainFailed
 from fedpatch.device_agent.state.patch_store import PatchStore
@@ -128,6 +130,29 @@ def test_vector_holds_the_step_and_the_report(tmp_path, device):
         68 + layout.nbytes,
         scene.public.digest,
     )
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan])
+def test_value_that_is_not_finite_and_never_changes_has_no_step(tmp_path, value):
+    """Such as the mask of causal attention; the finite values of its tensor may change."""
+
+    def build() -> nn.Module:
+        module = TOY.build_model()
+        module.register_buffer("mask", torch.triu(torch.full((3, 3), float(value)), diagonal=1))
+        return module
+
+    task = replace(TOY, build_model=build)
+    store = PatchStore(tmp_path / "patches")
+    device = LocalUpdate(LocalTrainer(task, random_data("ann", 23)), store, "ann", private="none")
+    scene = Scene(tmp_path, task, SGD, "affine")
+    secure = terms(scene)
+    _, _, vector, _ = train(device, scene, secure)
+    layout = VectorLayout(scene.public, secure)
+    total = read_sum(layout, vector.elements, 1)
+    step = mean_step(layout, total)
+    assert not step["mask"].any()
+    assert step["fc1.weight"].any()
+    assert all(np.isfinite(read_report(layout, total).spreads))
 
 
 def figures_of(scene, secure, vector):

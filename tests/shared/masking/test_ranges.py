@@ -62,6 +62,13 @@ def test_first_range_of_large_values_in_half_precision_is_finite():
     assert first_ranges(schema, {"w": np.full(4, 60_000, "f2")}) == pytest.approx((60_000,), rel=1e-3)
 
 
+@pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan])
+def test_first_range_of_values_that_are_not_finite_is_that_of_the_others(value):
+    schema = Schema((TensorSpec("mask", (4,), "float32", "buffer"), TensorSpec("none", (2,), "float32", "buffer")))
+    model = {"mask": np.array([3, -3, value, value], "f4"), "none": np.full(2, value, "f4")}
+    assert first_ranges(schema, model) == (3.0, 1.0)
+
+
 def test_first_clip_is_the_norm_of_a_step_of_trained_values_that_reaches_every_range():
     assert first_clip(SCHEMA, (7.0, 0.5)) == pytest.approx(0.5 * math.sqrt(16))
 

@@ -56,6 +56,26 @@ def test_model_reaches_the_mean_of_the_goals_without_error_feedback():
     assert np.sqrt(np.mean((model["w"] - wanted) ** 2)) < 0.3
 
 
+def test_values_that_are_not_finite_and_never_change_stay_while_others_move():
+    """Such as the mask of causal attention."""
+    study = study_of(secure="groups", group_size=8, clients=CLIENTS)
+    schema = Schema((*SCHEMA.specs, TensorSpec("mask", (3,), "float32", "buffer")))
+    model = BASE | {"mask": np.array([0, -np.inf, np.nan], "f4")}
+    goal = {"w": BASE["w"] + 1, "running_var": BASE["running_var"], "mask": model["mask"]}
+    uplink = MaskedUplink(study, schema, model, EXAMPLES, MetricTerms())
+    for number in (1, 2):
+        model = uplink.mean(
+            number,
+            range(CLIENTS),
+            base=model,
+            update_of=lambda _: goal,
+            reports=reports(),
+            seeds={client: 100 * number + client for client in range(CLIENTS)},
+        )
+        np.testing.assert_array_equal(model["mask"], goal["mask"])
+    assert (model["w"] > BASE["w"]).all()
+
+
 def updates_of(round_number):
     rng = np.random.default_rng(round_number)
     return [
