@@ -46,7 +46,14 @@ from fedpatch.coordinator.pki.x509 import (
     read_crl,
     read_issuer,
 )
-from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, remedy_to_read, remove_unfinished, write_atomic
+from fedpatch.shared.app.files import (
+    OPEN_TO_OTHERS,
+    read_state,
+    refusals_of,
+    remedy_to_read,
+    remove_unfinished,
+    write_atomic,
+)
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.wire.topics import check_name
@@ -258,8 +265,8 @@ class Authority:
             if one.is_dir():
                 remove_unfinished(one)
         number = ends = -1
-        with suppress(OSError, ValueError):
-            number, ends = read_crl((self.directory / CRL).read_bytes())
+        with suppress(FileNotFoundError, ValueError):
+            number, ends = read_crl(read_state(self.directory / CRL))
         if number > self.index.crl_number:
             raise StateError(
                 f"{self.directory / INDEX_NAME}: is an older copy than {CRL}, so it may lack revocations; put the newest copy "

@@ -14,8 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
 from fedpatch.coordinator.pki.issued_certificates import read_index
 from fedpatch.coordinator.pki.x509 import names_of, new_key
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import StateError, StateUnreadable, UsageError
+from tests.support.failing_reads import FailingReads, reads
 
+__all__ = ["reads"]
 NOW = 1_800_000_000
 
 
@@ -122,6 +124,22 @@ def test_open_writes_a_missing_revocation_list(authority: Authority):
     authority.close()
     with Authority.open(authority.directory, now=NOW) as again:
         assert crl(again) == {int(issued.entry.serial, 16)}
+
+
+def test_revocation_list_that_cannot_be_read_now_is_not_replaced(authority: Authority, reads: FailingReads):
+    """It may be newer than the record, and know revocations that the record lacks."""
+    revoked, record = authority.directory / "ca.crl", authority.directory / "index.json"
+    authority.issue(DEVICE, "pi-1", now=NOW)
+    older = record.read_bytes()
+    authority.revoke(DEVICE, "pi-1", now=NOW)
+    authority.close()
+    record.write_bytes(older)
+    before = revoked.read_bytes()
+    reads.fail(revoked)
+    with pytest.raises(StateUnreadable, match=r"ca\.crl: cannot be read now: Input/output error"):
+        Authority.open(authority.directory, now=NOW)
+    reads.recover()
+    assert revoked.read_bytes() == before
 
 
 def test_older_record_than_the_revocation_list_is_refused_so_that_no_revocation_is_lost(authority: Authority):
