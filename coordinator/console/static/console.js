@@ -161,7 +161,9 @@
     $("link").dataset.state = kind;
     put("link", words);
     const line = state.live && state.live.line;
-    $("notice").hidden = !(line && (kind === "bad" || kind === "away" || (!now && state.live.link === false)));
+    // Without a status, a line is of interest where one is expected: while a run goes on, or where no run is known.
+    const missed = !now && state.live && (state.live.link === false || runs() || !state.runs.length);
+    $("notice").hidden = !(line && (kind === "bad" || kind === "away" || missed));
     put("notice", line || "");
   }
 

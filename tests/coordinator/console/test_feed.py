@@ -8,7 +8,7 @@ from contextlib import closing
 
 from fedpatch.coordinator.console.feed import Feed, RegistryReader
 from fedpatch.coordinator.console.snapshot import Snapshot
-from fedpatch.coordinator.observability.status_follower import StatusFollower
+from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.mqtt.events import Disconnected, Received
 from fedpatch.shared.wire.codec import encode
@@ -154,6 +154,16 @@ def test_lost_broker_is_named():
     feed.events.put(Disconnected("gone"))
     live = feed.step(0.0).live
     assert not live["link"] and "broker: gone" in live["line"]
+
+
+def test_silence_of_the_broker_is_explained_and_logged_once(caplog):
+    now = [0.0]
+    feed = Feed(None, StatusFollower(FLEET, "here", 0.0), lambda _: None, clock=lambda: now[0])
+    feed.events.put(Received("another/topic", b"", retained=False))
+    assert feed.step(0.0).live["line"] == ""
+    for now[0] in (PATIENCE_S, PATIENCE_S + 1.0):
+        assert "the broker does not let this user read" in feed.step(0.0).live["line"]
+    assert [one.getMessage() for one in caplog.records] == [feed.step(0.0).live["line"]]
 
 
 def test_thread_hands_over_snapshots_until_it_is_stopped(tmp_path):

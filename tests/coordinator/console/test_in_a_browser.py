@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
 from fedpatch.coordinator.console.words import STATE_WORDS
+from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.mqtt.events import Received
 from tests.coordinator.console.consoles import FLEET, TOKEN, Served, filled, served
 from tests.coordinator.observability.statuses import collecting
 from tests.coordinator.observability.statuses import fleet as participants
@@ -117,6 +120,20 @@ def test_open_round_shows_each_device_with_its_state_in_words(chromium, tmp_path
         assert _text(chromium, "open-title") == "Round 3" and _text(chromium, "link") == "live"
         assert "trains 2" in chromium.ask("document.getElementById('state-bar').getAttribute('aria-label')")
         assert chromium.ask("document.querySelector('#steps [aria-current]').textContent") == "Train"
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["run at work", "no run at work"])
+def test_silence_of_the_broker_during_a_run_is_explained_on_the_page(chromium, tmp_path, ended):
+    """Such as under access rules that do not let this user read the status: the broker takes the subscription all the same."""
+    with filled(tmp_path, status="max_rounds" if ended else "running"), served(tmp_path) as console:
+        _open(chromium, console, 3)
+        console.feed.follow(StatusFollower(FLEET, "mqtt://broker", time.monotonic() - PATIENCE_S))
+        console.feed.events.put(Received("another/topic", b"", retained=False))
+        chromium.wait_for("document.getElementById('notice').textContent.includes('does not let this user read')")
+        assert chromium.ask("document.getElementById('notice').hidden") is ended
+        console.publish(collecting(*participants(9)))
+        chromium.wait_for("document.getElementById('link').textContent === 'live'")
+        assert chromium.ask("document.getElementById('notice').hidden")
 
 
 def test_operator_logs_in_holds_a_device_and_releases_it(chromium, tmp_path):
