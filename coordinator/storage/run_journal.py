@@ -30,7 +30,7 @@ from typing import Any
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database.value_checks import check_record, check_run
 from fedpatch.shared.app.files import append_durably, make_directory, read_state, remedy_for
-from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
 
 FILE = "journal.jsonl"
 RUNS = "runs"
@@ -168,6 +168,10 @@ class RunJournal:
             return read_journal(self.path(run))
         except FileNotFoundError:
             return RunHistory()
+        except StateUnreadable as error:
+            words = "the run goes on, and the registry alone has its changes until the journal can be read"
+            _log.warning("%s; %s", str(error).partition("; ")[0], words)
+            return None
         except (OSError, StateError) as error:
             _log.warning("%s", error)
             return None

@@ -25,6 +25,9 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.registry_builders import change, new_run, seen
 from tests.support.examples import examples
+from tests.support.failing_reads import FailingReads, reads
+
+__all__ = ["reads"]
 
 ROUNDS = 4
 LOSE_RECORD_2 = "UPDATE rounds SET record = '{}' WHERE round = 2"
@@ -307,6 +310,26 @@ def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
             journal.write_bytes(data[: before + int(at * (len(data) - 1 - before))])
             assert read_journal(journal).changes < registry.changes(run)
             assert [one.user_accuracy for one in registry.records_as_written(run)] == [0.51, 0.9]
+
+
+def test_journal_that_cannot_be_read_now_is_left_alone_and_caught_up_later(
+    path: Path, reads: FailingReads, caplog: pytest.LogCaptureFixture
+):
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        journal = registry.journal.path(run)
+        before = journal.read_bytes()
+        reads.fail(journal)
+        registry.journal.bring_up_to_date(run)
+        registry.next_epoch(run)
+        assert set(caplog.messages) == {
+            f"{journal}: cannot be read now: Input/output error; the run goes on, and the registry alone has its changes until "
+            "the journal can be read"
+        }
+        reads.recover()
+        assert journal.read_bytes() == before
+        registry.journal.bring_up_to_date(run)
+        assert read_journal(journal).run == registry.run(run)
 
 
 def records_of(path: Path) -> list[int]:
