@@ -35,6 +35,7 @@ from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.download_files import bytes_of
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.app.files import read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import SchemaMismatch, WireError
@@ -112,7 +113,7 @@ class ParentRound:
         """Read the model of a request.
 
         Args:
-            command: The request; its model is at `model_path`.
+            command: The request; its model is `blob`.
             model: The task of this relay.
             chunk_bytes: Size of a chunk in the site.
 
@@ -120,7 +121,7 @@ class ParentRound:
             WireError: The blob is not the model that the request names, or has other values.
             SchemaMismatch: The request is about another model than the relay's task.
             UsageError: Its patch policy does not fit the model.
-            OSError: The file cannot be read.
+            StateError: The file cannot be read.
         """
         manifest, plan = command.model, command.plan
         if command.schema != model.schema.digest:
@@ -128,7 +129,8 @@ class ParentRound:
         policy = parse_policy(command.private)
         public = policy.public(model.schema)
         travelling = public.with_moments(plan.moments)
-        data = Path(command.model_path).read_bytes()
+        assert command.blob is not None
+        data = bytes_of(command.blob)
         meta, tensors = unpack(data, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=travelling)
         if command.content and values_digest(tensors, travelling) != command.content:
             raise WireError("the model has other values than the request names")

@@ -14,7 +14,7 @@ from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
@@ -99,7 +99,7 @@ class Fleet:
             plan=self.strategy.plan(RATES[self.strategy.name], self.batch_size, self.epochs, 0, SEED),
             private=self.private,
             schema=self.schema.digest,
-            model_path=str(self.folder / "model"),
+            blob=Downloaded(str(self.folder / "model")),
             model=model,
             encoding="fp32",
             base=model.digest,

@@ -82,10 +82,18 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class ModelStep:
-    """A downloaded delta, in the file `path`, from one version of the global model to the next."""
+class Downloaded:
+    """A downloaded blob: a file, or its bytes where it is small. The training process cannot look into the agent's memory."""
 
-    path: str
+    path: str = ""
+    content: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """A downloaded delta from one version of the global model to the next."""
+
+    blob: Downloaded
     delta: ModelDelta
 
 
@@ -98,7 +106,7 @@ class TrainCommand:
         plan: Optimizer, learning rate, batch size and number of steps.
         private: The request's patch policy, as text.
         schema: Digest of the coordinator's model schema, without moments.
-        model_path: File of the downloaded model; "" where `steps` lead to it.
+        blob: The downloaded model; None where `steps` lead to it.
         model: Manifest of the global model.
         encoding: Encoding of the update.
         base: Digest of the global model.
@@ -126,7 +134,7 @@ class TrainCommand:
     plan: TrainPlan
     private: str
     schema: str
-    model_path: str
+    blob: Downloaded | None
     model: Manifest
     encoding: str
     base: str

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
@@ -168,7 +169,7 @@ def resident_mib(pid: int | None) -> float:
 
 
 class _Child:
-    """One run of the training process, with a thread for each of its two outputs."""
+    """One run of the training process, with a thread for its input and one for each of its two outputs."""
 
     def __init__(
         self,
@@ -185,14 +186,16 @@ class _Child:
         self._last_words = ""
         self._log_thread = threading.Thread(target=self._copy_log, name="trainer-log", daemon=True)
         self._answer_thread = threading.Thread(target=self._read_answers, name="trainer-answers", daemon=True)
-        self._log_thread.start()
-        self._answer_thread.start()
+        # A command with a model is larger than the pipe, and a process that loads torch reads nothing for seconds.
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._command_thread = threading.Thread(target=self._write_commands, name="trainer-commands", daemon=True)
+        for thread in (self._log_thread, self._answer_thread, self._command_thread):
+            thread.start()
         self.send(setup)
 
     def send(self, command: Command) -> None:
-        """Write a command. If the process has just died, its end is the answer."""
-        with contextlib.suppress(OSError, ValueError):  # ValueError: the pipe is closed since the process ended
-            write_message(self.process.stdin, command)
+        """Let a command be written. If the process has just died, its end is the answer."""
+        self._commands.put(command)
 
     def train(self, command: TrainCommand | MaskCommand) -> None:
         """Send a command that must be answered from now on."""
@@ -201,12 +204,19 @@ class _Child:
 
     def stop(self) -> None:
         """End the process by closing its input, and wait for it."""
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        self._commands.put(None)
         self._wait()
-        for thread in (self._answer_thread, self._log_thread):
+        for thread in (self._command_thread, self._answer_thread, self._log_thread):
             if thread is not threading.current_thread():
                 thread.join(LAST_WORDS_TIMEOUT_S)
+
+    def _write_commands(self) -> None:
+        """Write commands until None, which closes the input; the process then ends."""
+        while (command := self._commands.get()) is not None:
+            with contextlib.suppress(OSError):  # the process has ended
+                write_message(self.process.stdin, command)
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
 
     def _read_answers(self) -> None:
         failed: SetupFailed | None = None
@@ -223,8 +233,7 @@ class _Child:
                 log.error("%s", error)
                 self.process.kill()
             self._wait()
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        self._commands.put(None)
         # A forgotten process gets no more commands: the rounds that it has not answered are lost.
         if self._forget(self):
             lost = tuple(self._owed)

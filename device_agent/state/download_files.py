@@ -16,6 +16,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpatch.device_agent.job.training_messages import Downloaded
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
@@ -63,6 +64,11 @@ class PartialBlob:
         whole = len(data) - len(data) % _INDEX.size
         return frozenset(i for (i,) in _INDEX.iter_unpack(data[:whole]) if i < self._manifest.chunk_count)
 
+    @property
+    def downloaded(self) -> Downloaded:
+        """The blob as a command has it."""
+        return Downloaded(str(self.path))
+
     def write(self, chunk: Chunk) -> None:
         """Write a chunk to its place, then note its index."""
         with refusals_of(self.path):
@@ -92,41 +98,42 @@ class PartialBlob:
 
 
 class MemoryBlob:
-    """The download of one blob into memory; the training process, of the same user, opens it by its `path`.
-
-    Raises:
-        StateError: The system refused; here and in each method.
-    """
+    """The download of one blob into memory."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
+        self._data = bytearray(manifest.size_bytes)
         self.have: frozenset[int] = frozenset()
-        with refusals_of(Path("memory")):
-            self._file = os.memfd_create("fedpatch-download")
-            os.truncate(self._file, manifest.size_bytes)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{self._file}")
+
+    @property
+    def downloaded(self) -> Downloaded:
+        """The blob as a command has it."""
+        return Downloaded(content=bytes(self._data))
 
     def write(self, chunk: Chunk) -> None:
         """Write a chunk to its place."""
-        with refusals_of(self.path):
-            _write(self._file, chunk.data, chunk.index * self._manifest.chunk_bytes)
+        begin = chunk.index * self._manifest.chunk_bytes
+        self._data[begin : begin + len(chunk.data)] = chunk.data
         self.have |= {chunk.index}
 
     def verified(self) -> bool:
         """Return whether the blob has the SHA-256 of its manifest."""
-        with refusals_of(self.path):
-            return file_digest(self.path) == self._manifest.digest
+        return hashlib.sha256(self._data).hexdigest() == self._manifest.digest
 
     def close(self) -> None:
         """Keep the blob for a later attempt."""
 
     def discard(self) -> None:
         """Give the memory back."""
-        descriptor, self._file = self._file, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._data, self.have = bytearray(), frozenset()
 
-    __del__ = discard
+
+def bytes_of(blob: Downloaded) -> bytes:
+    """Return a downloaded blob; StateError where its file cannot be read."""
+    if not blob.path:
+        return blob.content
+    with refusals_of(Path(blob.path)):
+        return Path(blob.path).read_bytes()
 
 
 def file_digest(path: Path) -> str:
@@ -202,9 +209,9 @@ class Downloads:
         """The chunks that were there at the start, by the digest of their blob."""
         return {digest: blob.have for digest, blob in self._blobs.items()}
 
-    def path(self, digest: str) -> Path:
-        """Return the file of a blob."""
-        return self._blobs[digest].path
+    def blob(self, digest: str) -> Downloaded:
+        """Return a blob as a command has it."""
+        return self._blobs[digest].downloaded
 
     def write(self, chunk: Chunk) -> None:
         """Write a chunk of one of the blobs to its place."""

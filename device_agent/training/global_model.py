@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
+from fedpatch.device_agent.state.download_files import bytes_of
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
-from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack
@@ -48,8 +47,8 @@ def read_global_model(command: TrainCommand, public: Schema, store: ModelCache |
             f"the global model has schema {command.model.schema[:12]}, expected {public.digest[:12]} under policy "
             f"{command.private!r}; coordinator and device need the same version of fedpatch and of the task"
         )
-    if not command.held:
-        tensors = _unpacked(command.model_path, command.model, public)
+    if command.blob is not None:
+        tensors = _unpacked(command.blob, command.model, public)
     else:
         try:
             tensors = _by_steps(command, public, store)
@@ -92,41 +91,40 @@ def _by_steps(command: TrainCommand, public: Schema, store: ModelCache | None) -
         raise WireError(f"no step leads from version {held.version[:12]} to {command.base[:12]}")
     _, tensors = unpack(blob, encoding=held.encoding, raw_bytes=held.raw_bytes, schema=public)
     for step in command.steps:
-        tensors = _unpacked(step.path, step.delta.manifest, public, tensors)
+        tensors = _unpacked(step.blob, step.delta.manifest, public, tensors)
         found = values_digest(tensors, public)
         if found != step.delta.content:
             raise WireError(f"a step leads to tensors with digest {found[:12]}, expected {step.delta.content[:12]}")
     return tensors
 
 
-def _unpacked(path: str, manifest: Manifest, public: Schema, base: Tensors | None = None) -> dict[str, Array]:
+def _unpacked(blob: Downloaded, manifest: Manifest, public: Schema, base: Tensors | None = None) -> dict[str, Array]:
     """Return the tensors of a downloaded blob."""
-    return read_blob(path, manifest, public, base)[1]
+    return read_blob(blob, manifest, public, base)[1]
 
 
 def read_blob(
-    path: str, manifest: Manifest, public: Schema, base: Tensors | None = None
+    blob: Downloaded, manifest: Manifest, public: Schema, base: Tensors | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read metadata and tensors of the blob in a file.
+    """Read metadata and tensors of a blob.
 
     Args:
-        path: The file.
+        blob: The blob.
         manifest: The manifest of the blob.
         public: Schema of its tensors.
         base: Tensors that a delta encoding needs; None for a whole model.
 
     Raises:
-        WireError: The file holds another or a damaged blob.
+        WireError: It is another or a damaged blob.
         StateError: The disk refused.
     """
-    with refusals_of(Path(path)):
-        blob = Path(path).read_bytes()
-    found = hashlib.sha256(blob).hexdigest()
+    data = bytes_of(blob)
+    found = hashlib.sha256(data).hexdigest()
     if found != manifest.digest:
         raise WireError(
-            f"{path}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
+            f"{blob.path or 'the blob'}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
         )
-    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)
+    return unpack(data, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)
 
 
 def _hold(store: ModelCache, version: str, tensors: Tensors, public: Schema) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
@@ -391,7 +391,7 @@ class LocalUpdate:
             if is_delta(manifest.encoding)
             else None
         )
-        report, update = read_blob(command.update_path, manifest, public, base)
+        report, update = read_blob(Downloaded(command.update_path), manifest, public, base)
         key = _patch_key(trainer, policy, command.plan, self._store)
         after = self._store.load(key, command.key.run, command.key.round + 1)
         copies, copy = self._copy(command, key, after_round=True)

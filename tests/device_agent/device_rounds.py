@@ -11,7 +11,7 @@ import numpy as np
 import zstandard
 
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors, values_digest
@@ -74,7 +74,7 @@ class Scene:
             "plan": self.plan,
             "private": self.private,
             "schema": self.model.digest,
-            "model_path": str(self.folder / "model"),
+            "blob": Downloaded(str(self.folder / "model")),
             "model": Manifest(digest, size, 64, -(-size // 64), packed.encoding, packed.raw_bytes, self.public.digest),
             "encoding": "fp32+zstd",
             "base": digest,

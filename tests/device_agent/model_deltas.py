@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.device_agent.job.training_messages import ModelStep, TrainCommand
+from fedpatch.device_agent.job.training_messages import Downloaded, ModelStep, TrainCommand
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.shared.tensors.arrays import Array, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack
@@ -46,7 +46,7 @@ class Versions:
                 base=before,
             )
             step, content = packed.manifest(64, self.scene.public), self.content(after)
-            self.steps.append(ModelStep(str(path), ModelDelta(self.manifests[-1].digest, content, step)))
+            self.steps.append(ModelStep(Downloaded(str(path)), ModelDelta(self.manifests[-1].digest, content, step)))
             self._publish(after)
 
     def content(self, tensors: dict[str, Array]) -> str:
@@ -57,10 +57,14 @@ class Versions:
         """A command to train version `to`, by steps from version `begins`, or from the whole model if it is None."""
         last = to % self.count
         manifest = self.manifests[last]
-        whole = {"model_path": str(self.scene.folder / f"version-{last}"), "model": manifest, "base": manifest.digest}
+        whole = {
+            "blob": Downloaded(str(self.scene.folder / f"version-{last}")),
+            "model": manifest,
+            "base": manifest.digest,
+        }
         if begins is not None:
             steps = tuple(self.steps[begins:last])
-            whole |= {"model_path": "", "held": self.manifests[begins].digest, "steps": steps}
+            whole |= {"blob": None, "held": self.manifests[begins].digest, "steps": steps}
         content = self.content(self.tensors[last])
         return self.scene.command(**{"hold": True, "content": content, **whole, **changes})
 
@@ -75,7 +79,7 @@ class Versions:
         )
         tensors.update(after)
         delta = ModelDelta(self.manifests[begins].digest, self.content(after), packed.manifest(64, self.scene.public))
-        return replace(self.command(begins), steps=(ModelStep(str(path), delta),))
+        return replace(self.command(begins), steps=(ModelStep(Downloaded(str(path)), delta),))
 
     def hold(self, store: ModelCache, number: int, tensors: dict[str, Array] | None = None) -> None:
         """Hold a version, with its own values or others."""

@@ -20,6 +20,7 @@ from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
+    Downloaded,
     Evaluated,
     Ready,
     TrainCancelled,
@@ -110,7 +111,7 @@ class Bench:
             plan=TrainPlan("sgd", 0.1, 20),
             private="affine",
             schema=MODEL.schema.digest,
-            model_path=str(path),
+            blob=Downloaded(str(path)),
             model=manifest,
             encoding="fp32",
             base=manifest.digest,
@@ -296,7 +297,7 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
         command = bench.command()
         site.train(replace(command, ends_at=time.monotonic() + 1))
         assert bench.await_end().reason is FailReason.DEADLINE
-        Path(command.model_path).write_bytes(b"damaged")
+        Path(command.blob.path).write_bytes(b"damaged")
         site.train(command)
         assert bench.await_end().reason is FailReason.DOWNLOAD
         site.train(replace(command, key=replace(command.key, run="../escape")))

@@ -21,7 +21,7 @@ from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.relay.parent import ENCODINGS, FEATURES, unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
@@ -83,7 +83,7 @@ def plain_command(tmp_path: Path, plan: TrainPlan = PLAN) -> TrainCommand:
         plan=plan,
         private="affine",
         schema=MODEL.schema.digest,
-        model_path=str(path),
+        blob=Downloaded(str(path)),
         model=manifest,
         encoding="fp32+zstd",
         base=manifest.digest,

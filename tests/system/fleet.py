@@ -41,6 +41,13 @@ _STOP_TIMEOUT_S = 60.0
 
 Wrap = Callable[[Sequence[str]], list[str]]
 
+
+def without_rights(command: Sequence[str]) -> list[str]:
+    """Return the command of a process without capabilities, as a systemd service runs it; other users than root have none."""
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if os.geteuid() == 0 else []
+    return [*drop, *command]
+
+
 open_fleets: list[Fleet] = []
 """Fleets whose `with` has not ended, for the report of a failed test."""
 
@@ -64,7 +71,7 @@ def forked_for(agent: int) -> list[int]:
 class AgentProcess:
     """One device's agent. Its directory `state_dir` and its `log` outlast `kill`, `terminate` and `restart`."""
 
-    def __init__(self, device: str, options: Sequence[str], directory: Path, wrap: Wrap = list) -> None:
+    def __init__(self, device: str, options: Sequence[str], directory: Path, wrap: Wrap = without_rights) -> None:
         self.device = device
         self._wrap = wrap
         self.state_dir = directory / device
@@ -171,13 +178,13 @@ class Fleet:
         broker: URL of the broker.
         directory: Holds the state directories and logs of the agents.
         name: Name of the fleet.
-        wrap: Returns the command line to run, given that of an agent.
+        wrap: Returns the command line to run, given that of an agent. By default agents have no rights of root.
         forked: A server that has torch loaded forks the training processes, as in `fedpatch demo`. False: each is a program and
             a child of its agent, as on a device; for tests that kill, trace or measure it by itself.
     """
 
     def __init__(
-        self, broker: str, directory: Path, *, name: str = "demo", wrap: Wrap = list, forked: bool = True
+        self, broker: str, directory: Path, *, name: str = "demo", wrap: Wrap = without_rights, forked: bool = True
     ) -> None:
         self._wrap = wrap
         self._forks = ["--fork-server", str(fork_server())] if forked else []

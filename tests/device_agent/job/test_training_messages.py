@@ -13,6 +13,7 @@ from fedpatch.device_agent.job.training_messages import (
     COMMANDS,
     MAX_FRAME_BYTES,
     CancelTraining,
+    Downloaded,
     Evaluated,
     MakeModel,
     MaskCommand,
@@ -43,12 +44,25 @@ from tests.device_agent.jobs import DIGEST, KEY, REQUEST
 from tests.support.specs import model, report, update
 
 TRAIN = TrainCommand(
-    KEY, REQUEST.plan, "affine", REQUEST.schema, "/m", model(), "fp32", DIGEST, "/u", 2.5, 100, DIGEST, hold=True
+    KEY,
+    REQUEST.plan,
+    "affine",
+    REQUEST.schema,
+    Downloaded("/m"),
+    model(),
+    "fp32",
+    DIGEST,
+    "/u",
+    2.5,
+    100,
+    DIGEST,
+    hold=True,
 )
 SENT_COMMANDS = (
     WorkerSetup("digits", "shard:0/1", "/data", "/patch", "pi-1", threads=2),
     TRAIN,
-    replace(TRAIN, steps=(ModelStep("/s", DELTAS[0]),), independent_ends_at=9.0),
+    replace(TRAIN, blob=Downloaded(content=bytes(range(256)))),
+    replace(TRAIN, blob=None, steps=(ModelStep(Downloaded("/s"), DELTAS[0]),), independent_ends_at=9.0),
     MakeModel(TRAIN, update()),
     MaskCommand(KEY, update(), "/v", "/u", b"c" * 32, (Mask(b"s" * 32, -1),), SkellamNoise(b"n" * 32, 4.0)),
     PauseTraining(),

@@ -33,6 +33,7 @@ from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
 from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
+from fedpatch.device_agent.state.download_files import bytes_of
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.locks import FileLock
@@ -682,9 +683,9 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
     delta_device.arrive(*STEP_BLOBS[1:])
     assert delta_device.wire.filters == set()
     [command] = delta_device.trainer.commands
-    assert (command.held, command.model_path, command.base) == (VERSIONS[1].digest, "", VERSIONS[-1].digest)
+    assert (command.held, command.blob, command.base) == (VERSIONS[1].digest, None, VERSIONS[-1].digest)
     assert [step.delta for step in command.steps] == list(DELTAS[1:])
-    assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
+    assert [bytes_of(step.blob) for step in command.steps] == list(STEP_BLOBS[1:])
     assert command.hold
     delta_device.perform(delta_device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 13.0))
     assert delta_device.downloads == set()
@@ -699,7 +700,7 @@ def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
     delta_device.perform(delta_device.job.handle(OwnerResumed(), 0.0))
     delta_device.arrive(STEP_BLOBS[2])
     [command] = delta_device.trainer.commands
-    assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
+    assert [bytes_of(step.blob) for step in command.steps] == list(STEP_BLOBS[1:])
     assert delta_device.downloads == set()
 
 
@@ -729,7 +730,7 @@ def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     delta_device.arrive(BLOBS[-1])
     [command] = delta_device.trainer.commands
-    assert (command.held, Path(command.model_path).read_bytes()) == ("", BLOBS[-1])
+    assert (command.held, bytes_of(command.blob)) == ("", BLOBS[-1])
 
 
 def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog):

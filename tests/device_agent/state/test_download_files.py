@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.state.download_files import Downloads
+from fedpatch.device_agent.state.download_files import Downloads, bytes_of
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.chunked_transfer import cut
 from tests.device_agent.delta_jobs import STEP_BLOBS, STEPS
@@ -29,7 +29,7 @@ def test_chunks_of_several_blobs_go_to_their_own(tmp_path):
     assert not downloads.verified()
     fill(downloads, STEP_BLOBS[0], 0)
     assert downloads.verified()
-    assert [downloads.path(one.digest).read_bytes() for one in STEPS] == list(STEP_BLOBS)
+    assert [bytes_of(downloads.blob(one.digest)) for one in STEPS] == list(STEP_BLOBS)
     downloads.discard()
     assert names(tmp_path) == set()
 

@@ -110,12 +110,12 @@ def _of_other_content(versions, store):
 
 
 def _spoilt(versions, store):
-    flip_bit(Path(versions.steps[-1].path))
+    flip_bit(Path(versions.steps[-1].blob.path))
     return versions.command(1)
 
 
 def _gone(versions, store):
-    Path(versions.steps[-1].path).unlink()
+    Path(versions.steps[-1].blob.path).unlink()
     return versions.command(1)
 
 
@@ -165,7 +165,7 @@ def test_training_begins_from_the_very_version_that_was_asked_for_or_not_at_all(
     held, named = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     versions.hold(store, held)
     steps = tuple(data.draw(st.lists(st.sampled_from(versions.steps), max_size=4)))
-    path = Path(data.draw(st.sampled_from([str(store.path), *(one.path for one in versions.steps)])))
+    path = Path(data.draw(st.sampled_from([str(store.path), *(one.blob.path for one in versions.steps)])))
     spoil = data.draw(st.none() | st.integers(0, path.stat().st_size - 1))
     if spoil is not None:
         blob = bytearray(path.read_bytes())

@@ -11,6 +11,7 @@ import pytest
 from msgspec import UNSET
 from torch import nn
 
+from fedpatch.device_agent.job.training_messages import Downloaded
 from fedpatch.device_agent.state.patch_store import CONTROLS, PERSONAL, PatchKey, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
@@ -372,7 +373,7 @@ def test_a_damaged_model_is_not_trained(tmp_path, device):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model_path": "gone"}, StateError, r"gone: No such file or directory"),
+        ({"blob": Downloaded("gone")}, StateError, r"gone: No such file or directory"),
         ({"update_path": "no/update"}, StateError, r"no/update: No such file or directory; make its directory again"),
         ({"schema": "ab" * 32}, SchemaMismatch, r"schema abababababab, .* same version of the task"),
         ({"private": "all"}, SchemaMismatch, "the global model has schema"),

@@ -371,7 +371,7 @@ def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private
     other = LocalTrainer(TOY, device.data)
     export = ModelExport(other, ModelStore(tmp_path / "models"), 1.0)
     restarted = LocalUpdate(other, store, "ann", export=export, held=held, private=private)
-    restarted.make_model_again(replace(command, model_path=""), done[0])
+    restarted.make_model_again(replace(command, blob=None), done[0])
     assert device.models.publish("toy", "run", 1) is not None
     found = device.personal.predict(device.data.test_x)
     np.testing.assert_allclose(found, trained, atol=1e-4 if encoding == "fp32+zstd" else 0.1)
@@ -445,7 +445,7 @@ def test_model_put_off_is_the_one_that_was_trained(tmp_path):
     done = device.local_update.run(command, lambda *_: None, lambda: False)
     assert done is not None
     (tmp_path / "update").unlink()
-    device.local_update.make_model_again(replace(command, model_path=""), done[0])
+    device.local_update.make_model_again(replace(command, blob=None), done[0])
     assert device.models.publish("toy", "run", 1) is not None
     with torch.no_grad():
         expected = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
