@@ -2,15 +2,16 @@
 
 A device *misses* a round if it declines, does not answer the invitation in time, falls silent, loses its connection for longer
 than `rejoin_s`, or has not reported at the deadline. A device that fails with a reason misses the round only if the round
-fails, or if it has failed or missed another of the last 16 rounds. A device that was working when the round ended after its
-quorum misses nothing. After n missed rounds in a row a device is *absent*:
+fails, or if it has failed or missed another of the last 16 rounds. A device that is not there to be invited misses the round
+only if the round fails and it is not absent yet. A device that was working when the round ended after its quorum misses
+nothing. After n missed rounds in a row a device is *absent*:
 
 - It does not count (coordinator.cohort.selection), so that it cannot prevent the quorum of a round.
 - It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
 A committed update ends the absence. The device is then *unsteady*: it is invited, but does not count until 16 rounds later, and
-after each further absence twice as long. So devices that come and go cost one round, and devices of two kinds two: those that
-do not answer end a round before the others are late. Unsteady devices count while the others are no majority of the fleet.
+after each further absence twice as long. So devices that come and go cost one round, and devices of several kinds two: those
+that do not answer end a round before the others are late. Unsteady devices count while the others are no majority of the fleet.
 
 A device that restarts is invited in the next round. All absent devices are invited in the
 next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all

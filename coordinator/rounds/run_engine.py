@@ -904,13 +904,14 @@ class Engine:
         """Note the devices that missed a round; return the missed rounds in a row by absent device.
 
         A failed round waited in vain for the carried work of earlier rounds too, and the next one cannot count on a device
-        that failed.
+        that failed, or that is away. A device that stays away is absent once: it is invited as soon as it is back.
         """
-        carriers = self.carried.works if failed else ()
         known, before = set(self._absences.missed), set(self._absences.ever)
+        away = set(self.fleet.missing()) - known
+        lost = {*self.carried.works, *current.failed, *away} if failed else set[str]()
         absent = self._absences.note(
             number,
-            {*current.missed, *carriers, *(current.failed if failed else ())},
+            {*current.missed, *lost},
             current.reports.keys(),
             current.round.left | self.fleet.left,
             () if failed else current.failed,
