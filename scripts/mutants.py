@@ -46,6 +46,11 @@ TESTS = {
         "coordinator/runtime/test_masked_rounds.py",
         "coordinator/runtime/test_signed_groups.py",
     ),
+    "shared/tensors": (
+        *("shared/tensors", "coordinator/aggregation", "relay/test_site_round.py"),
+        *("test_honest_updates.py", "device_agent/training/test_local_update.py"),
+    ),
+    "shared/wire": ("shared/wire", "coordinator/test_plan_settings.py", "shared/task_checks/test_check_task.py"),
     "shared/masking": (
         *("shared/masking", "coordinator/masking", "device_agent/masking"),
         "coordinator/aggregation/test_masked_mean.py",

@@ -101,7 +101,7 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
         Scales (float32, one per block), and codes (int8, shape (n,), from -top to top).
     """
     blocks = _in_blocks(values, block)
-    highest = np.abs(blocks).max(axis=1, initial=0).astype(np.float64)
+    highest = np.abs(blocks).max(axis=1).astype(np.float64)
     if coarse:
         count = np.minimum(values.size - np.arange(len(blocks)) * blocks.shape[1], blocks.shape[1])
         square = np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)
@@ -112,11 +112,10 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
     steps = blocks / np.where(scales, scales, 1)[:, None].astype(blocks.dtype)
     if rng is None:
         steps *= 1 + _WHOLE  # the greatest value is a whole number of steps, which the division may have missed
-        np.trunc(steps, out=steps)
     else:
         steps += rng.random(steps.shape, np.float32)
         np.floor(steps, out=steps)
-    codes = np.minimum(steps, top).astype(np.int8)  # the sum of 127 and almost 1 is rounded to 128
+    codes = np.minimum(steps, top).astype(np.int8)  # towards zero; the sum of 127 and almost 1 is rounded to 128
     return scales, codes.reshape(-1)[: values.size]
 
 
@@ -142,7 +141,7 @@ def _in_blocks(values: Array, block: int) -> Array:
     """Return `values` with shape (blocks, block), the last block padded with zeros. With `block` 0 all values are one block."""
     if not block:
         return values.reshape(1, -1) if values.size else values.reshape(0, 1)
-    return np.append(values, np.zeros(-values.size % block, values.dtype)).reshape(-1, block)
+    return np.pad(values, (0, -values.size % block)).reshape(-1, block)
 
 
 def to_nibbles(codes: Array) -> bytes:
@@ -414,7 +413,7 @@ def _keeps_statistics(flat: Array, before: Array, change: Array) -> bool:
     Its error is a share of the change. A variance that falls from 1 to 0.0001 would become 0, and each device would then divide
     by epsilon; a mean that falls from 1000 to 20 would miss it by several deviations.
     """
-    decoded = before + from_bf16(memoryview(to_bf16(change))).astype(flat.dtype)
+    decoded = before + from_bf16(memoryview(to_bf16(change)))
     return bool((np.abs(decoded - flat) <= STATISTICS_ERROR * np.abs(flat)).all())
 
 

@@ -115,6 +115,14 @@ def test_a_coarse_scale_is_a_share_of_the_root_mean_square():
     assert to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 1e-3)[0] == pytest.approx([4 / 127, 100 / 127])
 
 
+def test_any_scales_are_decoded_without_a_warning():
+    """A sender of false scales gets its values refused later; it writes nothing into the log."""
+    scales = np.array([np.inf, np.finfo(np.float32).max], np.float32)
+    with np.errstate(all="raise"):
+        found = from_codes(scales, np.array([0, 127], np.int8), 1, np.dtype(np.float32))
+    assert np.isnan(found[0]) and np.isinf(found[1])
+
+
 def test_a_block_has_a_scale_of_its_own():
     values = np.ones(48, np.float32)
     values[0] = 1e6
