@@ -108,8 +108,8 @@ RULE = (
     "The run fails after `max_failed_rounds` failed rounds in a row; one in which a device left the count for the first time "
     "is not among them, nor is one that made a device absent for the first time while absent devices are a minority.",
     "Missing devices that a run has waited for in vain, 60 s or `wait_s` if that is less, do not count until they are back. "
-    "Neither do absent devices, which missed the last round in which they were asked, and for a while those that were absent "
-    "twice or more. "
+    "Neither do absent devices, which missed the last round in which they were asked or were away when a round failed, and for "
+    "a while those that were absent. "
     "But if they are half of the fleet or more, all of them count: a minority never makes the model.",
     "A round reaches `target_ua` only if it succeeds and as many devices as its quorum measured a user accuracy.",
 )

@@ -81,6 +81,7 @@ class Absences:
         reported: Collection[str],
         left: Collection[str] = (),
         failed: Collection[str] = (),
+        away: Collection[str] = (),
     ) -> Mapping[str, int]:
         """Note a round that is over.
 
@@ -90,6 +91,7 @@ class Absences:
             reported: Devices that reported.
             left: Devices that left the count; they are not absent.
             failed: Devices that failed with a reason of their own.
+            away: Devices that cannot be invited now. Beyond MAX_ABSENT they are left out before others.
 
         Returns:
             Missed rounds in a row by absent device, for the record of the round.
@@ -104,7 +106,7 @@ class Absences:
         counts = {device: count for device, count in self._missed.items() if device not in others}
         for device in set(missed).difference(left):
             counts[device] = self._missed.get(device, 0) + 1
-        kept = heapq.nsmallest(MAX_ABSENT, counts.items(), key=lambda item: (-item[1], item[0]))
+        kept = heapq.nsmallest(MAX_ABSENT, counts.items(), key=lambda item: (-item[1], item[0] in away, item[0]))
         self._take(number, dict(kept))
         return dict(sorted(kept))
 

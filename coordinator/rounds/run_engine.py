@@ -907,14 +907,15 @@ class Engine:
         that failed, or that is away. A device that stays away is absent once: it is invited as soon as it is back.
         """
         known, before = set(self._absences.missed), set(self._absences.ever)
-        away = set(self.fleet.missing()) - known
-        lost = {*self.carried.works, *current.failed, *away} if failed else set[str]()
+        away = set(self.fleet.missing())
+        lost = {*self.carried.works, *current.failed, *(away - known)} if failed else set[str]()
         absent = self._absences.note(
             number,
             {*current.missed, *lost},
             current.reports.keys(),
             current.round.left | self.fleet.left,
             () if failed else current.failed,
+            away,
         )
         invited = current.round.participants
         mute = {

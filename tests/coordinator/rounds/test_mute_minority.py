@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.rounds.missed_rounds import MAX_ABSENT
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     Effect,
@@ -95,6 +96,10 @@ class Play:
     @property
     def failed(self) -> int:
         return sum(record.outcome == "failed" for record in self.engine.records)
+
+    def leaves(self, at: float, device: str) -> None:
+        """Let a device leave for good at a time."""
+        self._later(at, lambda: self._tell(DevicePresence(device, gone())))
 
     def _goes(self, device: str) -> None:
         self._tell(DevicePresence(device, gone()))
@@ -234,6 +239,16 @@ def test_minority_of_one_kind_costs_at_most_two_rounds(fault, sizes):
     size, bad = sizes
     kinds = {f"pi-{at}": fault if at < bad else "good" for at in range(size)}
     play = Play(kinds, rounds=16, round_interval_s=4.0)
+    play.run()
+    assert (play.engine.stopped, play.failed <= 2) == (Stopped.MAX_ROUNDS, True)
+
+
+def test_more_devices_that_leave_than_a_record_names_hide_no_mute_ones():
+    mute, away = [f"mute-{at}" for at in range(MAX_ABSENT)], [f"away-{at}" for at in range(MAX_ABSENT + 1)]
+    kinds = {**dict.fromkeys(mute, "takes part once, then never answers"), **dict.fromkeys(away, "good")}
+    play = Play({**kinds, **{f"pi-{at}": "good" for at in range(3 * MAX_ABSENT)}}, rounds=5, round_interval_s=100.0)
+    for device in away:
+        play.leaves(60.0, device)
     play.run()
     assert (play.engine.stopped, play.failed <= 2) == (Stopped.MAX_ROUNDS, True)
 
