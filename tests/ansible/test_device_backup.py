@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -80,3 +81,36 @@ def test_no_backup_is_set_up_without_a_directory(tmp_path):
     done = _written(tmp_path, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not [name for name in UNITS if (tmp_path / name).exists()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role acts as another user")
+def test_backup_is_restored_once_and_neither_over_a_state_nor_in_part(tmp_path):
+    """The program ends on "torn" after it has written the accounts, as on a full card."""
+    for name in ("new", "torn", "ran", "trained"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ran" / "status.json").touch()
+    (tmp_path / "trained" / "usage.json").touch()
+    program = tmp_path / "fedpatch-agent"
+    stub(
+        program,
+        f'echo "$*" >> {tmp_path}/calls; touch "${{5#--state-dir=}}/usage.json"; case "$5" in *torn) exit 1;; esac',
+    )
+    hosts: dict[str, dict[str, Any]] = {name: {} for name in ("new", "torn", "ran", "trained")}
+    given = {
+        "device_agent_program": str(program),
+        "device_agent_restore_from": "/media/pi.backup",
+        "fleet_user": "root",
+    }
+    given |= {"device_agent_id": "pi", "device_agent_state_dir": f"{tmp_path}/{{{{inventory_hostname}}}}"}
+    files = [str(ROLES / "fleet" / name / "main.yml") for name in ("defaults", "vars")]
+    files += [str(ROLES / "device_agent" / name / "main.yml") for name in ("defaults", "vars")]
+    options = [f"-e{name}={value}" for name, value in given.items()]
+    tasks = [{"ansible.builtin.include_tasks": str(ROLES / "device_agent" / "tasks" / "restore.yml")}]
+    book = {"hosts": "devices", "vars_files": files, "tasks": tasks}
+    for place in ("first", "second"):
+        done = played(tmp_path, fleet_of(hosts), book, *options)
+        refusals = refused(done)
+        assert set(refusals) == {"torn", "ran", "trained"}, done.stdout + done.stderr
+        assert ("interrupted" in refusals["torn"]) == (place == "second")
+        assert "has run without its backup" in refusals["ran"] and "trained has a state" in refusals["trained"]
+        assert len((tmp_path / "calls").read_text().splitlines()) == 2
