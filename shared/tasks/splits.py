@@ -378,7 +378,9 @@ def _named(values: ArrayLike, what: str) -> NDArray[Any]:
         found = np.asarray(values)
     except ValueError as error:
         raise UsageError(f"the {what} names are no list of one value for each example: {error}") from error
-    if found.dtype.kind in "Of" and any(map(_is_missing, found.ravel().tolist())):
+    # NumPy makes a text of a NaN in a list of texts.
+    single = values if isinstance(values, list | tuple) else found.ravel().tolist() if found.dtype.kind in "Of" else ()
+    if any(map(_is_missing, single)):
         raise DataError(f"a {what} is missing; leave its example out, or name it")
     try:
         np.unique(found)

@@ -197,6 +197,7 @@ def test_too_few_examples_are_refused():
         (lambda: stratified_split([1.0, math.nan, 0.0]), "a class is missing"),
         (lambda: group_split(["ann", None, "bob"]), "a group is missing"),
         (lambda: group_split(pd.Series(["ann", pd.NA, "bob"])), "a group is missing"),
+        (lambda: group_split(["ann", math.nan, "bob"]), "a group is missing"),
         (lambda: group_split(pd.Series(["ann", 7, "bob"])), "group names are of several kinds"),
         (lambda: group_split([["ann"], ["bob", "eve"]]), "are no list of one value for each example"),
         (lambda: group_shards(["ann", None, "bob"], 2), "a group is missing"),
