@@ -125,8 +125,9 @@ def usual_time(columns: Sequence[str], inputs: Sequence[object], others: Sequenc
         others: Those of the target and of the group, which are no times.
     """
     lower = [one.lower() for one in columns]
-    time = next((columns[lower.index(name)] for name in TIME_NAMES if lower.count(name) == 1), "")
-    return "" if time in others or (time.lower() == _TEMPERATURE and time in inputs) else time
+    named = [columns[lower.index(name)] for name in TIME_NAMES if lower.count(name) == 1]
+    free = [one for one in named if one not in others and (one.lower() != _TEMPERATURE or one not in inputs)]
+    return next(iter(free), "")
 
 
 def names_of(what: str, names: Sequence[str]) -> tuple[str, ...]:

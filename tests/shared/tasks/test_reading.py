@@ -478,6 +478,12 @@ def test_date_that_no_clock_in_utc_shows_is_refused(text):
         time_in(text)
 
 
+def test_target_with_the_name_of_a_time_hides_no_column_of_the_time(tmp_path):
+    (tmp_path / "one.csv").write_text("time,timestamp,v\n" + "".join(f"{n % 3},{n},0.{n}\n" for n in range(9)))
+    found = read_csv(tmp_path / "one.csv", ["v"], "time")
+    assert found.times is not None and found.times.tolist() == list(range(9))
+
+
 def test_copy_of_a_file_counts_once(tmp_path):
     """Else its readings would be for training and for testing."""
     for name in ("monday.csv", "monday (1).csv", "tuesday.csv"):
