@@ -655,11 +655,11 @@ def _without_copied_files(found: Examples) -> Examples:
         mine = places[file]
         if len(mine) < 2:
             continue
-        alike = known.setdefault(b"".join(one[mine[0]].tobytes() for one in columns), [])
+        # Fewer readings may begin another file by chance: they are a copy if they are all of it.
+        begin = mine[:LEAST_EXAMPLES]
+        alike = known.setdefault(b"".join(one[begin].tobytes() for one in columns), [])
         for other in alike:
             theirs = places[other][: len(mine)]
-            if len(mine) < min(LEAST_EXAMPLES, len(places[other])):
-                continue  # so few readings may begin another file by chance
             if all(np.array_equal(one[mine], one[theirs], equal_nan=True) for one in columns):
                 copied[mine] = True
                 notes.append(f"{found.sources[file]} has the readings of {found.sources[other]}: counted once")
