@@ -2,8 +2,9 @@
 
 The agent's process has the network and no private value; the training process has the data, the patch and torch, but no
 network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel
-in files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `Evaluated`, `TrainFailed`,
-`TrainCancelled`, or by the end of the process. Every `MaskCommand` is answered in the same way by `Masked` or `TrainFailed`.
+in files, but a small downloaded model in its frame. Every `TrainCommand` is answered exactly once: by `Trained`, `Evaluated`,
+`TrainFailed`, `TrainCancelled`, or by the end of the process. Every `MaskCommand` is answered in the same way by `Masked` or
+`TrainFailed`.
 A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMade`. `ModelHeld` may come at any time.
 """
 
