@@ -585,7 +585,9 @@ def _named(what: str) -> Iterator[None]:
 
 
 def without_missing(found: Examples) -> Examples:
-    """Return the examples whose inputs are all there, with a note; DataError if there is none."""
+    """Return the examples whose inputs are all there, with a note, which is also logged; DataError if there is none."""
+    from fedpatch.shared.tasks.reading.readings_table import log
+
     whole = ~np.isnan(found.x).reshape(len(found), -1).any(axis=1)
     if whole.all():
         return found
@@ -593,6 +595,7 @@ def without_missing(found: Examples) -> Examples:
     note = f"examples with a missing input: {int((~whole).sum())} of {len(found)}, left out; the first: {first}"
     if not whole.any():
         raise DataError(f"{found.where}: {note}; fill missing inputs in the task's `prepare`")
+    log.warning("%s: %s", found.where, note)
     return replace(found.take(whole), notes=(*found.notes, note))
 
 

@@ -158,14 +158,15 @@ def test_error_of_shape_names_the_axes_in_order(state_dir):
         model.predict(np.zeros((1, 4, 2), np.float32), prepared=True)
 
 
-def test_window_with_a_missing_input_is_left_out_where_no_prepare_fills_it(agent, tmp_path):
+def test_window_with_a_missing_input_is_left_out_where_no_prepare_fills_it(tmp_path, caplog):
     form = ReadingsFormat(["light"], "mode", ["day", "night"], window=12)
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(TOY, (12,)), readings=form, input_shape=(1, 12))
     model = PersonalModel.open(tmp_path)
     (tmp_path / "new.csv").write_text("light\n" + "".join(f"{'' if i == 15 else i},\n" for i in range(36)))
     found = model.examples(tmp_path / "new.csv")
     assert found.x[:, 0, 0].tolist() == [0, 24]
-    assert "examples with a missing input: 1 of 3, left out; the first: new.csv, line 25" in found.notes
+    words = "examples with a missing input: 1 of 3, left out; the first: new.csv, line 25"
+    assert words in found.notes and words in caplog.text
 
 
 def test_file_of_an_array_with_another_shape_names_the_axes_in_order(agent, state_dir):
