@@ -123,7 +123,7 @@ def _add_restore(app: typer.Typer) -> None:
             with refusals_of(config):
                 write_atomic(config, settings)
                 if os.geteuid() == 0:
-                    os.chown(config, owner.st_uid, owner.st_gid)
+                    os.lchown(config, owner.st_uid, owner.st_gid)
             typer.echo(f"wrote {config}")
         typer.echo(f"restored {place}, which belongs to user {owner.st_uid}; the agent must run as this user")
         typer.echo("the allowance of today counts as spent")
