@@ -218,7 +218,7 @@ class TableBuilder:
                 f"{self._first}"
             )
         for name, count in self._without.items():
-            done = "filled in by prepare" if name in self._inputs else "left out"
+            done = "for prepare to fill" if name in self._inputs else "left out"
             self.note(f"{self._shown}: {self._row_word}s without {name}: {count}, {done}")
         for name, rounded in self._rounded.items():
             self.note(f"{self._shown}: column {name}: {rounded.words()}")

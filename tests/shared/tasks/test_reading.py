@@ -206,7 +206,7 @@ def test_unusable_file_is_refused_with_the_remedy(tmp_path, text, words):
 def test_input_without_a_value_is_nan_and_row_without_a_target_is_left_out(tmp_path, caplog):
     values, targets = table(tmp_path, "v,mode\n,on\nNA,off\n1,\n2,on\n")
     assert [math.isnan(one) for one in values] == [True, True, False] and targets == [1, 0, 1]
-    assert "lines without v: 2, filled in by prepare" in caplog.text
+    assert "lines without v: 2, for prepare to fill" in caplog.text
     assert "lines without mode: 1, left out" in caplog.text
 
 
