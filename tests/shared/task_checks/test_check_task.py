@@ -168,6 +168,19 @@ def test_windows_that_overlap_and_were_split_by_hand_warn(part, stride, turned):
         assert f"of {tested.sum()} {word} examples" in found_split.detail and "block_split" in found_split.remedy
 
 
+@pytest.mark.parametrize("digits", [0, 1])
+def test_days_of_a_coarse_sensor_are_no_windows_that_overlap(digits):
+    """Three temperatures in a row, to a tenth of a degree, are those of another day by chance."""
+    rng = np.random.default_rng(0)
+    usual = 15 + 8 * np.sin(np.arange(24) / 24 * 2 * np.pi)
+    days = np.round(usual + rng.normal(0, 2, (1000, 1)) + rng.normal(0, 0.4, (1000, 24)), digits)
+    x, y = days[:, None].astype(np.float32), np.arange(1000) % 2
+    checkup = Checkup(lambda _: None, lambda _: None)
+    data = DeviceData(x[200:], y[200:], x[:200], y[:200])
+    check_task._check_inputs(Question(TASK, "good", Path("/nonexistent")), data, nn.BatchNorm1d(1), checkup)
+    assert [one.verdict for one in checkup.findings if one.name == "split"] == ["ok"]
+
+
 def _changed(**changes: Any) -> Task:
     """The task whose data of the spec "good" are changed by functions of them."""
 
