@@ -105,7 +105,13 @@ def _add_restore(app: typer.Typer) -> None:
         since the backup. An existing settings file stays, and so does an identity that this card has already.
         """
         from fedpatch.device_agent.cli.acting_as import acting_as
-        from fedpatch.device_agent.cli.backup_file import open_backup, read_backup, restore_backup
+        from fedpatch.device_agent.cli.backup_file import (
+            device_in,
+            open_backup,
+            read_backup,
+            restore_backup,
+            settings_in,
+        )
         from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
         from fedpatch.device_agent.policy.usage import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
@@ -114,6 +120,13 @@ def _add_restore(app: typer.Typer) -> None:
             raise UsageError(f"{config}: no such file; name the state directory with --state-dir")
         place = place_of(state_dir, None if state_dir else config).absolute()
         archive = open_backup(read_backup(file), _first_line(passphrase_file), str(file))
+        if config.exists():
+            with refusals_of(config):
+                ours, theirs = device_in(config.read_bytes()), device_in(settings_in(archive))
+            if ours and theirs and ours != theirs:
+                raise UsageError(
+                    f"{file}: is a backup of {theirs!r}, and {config} is of {ours!r}; name the right backup"
+                )
         with refusals_of(place):
             place.mkdir(parents=True, exist_ok=True, mode=0o750)
             owner = place.stat()

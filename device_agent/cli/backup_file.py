@@ -36,6 +36,7 @@ from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.device_agent.state.revocation_file import FILE as REVOCATIONS
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.shared.app.files import make_directory, refusals_of, remedy_to_read, write_atomic
+from fedpatch.shared.config.toml_edit import parse_toml
 from fedpatch.shared.errors import DataError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -110,6 +111,22 @@ def open_backup(data: bytes, passphrase: str, where: str) -> bytes:
         return _cipher(passphrase, salt).decrypt(nonce, data[head + _SALT + _NONCE :], MAGIC)
     except InvalidTag:
         raise DataError(f"{where}: cannot be opened: the passphrase is another one, or the file is damaged") from None
+
+
+def device_in(settings: bytes) -> str:
+    """Return the `device_id` in a settings file; "" where it has none."""
+    try:
+        return str(parse_toml(settings.decode("utf-8-sig")).get("device_id", ""))
+    except (ValueError, RecursionError):
+        return ""
+
+
+def settings_in(archive: bytes) -> bytes:
+    """Return the settings file in a backup, which is its first file; b"" where it has none."""
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        first = tar.next()
+        source = tar.extractfile(first) if first is not None and first.name == SETTINGS and first.isreg() else None
+        return b"" if source is None else source.read()
 
 
 def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:

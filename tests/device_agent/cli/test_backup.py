@@ -209,6 +209,15 @@ def test_identity_of_the_enrolled_card_stays_and_that_of_the_backup_is_left_out(
     assert (tmp_path / "new" / "patches/t-1.patch").exists()
 
 
+def test_backup_of_another_device_is_refused_by_name_before_anything_is_written(agent, card, tmp_path):
+    secret, file, new, config = (tmp_path / name for name in ("passphrase", "x.backup", "new", "agent.toml"))
+    secret.write_text("secret\n")
+    config.write_text('device_id = "pi-4"\n')
+    file.write_bytes(seal_backup(card, b'device_id = "pi-3"\n', "secret", DAY, salt=SALT, nonce=NONCE))
+    done = agent("restore", file, "--passphrase-file", secret, "--state-dir", new, "--config", config)
+    assert (done.code, "is a backup of 'pi-3'" in done.err, new.exists()) == (2, True, False), done.err
+
+
 def test_restore_is_refused_while_the_agent_runs(agent, card, tmp_path):
     secret, file, new = tmp_path / "passphrase", tmp_path / "x.backup", tmp_path / "new"
     secret.write_text("secret\n")
