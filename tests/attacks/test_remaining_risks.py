@@ -104,8 +104,7 @@ def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(liar)
             for place in range(len(ALL))
             for example in device_data(f"n=16,test=20,seed={place}").train_x.astype(np.float64)
         )
-    assert found[1.0] < 0.9
-    assert found[30.0] > 0.92
+    assert found[1.0] < 0.865 < found[30.0]
 
 
 def rows_of(one: LyingRound, total: Array, name: str) -> Array:

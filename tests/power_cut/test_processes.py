@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     coordinator.mkdir()
     with Mosquitto() as broker, Fleet(broker.url, hosts, wrap=wrap, forked=False) as fleet:
         for number, device in enumerate(DEVICES):
-            fleet.start(device, "digits", f"shard:{number}/2")
+            # Each round's model is put in use, also if it is worse than the one before.
+            fleet.start(device, "digits", f"shard:{number}/2", options=["--keep-margin", "1"])
         fleet.wait_ready()
         terms = {"task": "digits", "devices": 2, "rounds": ROUNDS, "quorum": 1.0, "wait_s": 200, "deadline_s": 200}
         command = fleet.coordinator(coordinator / "state", **terms)
@@ -69,6 +71,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         with command:
             assert command.done(patience_s=100).code == 0, command.err
         for agent in fleet.agents.values():
+            agent.wait(partial(_publishes, agent.state_dir), "publishes its model of the last round")
             agent.terminate()
     for log in logs:
         wait_written(log)
@@ -77,6 +80,13 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         for device, log in zip(DEVICES, logs, strict=False)
     }
     return Played(with_marks(Record.of(read_calls(logs[-1]), coordinator)), devices)
+
+
+def _publishes(state: Path) -> bool:
+    """Return whether the personal model of the last round is in use."""
+    models = ModelStore(state / MODELS)
+    versions = [one for task in models.tasks() for one in models.versions(task)]
+    return any(one.current and one.metadata is not None and one.metadata.round == ROUNDS for one in versions)
 
 
 def _coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
