@@ -51,7 +51,11 @@ def worn() -> Iterator[Worn]:
         given = {**settings(control, house), "fleet_package_archives": {BOOKWORM.suite: str(packages)}}
         given["coordinator_settings"] = {"task": "digits", "rounds": 100_000, "round_interval_s": 5, "devices": 1}
         given["coordinator_settings"]["max_failed_rounds"] = 100_000
-        given["device_agent_settings"] |= {"max_rounds_per_day": ROUNDS_PER_DAY, "data": "shard:0/1"}
+        given["device_agent_settings"] |= {
+            "admission": "preferences",
+            "max_rounds_per_day": ROUNDS_PER_DAY,
+            "data": "shard:0/1",
+        }
         control.settings, control.groups = {**given, "device_agent_backup_dir": STICK}, groups(DEVICE)
         prepare_card(machines, DEVICE)
         control.play("site.yml")

@@ -41,15 +41,19 @@ def test_two_cards_of_one_device_spend_its_allowance_once(mosquitto: Mosquitto, 
     (tmp_path / "agent.toml").write_text("")
     shared = ("--passphrase-file", secret, "--config", tmp_path / "agent.toml")
     with Fleet(mosquitto.url, tmp_path / "old") as old, Fleet(mosquitto.url, tmp_path / "new") as newer:
-        first = old.start("pi", REFERENCE, DATA, options=LIMITS)
+        first = old.start("pi", REFERENCE, DATA, admission="preferences", options=LIMITS)
         old.wait_ready()
         assert rounds_of(old, tmp_path / "run-1") == 1
         assert run("fedpatch-agent", "backup", file, "--state-dir", first.state_dir, *shared).code == 0
         assert rounds_of(old, tmp_path / "run-2") == 1
         assert run("fedpatch-agent", "restore", file, "--state-dir", new, *shared).code == 0
-        second = newer.start("pi", REFERENCE, DATA, options=LIMITS)
+        second = newer.start("pi", REFERENCE, DATA, admission="preferences", options=LIMITS)
         for agent in (first, second):
             wait_for_twin(agent)
         assert rounds_of(old, tmp_path / "run-3", 5.0) == 0
         assert read_today(first.state_dir).rounds == 2
+        first.kill()
+        second.restart()
+        second.wait_ready()
+        assert rounds_of(newer, tmp_path / "run-4", 5.0) == 0
         assert (new / RESTORED_NAME).exists()
