@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.examples import complete
 from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tensors.arrays import Array
@@ -156,7 +157,7 @@ def _complete(task: Task, data: DeviceData, holder: str) -> DeviceData:
     """
     if task.prepare is not None or data.readings is None:
         return data
-    whole = {name: np.flatnonzero(_without_nan(array)) for name, array in arrays_of(data, INPUTS).items()}
+    whole = {name: np.flatnonzero(complete(array)) for name, array in arrays_of(data, INPUTS).items()}
     sizes = {name: len(getattr(data, name)) for name in whole}
     lacking = sum(sizes.values()) - sum(map(len, whole.values()))
     if not lacking or not all(map(len, whole.values())):
@@ -176,15 +177,6 @@ def _complete(task: Task, data: DeviceData, holder: str) -> DeviceData:
         return data.origin(field, row if kept is None else int(kept[row])) if data.origin else ""
 
     return replace(data, **changed, readings=data.readings[whole["train_x"]], origin=origin, notes=(*data.notes, note))
-
-
-def _without_nan(inputs: Any) -> Array:
-    """Return a mask of the examples whose values are all there."""
-    found = np.asarray(inputs)
-    if found.dtype.kind != "f":
-        return np.ones(len(found), bool)
-    whole: Array = ~np.isnan(found).reshape(len(found), -1).any(axis=1)
-    return whole
 
 
 def _is_open(task: Task, data: DeviceData) -> bool:

@@ -584,11 +584,20 @@ def _named(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {type(error).__name__}: {error}") from error
 
 
+def complete(inputs: ArrayLike) -> NDArray[np.bool_]:
+    """Return a mask of the examples whose values are all there."""
+    found = np.asarray(inputs)
+    if found.dtype.kind != "f":
+        return np.ones(len(found), bool)
+    whole: NDArray[np.bool_] = ~np.isnan(found).reshape(len(found), -1).any(axis=1)
+    return whole
+
+
 def without_missing(found: Examples) -> Examples:
     """Return the examples whose inputs are all there, with a note, which is also logged; DataError if there is none."""
     from fedpatch.shared.tasks.reading.readings_table import log
 
-    whole = ~np.isnan(found.x).reshape(len(found), -1).any(axis=1)
+    whole = complete(found.x)
     if whole.all():
         return found
     first = found.place(int(np.argmin(whole)))

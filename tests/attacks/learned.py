@@ -39,7 +39,7 @@ class Member(Protocol):
 
 
 class Played(Protocol):
-    """What the adversary has of a masked round."""
+    """A masked round as the adversary knows it."""
 
     group: MaskingGroup
     shares: dict[str, Shares]

@@ -83,6 +83,6 @@ for port in {list(ports)}:
 
 
 def status(machines: Machines, device: str) -> dict[str, Any]:
-    """What the agent of a device says of itself; empty where it has said nothing yet."""
+    """Return the status of the agent of a device; empty where it has written none yet."""
     answer: dict[str, Any] = json.loads(machines.ssh(device, AGENT, check=False) or "{}")
     return answer
