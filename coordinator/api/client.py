@@ -81,17 +81,17 @@ class Client:
     def runs(self) -> Rows[RunInfo]:
         """Return all runs, the newest first."""
         with Registry(self.state_dir() / REGISTRY_FILE, readonly=True) as registry:
-            return Rows(as_it_is(run, self.state_dir()) for run in registry.runs())
+            return Rows(as_it_is(run, self.state_dir(), registry) for run in registry.runs())
 
     def run_info(self, run: str = LAST) -> RunInfo:
         """Return a run with its settings. UsageError for an unknown run."""
         with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
-            return as_it_is(registry.run(run), self.state_dir(run))
+            return as_it_is(registry.run(run), self.state_dir(run), registry)
 
     def show(self, run: str = LAST) -> RunSummary:
         """Return a run with the records of its rounds; `stopped_because` is "running" while the run continues."""
         with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
-            info = as_it_is(registry.run(run), self.state_dir(run))
+            info = as_it_is(registry.run(run), self.state_dir(run), registry)
             return summary_of(info, registry.records_as_written(info.id))
 
     def devices(self, fleet: str | None = None) -> Rows[DeviceInfo]:

@@ -32,9 +32,8 @@ from fedpatch.coordinator.settings import CA_DIRECTORY
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.database.sqlite_file import stamp_of_parts
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import as_it_is, fleet_lock_file
+from fedpatch.coordinator.storage.state_dirs import as_it_is, is_at_work
 from fedpatch.shared.app.files import stamp_of
-from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 
@@ -77,7 +76,7 @@ class RegistryReader:
                 self._retry_at = now + _RETRY_S
                 return snapshot
             # A coordinator that is killed changes no registry: its run ends with the lock.
-            version = (registry.holds.version(), self._is_going_on(snapshot))
+            version = (registry.holds.version(), self._is_going_on(snapshot, registry))
             if version == self._version:
                 return snapshot
             snapshot = self._read(registry, snapshot)
@@ -98,10 +97,10 @@ class RegistryReader:
             self._registry.close()
         self._registry, self._version, self._run = None, (-1, False), ("", 0)
 
-    def _is_going_on(self, snapshot: Snapshot) -> bool:
-        """Return whether a process holds the lock of the shown fleet."""
+    def _is_going_on(self, snapshot: Snapshot, registry: Registry) -> bool:
+        """Return whether a coordinator has the lock of the shown fleet."""
         try:
-            return is_held(fleet_lock_file(self._path.parent, snapshot.fleet))
+            return is_at_work(snapshot.fleet, self._path.parent, registry)
         except OSError:
             return False
 
@@ -119,7 +118,7 @@ class RegistryReader:
         return self._registry
 
     def _read(self, registry: Registry, snapshot: Snapshot) -> Snapshot:
-        found = (as_it_is(run, self._path.parent) for run in registry.runs())
+        found = (as_it_is(run, self._path.parent, registry) for run in registry.runs())
         runs = [run for run in found if self._fleet in (None, run.settings.get("fleet"))][:MAX_RUNS]
         counts = registry.rounds.counts()
         snapshot = with_runs(snapshot, [run_row(run, counts.get(run.id, 0)) for run in runs])

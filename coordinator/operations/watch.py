@@ -131,7 +131,7 @@ def _newest_of(place: Path, fleet: str | None) -> RunInfo | None:
     if not exists(place / REGISTRY_FILE):
         return None
     with Registry(place / REGISTRY_FILE, readonly=True) as registry:
-        runs = (as_it_is(run, place) for run in registry.runs())
+        runs = (as_it_is(run, place, registry) for run in registry.runs())
         return next((run for run in runs if fleet in (None, run.settings.get("fleet"))), None)
 
 

@@ -56,7 +56,7 @@ def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
     found: dict[str, Run] = {}
     for name in names:
         with Registry(find(state_dir, name) / REGISTRY_FILE, readonly=True) as registry:
-            info = as_it_is(registry.run(name), find(state_dir, name))
+            info = as_it_is(registry.run(name), find(state_dir, name), registry)
             records = registry.records_as_written(info.id)
             holds = registry.holds.all()
         settings = {key: value for key, value in info.settings.items() if key not in _SECRET}

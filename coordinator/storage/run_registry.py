@@ -136,6 +136,10 @@ class Registry(Tables):
         self._db.ending = ending or self._db.ending
         self._epoch = epoch or 0
 
+    def is_led(self, fleet: str) -> bool:
+        """Return whether a coordinator leads the fleet by a lock in the database. A SQLite file has no such lock."""
+        return self._db.is_led(fleet)
+
     def __enter__(self) -> Self:
         return self
 

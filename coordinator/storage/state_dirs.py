@@ -25,18 +25,29 @@ def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
     return state_dir / f"fleet-{fleet}.lock"
 
 
-def as_it_is(run: RunInfo, state_dir: Path) -> RunInfo:
-    """Return the run, "interrupted" where the registry says "running" and no process holds the fleet's lock: it was killed.
+def is_at_work(fleet: str, state_dir: Path, registry: Registry) -> bool:
+    """Return whether a coordinator of `fleet` has its lock: the file in the state directory, or the one in PostgreSQL.
 
-    The coordinators of a registry in PostgreSQL may be on other machines; their runs stay as they are.
+    The coordinators of a registry in PostgreSQL may be on other machines. PostgreSQL releases the lock of a killed one at once,
+    and the lock of a machine that lost its network when the server's keep-alive notices.
+
+    Raises:
+        OSError: Another user owns the file, or no coordinator has used the directory.
     """
-    lock = fleet_lock_file(state_dir, str(run.settings.get("fleet", "")))
-    if run.status != "running" or (state_dir / URL_FILE).exists():
+    if (state_dir / URL_FILE).exists():
+        return registry.is_led(fleet)
+    return is_held(fleet_lock_file(state_dir, fleet))
+
+
+def as_it_is(run: RunInfo, state_dir: Path, registry: Registry) -> RunInfo:
+    """Return the run; "interrupted" if it is "running" in the registry and no coordinator has the fleet's lock (a kill)."""
+    if run.status != "running":
         return run
     try:
-        return run if is_held(lock) else replace(run, status="interrupted")
-    except OSError:  # no coordinator with a lock has used the directory, or another user owns the file
+        at_work = is_at_work(str(run.settings.get("fleet", "")), state_dir, registry)
+    except OSError:
         return run
+    return run if at_work else replace(run, status="interrupted")
 
 
 def refuse_run_of_hub(run: RunInfo, state_dir: Path) -> None:

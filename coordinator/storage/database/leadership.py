@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from fedpatch.coordinator.storage.boot_clock import seconds_with_suspension
 from fedpatch.coordinator.storage.database.postgresql import (
     LEASE_S,
+    advisory_lock,
     in_words,
     known_leader,
     lock,
@@ -80,9 +81,7 @@ _TELL = {
     False: text("SELECT NOT pg_advisory_unlock_shared(hashtextextended(:name, 0))"),
 }
 _REACHED_BY_ANOTHER = text(
-    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ShareLock' AND objsubid = 1"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()"
-    " AND ((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)) = hashtextextended(:name, 0))"
+    f"SELECT EXISTS (SELECT FROM pg_locks WHERE {advisory_lock('ShareLock', ':name')} AND pid <> pg_backend_pid())"
 )
 
 _log = logging.getLogger("fedpatch.leader")

@@ -232,6 +232,10 @@ class SqliteDatabase(Database):
         """Do nothing: the state directory has a lock file for each fleet."""
         return 0
 
+    def is_led(self, fleet: str) -> bool:
+        """Return False: the lock is a file in the state directory (coordinator.storage.state_dirs)."""
+        return False
+
     def close(self) -> None:
         """Release the file."""
         self._connection.close()

@@ -139,6 +139,10 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def is_led(self, fleet: str) -> bool:
+        """Return whether a coordinator has the lock of the fleet in the database."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release the database."""
 
