@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpatch.shared.app.plugins import import_optional
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.tasks.reading.array_values import require_plain_picture
+from fedpatch.shared.tasks.reading.array_values import pixels_of
 from fedpatch.shared.tasks.reading.cell_values import RefusedValue, is_missing, number_in
 from fedpatch.shared.tasks.reading.csv_lines import foreign_kind
 from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
@@ -201,21 +201,18 @@ def _image(path: Path, shape: tuple[int, ...]) -> Array:
     mode, height, width = _picture(path, shape)
     try:
         with pillow.open(path) as image:
-            require_plain_picture(image)
-            if image.mode == "RGB" and mode == "L":
-                raise DataError(
-                    f"{path}: has colours, and the model takes grey; convert it as the task's load_data does"
-                )
-            pixels = np.asarray(image.convert(mode), dtype=np.float64) / 255.0
+            pixels = pixels_of(image)
+            if (image.mode == "RGB") != (mode == "RGB"):
+                what = "has colours, and the model takes grey" if mode == "L" else "is grey, and the model takes colours"
+                raise DataError(f"{path}: {what}; convert it as the task's load_data does")
     except RefusedValue as why:
         raise DataError(f"{path}: {why}") from None
     except (pillow.UnidentifiedImageError, pillow.DecompressionBombError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: is no image that Pillow can read ({error})") from error
-    if pixels.shape[:2] != (height, width):
-        found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+    if pixels.shape[-2:] != (height, width):
+        found = f"{pixels.shape[-1]} x {pixels.shape[-2]}"
         raise DataError(f"{path}: has {found} pixels; the model takes {width} x {height}, scale it first")
-    # Colours come last in an image and first in a model.
-    return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels.reshape(shape)
+    return pixels.reshape(shape)
 
 
 def _picture(path: Path, shape: tuple[int, ...]) -> tuple[str, int, int]:

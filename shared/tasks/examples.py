@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
 from fedpatch.shared.tasks.part_masks import parts_of
-from fedpatch.shared.tasks.reading.array_values import numbers_of
+from fedpatch.shared.tasks.reading.array_values import is_picture, numbers_of, pixels_of
 from fedpatch.shared.tasks.reading.cell_values import GREATEST, RefusedValue, shown
 from fedpatch.shared.tasks.reading.csv_reader import read_table
 from fedpatch.shared.tasks.reading.folder_listing import files_version
@@ -467,8 +467,9 @@ def from_dataset(
         dataset: Items are pairs of input and class, as in torchvision, or mappings, as in Hugging Face's datasets.
         positions: Positions of this device's items, such as a shard of `fedpatch.splits`, or a mask; None: all.
         keys: With mappings: the keys of input and class, such as ("image", "label").
-        transform: Makes an array of an item's input; None: `numpy.asarray`. A picture must have 8 bits for each value, no
-            transparency, and stand upright.
+        transform: Makes an array of an item's input; None: `numpy.asarray`, and of a picture its pixels from 0 to 1 with colours
+            first, as `fedpatch-agent predict` reads pictures. A picture must have 8 bits for each value, no transparency, and
+            stand upright.
         name: Name of the data set in messages.
 
     Returns:
@@ -506,7 +507,7 @@ def from_dataset(
             raise DataError(
                 f"{where}: values are {numbers.dtype}, those of item {rows[0]} {depth}; scale all alike, with `transform`"
             )
-        values = _cast(numbers, where, np.float32)
+        values = _cast(pixels_of(made) if is_picture(made) else numbers, where, np.float32)
         if inputs and values.shape != inputs[0].shape:
             raise DataError(
                 f"{where}: shape {values.shape}, others have {inputs[0].shape}; give `transform` to make them equal"

@@ -17,6 +17,7 @@ from fedpatch.shared.tasks.reading.cell_values import RefusedValue, shown
 NUMBERS = "fiub"
 _GREY, _COLOUR = ("L", "1"), ("RGB",)
 _ORIENTATION = 274  # the tag of Exif
+_WHITE = 255.0
 
 _PICTURES = {
     "P": "colours are numbers of a palette; convert it to RGB",
@@ -86,6 +87,24 @@ def require_plain_picture(picture: Any) -> None:
         raise RefusedValue(f"is a picture of {pages} pages or frames; save one of them")
     if turned not in (0, 1):
         raise RefusedValue(f"is a picture that is to be turned (Exif orientation {turned}); save it upright")
+
+
+def pixels_of(picture: Any) -> NDArray[np.float64]:
+    """Return the pixels of a plain picture as fractions, black 0 and white 1, for training and for prediction alike.
+
+    Args:
+        picture: A picture of Pillow of mode L, 1 or RGB.
+
+    Returns:
+        An array of shape (height, width), or (3, height, width) with colours.
+
+    Raises:
+        RefusedValue: As `require_plain_picture` raises.
+    """
+    require_plain_picture(picture)
+    if picture.mode in _COLOUR:
+        return np.asarray(picture, np.float64).transpose(2, 0, 1) / _WHITE
+    return np.asarray(picture.convert("L"), np.float64) / _WHITE
 
 
 def is_picture(value: Any) -> bool:

@@ -15,6 +15,7 @@ from numpy.lib.format import write_array_header_1_0
 
 from fedpatch.device_agent.models.inputs import read_inputs
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.examples import from_dataset
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
@@ -71,6 +72,23 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
     image.fromarray(pixels[1:]).save(tmp_path / "x.png")
     with pytest.raises(DataError, match="scale it first"):
         read_inputs(tmp_path / "x.png", shape, "float32")
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "1"])
+def test_picture_has_the_same_values_in_training_and_in_prediction(tmp_path, mode):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    picture = image.effect_noise((5, 4), 50).convert(mode)
+    picture.save(tmp_path / "x.png")
+    trained = from_dataset([(picture, 0)]).x
+    np.testing.assert_array_equal(read_inputs(tmp_path / "x.png", trained.shape[1:], "float32"), trained)
+
+
+def test_grey_picture_for_a_model_of_colours_is_refused(tmp_path):
+    """Training on such a picture would be refused too: its shape is another one."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image.new("L", (5, 4)).save(tmp_path / "x.png")
+    with pytest.raises(DataError, match="is grey, and the model takes colours"):
+        read_inputs(tmp_path / "x.png", (3, 4, 5), "float32")
 
 
 @pytest.mark.parametrize(
