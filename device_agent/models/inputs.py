@@ -203,7 +203,9 @@ def _image(path: Path, shape: tuple[int, ...]) -> Array:
         with pillow.open(path) as image:
             pixels = pixels_of(image)
             if (image.mode == "RGB") != (mode == "RGB"):
-                what = "has colours, and the model takes grey" if mode == "L" else "is grey, and the model takes colours"
+                what = (
+                    "has colours, and the model takes grey" if mode == "L" else "is grey, and the model takes colours"
+                )
                 raise DataError(f"{path}: {what}; convert it as the task's load_data does")
     except RefusedValue as why:
         raise DataError(f"{path}: {why}") from None

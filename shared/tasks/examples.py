@@ -469,8 +469,8 @@ def from_dataset(
         positions: Positions of this device's items, such as a shard of `fedpatch.splits`, or a mask; None: all.
         keys: With mappings: the keys of input and class, such as ("image", "label").
         transform: Makes an array of an item's input; None: `numpy.asarray`, and of a picture its pixels from 0 to 1 with
-            colours first, as `fedpatch-agent predict` reads pictures. A picture must have 8 bits for each value, no transparency, and
-            stand upright.
+            colours first, as `fedpatch-agent predict` reads pictures. A picture must have 8 bits for each value, no
+            transparency, and stand upright.
         name: Name of the data set in messages.
 
     Returns:

@@ -5,17 +5,21 @@ Else windows over both copies could be for training and for testing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from fedpatch.shared.tasks.examples import Examples
 
 _LEAST_ALIKE = 5
+_LEAST_DIFFERENT = 3  # in a row; fewer readings are alike by chance
+_LEAST_IN_A_ROW = 8  # in one file, of which nobody knows whether it was joined
 
 
 def counted_once(found: Examples) -> Examples:
@@ -23,30 +27,107 @@ def counted_once(found: Examples) -> Examples:
 
     A log that was rotated may repeat its last readings in the next file, and in one file the time runs back where logs that
     overlap were joined. Equal readings at one time of the same run are readings of their own: the clock is coarse.
+
+    Without times, readings in a row tell: those at the end of a file that begin another one, a file that is part of another
+    one, and a row of readings that a joined file has twice. Readings that come a third time are of a sensor that repeats
+    itself.
     """
     if len(found.sources) > 1:
         found = _without_copied_files(found)
     if found.times is None:
-        return found
+        return _without_overlaps(found)
     group = np.zeros(len(found), np.int32) if found.group is None else found.group
     rank = np.argsort(_original_first(found.sources))
     run = _runs_of_time(found.times, rank[found.source], group)
     in_time = run[np.lexsort((run, found.times, group))]
     if np.count_nonzero(np.diff(in_time)) == run.max(initial=0):
         return found  # each run ends before the next one begins
-    parts = [
-        np.ascontiguousarray(one).view(np.uint8).reshape(len(found), -1)
-        for one in (found.times, found.x, found.y, group)
-    ]
-    rows = np.concatenate(parts, axis=1)
-    _, known = np.unique(rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_inverse=True)
+    known = _numbered([found.times, found.x, found.y, group])
     earliest = np.full(len(found), len(found))
-    np.minimum.at(earliest, known.ravel(), run)
-    repeated = run > earliest[known.ravel()]
+    np.minimum.at(earliest, known, run)
+    return _without(found, run > earliest[known])
+
+
+def _without(found: Examples, repeated: NDArray[np.bool_]) -> Examples:
     if not repeated.any():
         return found
     note = f"readings that stand several times in {found.where}: {int(repeated.sum())}, counted once"
     return replace(found.take(~repeated), notes=(*found.notes, note))
+
+
+def _numbered(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    """Return a number for each reading; equal ones have the same number."""
+    parts = [np.ascontiguousarray(one).view(np.uint8).reshape(len(one), -1) for one in columns]
+    rows = np.concatenate(parts, axis=1)
+    _, numbers = np.unique(rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_inverse=True)
+    return numbers.ravel()
+
+
+def _without_overlaps(found: Examples) -> Examples:
+    """Leave out readings that overlap in the rows of their files, since nobody knows their times."""
+    if not len(found):
+        return found
+    columns = [found.x, found.y, *(() if found.group is None else (found.group,))]
+    numbers = _numbered(columns)
+    files = [np.flatnonzero(found.source == file) for file in range(len(found.sources))]
+    repeated = np.zeros(len(found), bool)
+    for mine in files:
+        left = mine
+        while rows := list(_joined(numbers[left])):  # a row may come a third time in what is left
+            for begin, count in rows:
+                repeated[left[begin : begin + count]] = True
+            left = left[~repeated[left]]
+    for mine, count in _begun_elsewhere(numbers, files):
+        repeated[mine[:count]] = True
+    return _without(found, repeated)
+
+
+def _begun_elsewhere(
+    numbers: NDArray[np.int64], files: Sequence[NDArray[np.int64]]
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield each file that begins with the end of another one, or is a part of it, and how many readings that are."""
+    beginnings = {tuple(numbers[one[:_LEAST_DIFFERENT]].tolist()) for one in files if len(one) >= _LEAST_DIFFERENT}
+    firsts = np.array(sorted({one[0] for one in beginnings}), np.int64)
+    places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for file, theirs in enumerate(files):
+        for at in np.flatnonzero(np.isin(numbers[theirs], firsts)).tolist():
+            key = tuple(numbers[theirs[at : at + _LEAST_DIFFERENT]].tolist())
+            if key in beginnings:
+                places.setdefault(key, []).append((file, at))
+    for file, mine in enumerate(files):
+        counts = [0]
+        for other, at in places.get(tuple(numbers[mine[:_LEAST_DIFFERENT]].tolist()), ()):
+            count = min(len(mine), len(files[other]) - at)
+            same = other != file and np.array_equal(numbers[mine[:count]], numbers[files[other][at : at + count]])
+            counts.append(count if same and _is_a_row(numbers[mine[:count]]) else 0)
+        if count := max(counts):
+            yield mine, count
+
+
+def _joined(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield first reading and length of each row of readings that comes twice in one file, the second time.
+
+    The first time ends where the second one begins, or the second one ends the file.
+    """
+    if len(numbers) < 2 * _LEAST_IN_A_ROW:
+        return
+    runs = _numbered([sliding_window_view(numbers, _LEAST_IN_A_ROW)])
+    order = np.argsort(runs, kind="stable")
+    again = runs[order[1:]] == runs[order[:-1]]
+    later = order[1:][again]
+    distance = np.zeros(len(runs), np.int64)  # to the same run before it
+    distance[later] = later - order[:-1][again]
+    bounds = np.flatnonzero(np.diff(distance, prepend=0, append=0))
+    for begin, after in pairwise(bounds.tolist()):
+        back, count = int(distance[begin]), after - begin + _LEAST_IN_A_ROW - 1
+        twice = back <= count < 2 * back or (count < back and begin + count == len(numbers))
+        if back and twice and _is_a_row(numbers[begin : begin + count]):
+            yield begin, count
+
+
+def _is_a_row(numbers: NDArray[np.int64]) -> bool:
+    """Return whether enough of these readings differ: those of a sensor that rests are readings of their own."""
+    return len(np.unique(numbers)) >= _LEAST_DIFFERENT
 
 
 def _runs_of_time(times: NDArray[np.float64], source: NDArray[Any], group: NDArray[Any]) -> NDArray[np.int64]:
