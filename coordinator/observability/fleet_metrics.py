@@ -31,6 +31,7 @@ from fedpatch.coordinator.rounds.round_messages import ActiveRound
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.wire.messages import SUMS_FEATURE, DeviceState
 from fedpatch.shared.wire.vitals import Vitals
 
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
@@ -49,6 +50,7 @@ class DeviceRow:
 
 GAUGES = {
     "online": "1 while it is online",
+    "site_devices": "Of a relay: the devices of its site that can take part",
     "progress_ratio": "Completed share of its training in the open round",
     "round_seconds": "Time from invitation to committed update in the last round",
     "download_seconds": "Download time in that round, by the device's clock",
@@ -205,6 +207,14 @@ def _signs(vitals: Vitals) -> Iterator[str]:
     hot = vitals.temperature_c is not None and vitals.temperature_c >= HOT_C
     shown = (True, vitals.external_power is False, vitals.under_voltage is True, vitals.throttled is True, hot)
     return (sign for sign, holds in zip(SIGNS, shown, strict=True) if holds)
+
+
+def _site_devices(state: DeviceState, task: str) -> float | None:
+    """Return the devices that a relay speaks for; None for a device that is no relay, or is offline."""
+    if SUMS_FEATURE not in state.features or not state.online:
+        return None
+    # A site without a device that can take part has no examples.
+    return float(sum(one.num_members for one in state.tasks if one.task == task and one.num_examples))
 
 
 def values_of(vitals: Vitals | None) -> Mapping[str, float | None]:
@@ -420,6 +430,7 @@ class FleetMetrics:
         training = participant is not None and participant.state is State.TRAINING
         values = {
             "online": float(member.state.online),
+            "site_devices": _site_devices(member.state, self._engine.spec.task),
             "progress_ratio": member.progress if training else 0.0,
             "round_seconds": history.round_s,
             "download_seconds": history.download_s,

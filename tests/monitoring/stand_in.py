@@ -167,7 +167,7 @@ class _Fleet(Collector):
             "under_voltage",
             "throttled",
         )
-        for name in (*more, "load_per_cpu", "free_memory_bytes", "free_disk_bytes"):
+        for name in (*more, "site_devices", "load_per_cpu", "free_memory_bytes", "free_disk_bytes"):
             yield _gauge(f"device_{name}", ("device",), [((device,), 1) for device in DEVICES])
         yield _gauge("device_link", ("device", "kind"), [((device, "wifi"), 1) for device in DEVICES])
         both = [((device, moment), 0.8) for device in DEVICES for moment in ("before", "after")]

@@ -22,7 +22,16 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import Bitmap
-from fedpatch.shared.wire.messages import Accept, Decline, DeviceState, Failed, Need, Offer, TaskCapability
+from fedpatch.shared.wire.messages import (
+    SUMS_FEATURE,
+    Accept,
+    Decline,
+    DeviceState,
+    Failed,
+    Need,
+    Offer,
+    TaskCapability,
+)
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, LinkKind
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from fedpatch.simulator.fleet.settings import FleetTerms
@@ -129,6 +138,19 @@ def test_lost_participant_is_a_failure_unless_it_comes_back(tmp_path):
     assert run.value("device_failures_total", device="b") == 1.0
     assert run.value("device_failures_total", device="a") == 0.0
     assert run.value("device_disconnects_total", device="a") == 1.0
+
+
+def test_relay_has_a_series_of_the_devices_of_its_site_and_other_devices_have_none(tmp_path):
+    run = Metered(tmp_path, "ab")
+    for examples, expected in ((300, 30.0), (0, 0.0)):
+        site = TaskCapability(TASK, SCHEMA, examples, members=30)
+        run.state("a", replace(there(tasks=(site,)), features=(SUMS_FEATURE,)))
+        run.look()
+        assert run.value("device_site_devices", device="a") == expected
+        assert run.value("device_site_devices", device="b") is None
+    run.state("a", gone())
+    run.look()
+    assert run.value("device_site_devices", device="a") is None
 
 
 def test_device_series_have_times_of_the_last_round_and_the_reason_of_absence(tmp_path):

@@ -117,6 +117,7 @@ def _rankings() -> Section:
 def _health() -> Section:
     hottest = Query(f"sort_desc(topk(10, fedpatch_device_temperature_celsius{{{OF}}}))", "{{device}}")
     least = Query(f"sort(bottomk(10, fedpatch_device_free_disk_bytes{{{OF}}}))", "{{device}}")
+    sites = Query(f"sort(bottomk(10, fedpatch_device_site_devices{{{OF}}}))", "{{device}}")
     signs = Query(f'fedpatch_devices_showing{{{OF}, sign!="reporting"}}', "{{sign}}")
     heat = Look("celsius", width=8, height=10, steps=((70, WARNING), (80, BAD)), link=_LINK)
     return Section(
@@ -130,6 +131,12 @@ def _health() -> Section:
             ),
             ranking("Hottest", "From 80 °C on a Raspberry Pi is slowed down.", [hottest], heat),
             ranking("Least free disk", "Where agents keep their state.", [least], Look("bytes", 8, 10, link=_LINK)),
+            ranking(
+                "Smallest sites",
+                "Devices behind a relay that can take part now.",
+                [sites],
+                Look(width=8, height=10, decimals=0, least=0, link=_LINK, empty="this fleet has no relay"),
+            ),
         ],
     )
 
