@@ -72,6 +72,10 @@ class TestChunks:
         with pytest.raises(WireError):
             decode_chunk(bytes(payload))
 
+    def test_of_another_length_than_announced_are_refused(self):
+        with pytest.raises(WireError, match="chunk 2 of 3 has 1 bytes, and announces 0"):
+            decode_chunk(encode_chunk(Chunk("00" * 32, 2, 3, b"")) + b"x")
+
     @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (7, 3), (0, MAX_CHUNKS + 1)])
     def test_impossible_places_are_refused(self, index, count):
         head = struct.pack(">2sBB32sIIII", b"fp", 1, 0, bytes(32), index, count, 1, zlib.crc32(b"x"))

@@ -115,6 +115,14 @@ class TestDownload:
         download.on_reconnect(40.5)
         assert download.next_deadline() == 41.0
 
+    def test_asks_only_once_its_chunks_are_no_more_fetched_by_url(self):
+        download = Download([MANIFEST], 0.0, asks=False)
+        assert (download.next_deadline(), download.tick(100.0)) == (None, [])
+        download.ask_from(100.0)
+        assert download.next_deadline() == 101.0
+        assert download.tick(101.0) == [Need(MANIFEST.digest, b"\x07")]
+        assert download.next_deadline() == 103.0
+
     def test_is_silent_when_whole(self):
         download = Download([MANIFEST], 0.0, have={MANIFEST.digest: range(3)})
         assert download.complete

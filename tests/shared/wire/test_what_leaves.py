@@ -6,11 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from fedpatch.shared.wire import what_leaves
 from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import TaskCapability, members_field
+from fedpatch.shared.wire.vitals import LastRound, Vitals
 from fedpatch.shared.wire.what_leaves import DEVICE_MESSAGES, WHAT_LEAVES, sent_types, unlisted
 from tests.support.sent_fields import unlisted_in
+from tests.support.specs import there
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -23,6 +27,22 @@ def test_list_has_each_type_and_each_field_that_a_device_can_send_and_no_other()
 
 def test_each_field_has_a_reason_and_a_way_to_stop_it():
     assert all(one.why and one.stop for sent in WHAT_LEAVES.values() for one in sent.values())
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, UNSET), (2, 2), (50, 50)])
+def test_members_are_sent_by_a_relay_only(count, expected):
+    assert members_field(count) == expected
+
+
+@pytest.mark.parametrize("kind", [Vitals, LastRound])
+def test_each_field_of_vitals_is_stopped_by_share_vitals(kind):
+    assert {one.stop for one in WHAT_LEAVES[kind].values()} == {"share_vitals = false"}
+
+
+def test_field_without_a_line_is_found_in_a_part_of_a_message(monkeypatch):
+    shorter = {name: one for name, one in WHAT_LEAVES[TaskCapability].items() if name != "num_examples"}
+    monkeypatch.setattr(what_leaves, "WHAT_LEAVES", {**WHAT_LEAVES, TaskCapability: shorter})
+    assert unlisted(there()) == {"TaskCapability.num_examples"}
 
 
 def test_golden_messages_of_devices_have_listed_fields_only():
