@@ -6,8 +6,10 @@ range of its dtype gives up by itself.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,3 +226,25 @@ def test_moments_of_float16_that_are_rounded_to_zero_are_accepted():
         for spec in schema.specs
     }
     check_moments(sent, schema, _plan("fedavg-adam", 1e-3))
+
+
+def test_first_moment_beyond_the_bound_is_accepted_only_as_far_as_the_rounding_of_the_second_one_explains_it():
+    """With b2 = 0.999 each addition below half of the spacing is lost: in float16 up to a third of the second moment."""
+    from fedpatch.shared.tensors.update_checks import check_moments
+
+    plan = _plan("fedavg-adam", 1e-3)
+    bound = 0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999))
+    refused: dict[torch.dtype, list[float]] = {}
+    for dtype in (torch.float16, torch.float32):
+        schema = Scene(Path(), _task(dtype), replace(plan, moments=MOMENTS), "none").public
+        for times in (1.05, 1.2, 1.5):
+            values = {"exp_avg": times * bound, "exp_avg_sq": 1.0}
+            sent = {
+                spec.name: np.full(spec.shape, values.get(spec.name.rpartition(":")[2], 0.0), spec.dtype)
+                for spec in schema.specs
+            }
+            with suppress(UpdateRefused):
+                check_moments(sent, schema, plan)
+                continue
+            refused.setdefault(dtype, []).append(times)
+    assert refused == {torch.float16: [1.5], torch.float32: [1.2, 1.5]}
