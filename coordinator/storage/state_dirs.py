@@ -31,6 +31,11 @@ def is_at_work(fleet: str, state_dir: Path, registry: Registry) -> bool:
     The coordinators of a registry in PostgreSQL may be on other machines. PostgreSQL releases the lock of a killed one at once,
     and the lock of a machine that lost its network when the server's keep-alive notices.
 
+    Args:
+        fleet: Name of the fleet.
+        state_dir: The state directory.
+        registry: Its registry, open.
+
     Raises:
         OSError: Another user owns the file, or no coordinator has used the directory.
     """
@@ -40,7 +45,13 @@ def is_at_work(fleet: str, state_dir: Path, registry: Registry) -> bool:
 
 
 def as_it_is(run: RunInfo, state_dir: Path, registry: Registry) -> RunInfo:
-    """Return the run; "interrupted" if it is "running" in the registry and no coordinator has the fleet's lock (a kill)."""
+    """Return the run; "interrupted" if it is "running" in the registry and no coordinator has the fleet's lock (a kill).
+
+    Args:
+        run: The run as the registry has it.
+        state_dir: The state directory.
+        registry: Its registry, open.
+    """
     if run.status != "running":
         return run
     try:
