@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.aggregation.moved_base import moved
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.job_state_machine import BASE_SPENT
+from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.wire.masking_messages import Reveal
-from fedpatch.shared.wire.messages import Offer
+from fedpatch.shared.wire.messages import Offer, WorkRequest
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Change, Clock, MaskedDevice, MaskedFleet
 from tests.coordinator.registry_builders import new_run
@@ -139,3 +141,24 @@ def test_honest_history_of_a_masked_run_meets_no_used_base(tmp_path, prepared, c
     assert {one.reported for one in records if one.outcome == "aggregated"} == {
         history.terms.get("group_size", DEVICES)
     }
+
+
+@pytest.mark.medium
+def test_each_round_after_a_failed_one_has_all_devices_and_a_base_moved_by_its_own_public_salt(
+    tmp_path, prepared, clock
+):
+    """The sums of the first four rounds do not open, and their devices have offered an update from each base."""
+    terms = {**TERMS, "devices": DEVICES, "group_size": DEVICES, "unmask_s": 20.0, "rounds": 5, "max_failed_rounds": 5}
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock, DEVICES)
+        fleet.change = lambda device, answer: (
+            lose(Reveal)(device, answer) if len(fleet.bench.engine.records) < 4 else answer
+        )
+        fleet.come().wait(4000.0)
+        found = [(one.failure, one.reported, one.decline_reasons) for one in fleet.bench.engine.records]
+    assert found == [("groups_lost", 0, {})] * 4 + [("", DEVICES, {})], fleet.bench.lines
+    schema, initial = prepared.travelling, prepared.initial.tensors
+    requests = [body for _, body in fleet.transcript if isinstance(body, WorkRequest)]
+    bases = {one.secure.seed: one.content for one in requests if one.secure is not None}
+    assert len(bases) == 5
+    assert bases == {salt: values_digest(moved(initial, schema, salt), schema) for salt in bases}
