@@ -33,6 +33,9 @@ def plan(
     threshold: Annotated[
         str, typer.Option(metavar="half|two_thirds", help="Threshold of a group, as of fedpatch run.")
     ] = "two_thirds",
+    colluders: Annotated[
+        int, typer.Option(metavar="N", help="Devices of a group whose noise does not count, as of fedpatch run.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compute the noise that keeps an epsilon, and whether a run with it learns anything.
@@ -51,7 +54,7 @@ def plan(
         rounds=rounds,
         epsilon=epsilon,
         delta=delta,
-        groups=_groups(dp, devices, group_size, threshold),
+        groups=_groups(dp, devices, group_size, threshold, colluders),
         # The grid of a run has room for its largest group, which min_group can raise to MAX_GROUP.
         group_max=MAX_GROUP,
     )
@@ -68,12 +71,12 @@ def plan(
         raise typer.Exit(1)
 
 
-def _groups(dp: str, devices: int, group_size: int, threshold: str) -> list[tuple[int, int]]:
-    """Return the size and threshold of each masked group; empty if the coordinator adds the noise."""
+def _groups(dp: str, devices: int, group_size: int, threshold: str, colluders: int) -> list[tuple[int, int]]:
+    """Return the size of each masked group and how many of its devices share the noise; empty if the coordinator adds it."""
     from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
     from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, group_sizes
     from fedpatch.shared.errors import UsageError
-    from fedpatch.shared.masking.group_context import threshold_of
+    from fedpatch.shared.masking.group_context import most_colluders, threshold_of
     from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule
 
     if dp not in (CENTRAL, DISTRIBUTED):
@@ -87,4 +90,8 @@ def _groups(dp: str, devices: int, group_size: int, threshold: str) -> list[tupl
     if devices < LEAST_GROUP:
         raise UsageError(f"--devices: {devices} are too few for a masked group of {LEAST_GROUP}")
     sizes = group_sizes(devices, size=group_size, least=LEAST_GROUP)
-    return [(size, threshold_of(ThresholdRule(threshold), size)) for size in sizes]
+    needed = {size: threshold_of(ThresholdRule(threshold), size) for size in sizes}
+    most = min(most_colluders(needed[size], size) for size in sizes)
+    if not 0 <= colluders <= most:
+        raise UsageError(f"--colluders: {colluders} is not from 0 to {most}, which these groups withstand")
+    return [(size, needed[size] - colluders) for size in sizes]

@@ -507,7 +507,8 @@ def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:
     if settings.masked:
         secure = secure_policy(settings)
         sizes = group_sizes(max(devices, secure.least), size=secure.size, least=secure.least)
-        ratio *= math.sqrt(spread_of([(size, threshold_of(secure.threshold, size)) for size in sizes]))
+        honest = [(size, threshold_of(secure.threshold, size) - secure.colluders) for size in sizes]
+        ratio *= math.sqrt(spread_of(honest))
     verdict = "" if ratio <= MOST_RATIO else "; little or nothing will be learnt unless the fleet is larger"
     epsilon, rounds = spec.epsilon(settings.rounds), settings.rounds
     return (

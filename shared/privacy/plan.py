@@ -112,16 +112,16 @@ class Plan:
 def spread_of(groups: Sequence[tuple[int, int]]) -> float:
     """Return the variance of the noise on the sum of masked groups, over that of the least group that opens.
 
-    Each device adds 1 / threshold of the variance, so that a group that opens has enough; all devices of all groups add it.
+    Each device adds its share of the variance, so that a group that opens has enough; all devices of all groups add it.
 
     Args:
-        groups: Size and threshold of each group.
+        groups: Size of each group, and how many devices share the variance: the threshold less the colluders of the terms.
 
     Example:
         >>> spread_of([(32, 17), (32, 17)]), spread_of([])
         (3.764705882352941, 0)
     """
-    return sum(size / threshold for size, threshold in groups)
+    return sum(size / shares for size, shares in groups)
 
 
 def make_plan(
@@ -142,7 +142,7 @@ def make_plan(
         rounds: Rounds in which one device takes part at most, at least 1.
         epsilon: Above 0.
         delta: Above 0, below 1.
-        groups: Size and threshold of each masked group, where the devices add the noise; empty: the coordinator does.
+        groups: As for `spread_of`, where the devices add the noise; empty: the coordinator does.
         group_max: Devices in the largest group that the run may form, which its grid has room for; 0: the largest of `groups`.
 
     Raises:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 from fedpatch.coordinator.cli.main import NAME, app
+from fedpatch.coordinator.runtime.run_execution import _privacy_outlook
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import run_app
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
+from tests.support.identities import Certified
 from tests.support.programs import Program
 
 
@@ -83,11 +88,35 @@ def test_plan_with_noise_of_the_devices_has_more_noise_than_central(plan):
         (("--dp", "off"), "--dp"),
         (("--dp", "distributed", "--group-size", "7"), "--group-size"),
         (("--dp", "distributed", "--threshold", "all"), "--threshold"),
+        (("--dp", "distributed", "--colluders", "9"), "--colluders: 9 is not from 0 to 8"),
+        (("--dp", "distributed", "--colluders", "-1"), "--colluders"),
     ],
 )
 def test_plan_with_a_wrong_word_names_its_option(plan, more, name):
     ended = plan(100, 1000, *more)
     assert (ended.code, name in ended.err) == (2, True)
+
+
+def test_noise_that_colluders_may_tell_is_in_the_ratio_of_the_plan_and_of_the_run(plan, prepared, tmp_path):
+    """Each of 22 - 11 devices of 32 adds 1 / 11 of the variance in place of 1 / 22."""
+    flags = {"secure": "groups", "strategy": "fedavg", "private": "all", "dp": "distributed", "dp_clip": 1.0}
+    ca_file = shutil.copy(Certified(tmp_path / "elsewhere" / "ca", "demo").make().ca_file, tmp_path)
+    flags |= {
+        "devices": 320,
+        "rounds": 7,
+        "noise_multiplier": 2.0,
+        "min_group": 32,
+        "ca_file": Path(ca_file),
+        "broker": "mqtts://here",
+    }
+    found = []
+    for colluders in (0, 11):
+        planned = plan(320, 1000, "--dp", "distributed", "--colluders", str(colluders), "--json")
+        settings = load(RunSettings, file=None, environ={}, flags={**flags, "colluders": colluders})
+        [of_run] = re.findall(r"is ([\d.]+) times the clip", _privacy_outlook(settings, prepared))
+        found.append((json.loads(planned.out)["ratio"], float(of_run)))
+    (planned, of_run), more = found
+    assert more == pytest.approx((planned * math.sqrt(2), of_run * math.sqrt(2)), rel=0.05)
 
 
 def test_plan_of_fewer_devices_than_a_masked_group_names_devices(plan):
