@@ -48,7 +48,7 @@ _REASON_WORDS: Mapping[str, str] = {
     "privacy_spent": "its privacy budget is used up",
     "privacy_required": "its owner asks for differential privacy",
     "insecure_request": "its owner asks for masked updates",
-    "secure_terms": "its owner asks for larger groups or a smaller clip",
+    "secure_terms": "its owner has stricter terms for masked updates",
     "base_spent": "it has masked an update from this model already",
     # Failures and refusals.
     "download": "the model did not arrive whole",

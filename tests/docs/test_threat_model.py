@@ -1,8 +1,10 @@
-"""docs/explanation/threat-model.md has the number of tested attacks, and the table of offences."""
+"""docs/explanation/threat-model.md has the number of tested attacks, the table of offences, and the law of masked groups."""
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 
 import pytest
 
@@ -15,14 +17,19 @@ from fedpatch.coordinator.guard.ingress_filter import (
     MESSAGES_PER_REQUEST,
     MESSAGES_PER_S,
 )
+from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, group_sizes
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.masking.group_context import most_colluders, threshold_of
+from fedpatch.shared.privacy.plan import make_plan, spread_of
 from fedpatch.shared.tensors.arrays import base_name
+from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule
 from tests.attacks.table import KINDS
 from tests.docs import what_stays
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "explanation" / "threat-model.md").read_text("utf-8")
+EXPLANATION = ROOT / "docs" / "explanation"
+PAGE = (EXPLANATION / "threat-model.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(("kind", "attacks"), KINDS.items(), ids=list(KINDS))
@@ -70,3 +77,39 @@ def test_limits_on_the_page_are_those_of_the_program():
         f"{STALL_S:g} s without",
     ):
         assert words in PAGE, words
+
+
+def test_pages_have_the_thresholds_and_colluders_of_the_law():
+    needed = {size: threshold_of(ThresholdRule.TWO_THIRDS, size) for size in (8, 10, 16, 32, 64)}
+    most = {size: most_colluders(threshold, size) for size, threshold in needed.items()}
+    left = [threshold - most[size] for size, threshold in needed.items()]
+    agreement = (EXPLANATION / "agreement.md").read_text("utf-8")
+    for name, row in (
+        ("*g*", needed),
+        ("*t*", needed.values()),
+        ("colluders at most, 2 *t* - *g* - 1", most.values()),
+        ("honest devices of the sum at least, without colluders", needed.values()),
+        ("with as many colluders as possible", left),
+    ):
+        assert f"| {name} | {' | '.join(map(str, row))} |" in agreement, name
+    for words in (
+        f"({most[32] + 1} of 32, {most[10] + 1} of 10)",
+        f"({needed[8]} with groups of 8, {needed[32]} with groups of 32)",
+        f"{needed[8] - most[8]} of 8, {needed[32] - most[32]} of 32",
+    ):
+        assert words in PAGE, words
+
+
+def test_page_has_the_price_of_noise_of_the_devices():
+    text = (EXPLANATION / "privacy.md").read_text("utf-8")
+    factors = {rule: math.sqrt(spread_of([(50, threshold_of(rule, 50))] * 4)) for rule in ThresholdRule}
+    two_thirds, half = factors[ThresholdRule.TWO_THIRDS], factors[ThresholdRule.HALF]
+    assert (
+        f'{two_thirds:.1f} times with 200 devices in groups of 50, {half:.1f} times with `threshold = "half"`' in text
+    )
+    plan = partial(make_plan, parameters=1000, rounds=7, epsilon=8.0)
+    sizes = group_sizes(1100, size=MAX_GROUP, least=LEAST_GROUP)
+    groups = [(size, threshold_of(ThresholdRule.TWO_THIRDS, size)) for size in sizes]
+    planned = plan(devices=1100, groups=groups, group_max=MAX_GROUP).ratio
+    assert "1,100 devices (groups of 64) have the same ratio as 200 with `central`" in text
+    assert planned == pytest.approx(plan(devices=200).ratio, rel=0.03)
