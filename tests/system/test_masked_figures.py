@@ -1,4 +1,4 @@
-"""An honest coordinator of masked rounds shows no figure of a device: in records, files, logs, metrics, traces and status.
+"""An honest coordinator of masked rounds shows no figure of a device, in files, logs, metrics, traces, status and console.
 
 Eight agents with certificates. The victim has 29 test examples and the others 20, so a user accuracy of k / 29 is the victim's.
 """
@@ -20,7 +20,9 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.console.snapshot import Cursor, events_since
 from tests.attacks.arena import Spy
+from tests.coordinator.console.consoles import served
 from tests.support.brokers import HOST, free_port
 from tests.support.identities import Certified, url_of
 from tests.system.commands import Command, run
@@ -110,10 +112,24 @@ def test_masked_run_shows_no_figure_of_a_device_anywhere(tmp_path: Path):
         "metrics": b"\n".join(metrics),
         "traces": b"".join(traces),
     }
-    places |= {"commands": b"".join(one.out.encode() for one in shown)}
+    places |= {"commands": b"".join(one.out.encode() for one in shown), "console": console_pages(state)}
     places |= {f"{one.topic} {number}": one.payload for number, one in enumerate(spy.messages)}
     assert metrics and traces
     assert {place: found for place, data in places.items() if (found := figures_in(data))} == {}
+
+
+def console_pages(state: Path) -> bytes:
+    """Return what the console tells of the run, of each device, and of the whole fleet."""
+    with served(state, fleet=FLEET) as console:
+        snapshot = console.streams.snapshot
+        assert snapshot.rounds and snapshot.devices
+        assert not {"worst", "best"} & {name for row in snapshot.rounds for name in row}
+        histories = [console.ask(f"/api/devices/{FLEET}/{device}") for device in DEVICES]
+        pages = [console.ask(f"/api/runs/{snapshot.run}"), *histories]
+    assert {one.status for one in pages} == {200}
+    assert [one.json["rounds"] for one in histories] == [[]] * len(DEVICES)
+    events, _ = events_since(Cursor(), snapshot)
+    return events + b"".join(one.body for one in pages)
 
 
 _SHOWS = (("show", "last", "--json"), ("show", "last"), ("devices", "--json"), ("runs", "--json"))

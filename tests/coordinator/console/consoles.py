@@ -130,7 +130,7 @@ def filled(state_dir: Path, *, rounds: int = 3, devices: int = 3, status: str = 
 
 @contextmanager
 def served(
-    state_dir: Path, *, actions: bool = False, streams: EventStreams | None = None, **terms: Any
+    state_dir: Path, *, actions: bool = False, streams: EventStreams | None = None, fleet: str = FLEET, **terms: Any
 ) -> Iterator[Served]:
     """Serve a console on a free port of this machine; with `actions` its token is TOKEN."""
     if actions:
@@ -143,8 +143,8 @@ def served(
     wanted = ConsoleTerms(listen=Address("127.0.0.1", 0), actions=actions, **terms)
 
     def make_feed(streams: EventStreams) -> Feed:
-        follower = StatusFollower(FLEET, "here", time.monotonic())
-        return Feed(RegistryReader(state_dir, FLEET), follower, streams.publish_from_thread)
+        follower = StatusFollower(fleet, "here", time.monotonic())
+        return Feed(RegistryReader(state_dir, fleet), follower, streams.publish_from_thread)
 
     @contextmanager
     def around(feed: Feed, stop: Callable[[], None]) -> Iterator[None]:
