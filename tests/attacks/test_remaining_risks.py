@@ -73,20 +73,24 @@ def steering(liar: LyingCoordinator, salt: str, bias: float) -> dict[str, Array]
     return {**base, **changed, "fc3.weight": shown}
 
 
-def test_nine_device_attack_by_steered_patches_needs_more_than_one_bad_round(tmp_path_factory):
-    """A step at rate 100 for all but the victim, then sums of all, from models in which low shifts leave no gradients.
+@pytest.mark.parametrize(("bad_rounds", "least", "most"), [(1, 0.0, 0.8), (4, 0.85, 1.0)])
+def test_steered_patches_show_the_update_of_one_device_after_several_bad_rounds_only(
+    tmp_path_factory, bad_rounds, least, most
+):
+    """Steps at rate 100 for all but the victim, then sums of all, from models in which low shifts leave no gradients.
 
     With a bound of 4 in place of AFFINE_MOVE the correlation is 0.9998 after one bad round.
     """
     with lying_fleet(
         tmp_path_factory.mktemp("steered"), ALL, task="digits", data="shard:{}/9", batch_size=BATCH_OF_DIGITS
     ) as liar:
-        liar.round(steering(liar, "bad", 9.0), OTHERS, plan={"learning_rate": 100.0}).play().end()
+        for number in range(bad_rounds):
+            liar.round(steering(liar, f"bad {number}", 9.0), OTHERS, plan={"learning_rate": 100.0}).play().end()
         found = []
         for bias in (0.5, 2.0, 4.0):
             after = liar.round(steering(liar, f"after {bias}", bias), plan={"learning_rate": 1e-3}).play().end()
             found.append(correlation(sum_of(after), of_victim(after)))
-    assert max(found) < 0.8
+    assert least <= max(found) < most
 
 
 def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(liar):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +105,25 @@ def test_next_process_has_the_groups_that_were_saved():
     again = RunGroups(3, saved)
     assert again.join(names(16), **SIZES) == []
     assert of_round(again, names(16)) == of_round(groups, names(16))
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(20, 19), (200, 34)])
+def test_sums_of_redrawn_groups_have_one_solution_after_the_rounds_of_the_page_and_those_of_a_run_have_none(
+    count, rounds
+):
+    """What stays the same in the updates of a device is then known from the sums."""
+    sizes, devices, solved = {"size": 32 if count > 32 else 10, "least": 8}, names(count), []
+    for drawn in (rounds - 1, rounds):
+        redrawn = [draw_groups(devices, 3, number, **sizes) for number in range(drawn)]
+        solved.append(rank(devices, redrawn) == count)
+    assert solved == [False, True]
+    groups = RunGroups(3)
+    groups.join(devices, **sizes)
+    of_run = [groups.of_round(devices, number, most=64, **sizes) for number in range(2 * rounds)]
+    assert rank(devices, of_run) == len(of_run[0]) < count
+
+
+def rank(devices, rounds):
+    """Return how many independent equations the sums of all groups are."""
+    rows = [[one in group for one in devices] for groups in rounds for group in groups]
+    return np.linalg.matrix_rank(np.array(rows, float))
