@@ -143,6 +143,14 @@ def test_request_without_a_list_is_refused_by_a_device_that_has_seen_one(fleet):
     assert isinstance(decline, Decline) and "has no revocation list" in decline.detail
 
 
+def test_unsigned_round_has_no_list_also_for_a_device_that_has_seen_one(fleet):
+    files_of(fleet).take_revocations(der_of(fleet))
+    rounds = MaskingRounds("pi-00", random.Random(0).randbytes, certificates=files_of(fleet))
+    assert STRICT.secure is not None
+    unsigned = replace(STRICT, secure=replace(STRICT.secure, strict=False), revocations=UNSET)
+    assert rounds.begin(NAME, unsigned) is not None
+
+
 def test_ended_list_is_refused_at_the_request_and_at_the_roster(fleet):
     der = made(fleet, ends=NOW + DAY_S)
     assert "revocation list 9 has ended; make a new one with `fedpatch ca crl`" in refusal(
