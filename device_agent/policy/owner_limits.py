@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,7 @@ class OwnerLimits:
             model.num_examples,
             max_steps=self._max_steps,
             max_epochs=self._max_epochs,
+            hides_examples=self._secure.forbids_unmasked,
         )
         if not limit:
             return None
@@ -386,7 +388,13 @@ SOURCES = {
 
 
 def why_too_long(
-    plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False
+    plan: TrainPlan,
+    num_examples: int,
+    *,
+    max_steps: int,
+    max_epochs: int,
+    measured: bool = False,
+    hides_examples: bool = False,
 ) -> tuple[int, str]:
     """Name the limit of the owner that a plan exceeds.
 
@@ -396,11 +404,17 @@ def why_too_long(
         max_steps: Most minibatches that one request may ask for, in any unit of its plan.
         max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.
         measured: Whether learning alone is measured too, which takes as many steps again.
+        hides_examples: Whether the answer depends only on the powers of 4 next to the number of examples: the plan must be
+            within the limits for both. Else a few plans near a limit would show the number.
 
     Returns:
         The steps or epochs that are asked for, and the words after this number, which do not depend on `num_examples`; 0 and
         "" where no limit is exceeded.
     """
+    if hides_examples:
+        least = 4 ** ((max(1, num_examples).bit_length() - 1) // 2)
+        limits = partial(why_too_long, plan, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
+        return next((one for one in map(limits, (least, 4 * least)) if one[1]), (0, ""))
     ditto = bool(plan.personal and plan.personal.kind == DITTO)
     asked = {
         "learning alone": plan.parts * measured,

@@ -334,7 +334,14 @@ class LocalUpdate:
     def _too_long(self, plan: TrainPlan, *, measured: bool) -> str:
         max_steps, max_epochs = self._most
         examples = self._trainer.num_examples
-        count, limit = why_too_long(plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
+        count, limit = why_too_long(
+            plan,
+            examples,
+            max_steps=max_steps,
+            max_epochs=max_epochs,
+            measured=measured,
+            hides_examples=self._hides_examples,
+        )
         return f"{count} {limit}" if limit else ""
 
     def flush(self) -> None:

@@ -197,3 +197,33 @@ def test_round_whose_noise_counts_on_fewer_colluders_than_the_owner_demands_is_d
     assert (refusal.reason, "min_colluders = 1" in refusal.why) == (DeclineReason.SECURE_TERMS, True)
     assert limits.refusal(replace(secure(colluders=1), privacy=privacy)) is None
     assert limits.refusal(MASKED) is None
+
+
+PROBES = [replace(MASKED.plan, batch_size=10, epochs=0, steps=steps) for steps in range(1, 100_000, 97)]
+PROBES += [replace(MASKED.plan, batch_size=size, epochs=100, steps=0) for size in range(1, 20)]
+"""Plans around the limits of an owner, in both units."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "numbers", "told"),
+    [
+        (REQUIRED, (1024, 1025, 2000, 4095), False),
+        (REQUIRED, (1, 3), False),
+        (REQUIRED, (4095, 4096), True),
+        (ALLOWED, (1024, 1040), True),
+    ],
+)
+def test_answers_to_any_plans_tell_the_powers_of_4_next_to_the_number_of_examples_where_masks_are_required(
+    tmp_path, mode, numbers, told
+):
+    """A coordinator that lies may ask for many plans near the owner's limits, and learns which ones are declined."""
+    answers = set()
+    for number in numbers:
+        limits = OwnerLimits(
+            tmp_path, max_steps=100_000, max_epochs=100, secure=SecureLimits(mode, min_group=TERMS.group_min)
+        )
+        limits.take(replace(READY, num_examples=number))
+        found = [limits.refusal(TASK, replace(MASKED, plan=plan)) for plan in PROBES]
+        assert {one.reason for one in found if one is not None} == {DeclineReason.PLAN_LIMIT}
+        answers.add(tuple(found))
+    assert (len(answers) > 1) == told

@@ -158,6 +158,17 @@ def test_owner_limit_counts_the_steps_of_a_finish(tmp_path, device):
             attempt(scene.command())
 
 
+def test_owner_limit_counts_the_next_power_of_4_where_the_number_of_examples_is_hidden(tmp_path, device):
+    """Data may grow after the acceptance, and a failure must not tell their number."""
+    scene = Scene(tmp_path, TOY, SGD, "affine")
+    most = scene.plan.steps_for(device.local_update._trainer.num_examples)
+    device.local_update.bound(max_steps=most, max_epochs=100)
+    device.run(scene.command())
+    device.local_update.bound(max_steps=most, max_epochs=100, hides_examples=True)
+    with pytest.raises(UsageError, match=f"the owner's limit is max_steps = {most}"):
+        device.run(scene.command(round=2))
+
+
 CONTROL = replace(SGD, moments=("control",))
 
 
