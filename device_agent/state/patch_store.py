@@ -38,7 +38,9 @@ from fedpatch.shared.app.files import (
     write_after,
     write_atomic,
 )
-from fedpatch.shared.errors import StateError, StateUnreadable
+from fedpatch.shared.errors import StateError, StateUnreadable, UsageError
+from fedpatch.shared.tensors.patch_policy import PatchPolicy, policy_of_names
+from fedpatch.shared.tensors.schema import Schema
 
 if TYPE_CHECKING:
     from fedpatch.shared.tensors.arrays import Array
@@ -410,3 +412,24 @@ def _tighten(path: Path, mode: int) -> None:
     if found & OPEN_TO_OTHERS:
         log.warning("%s: had permissions %04o, which let others at private values; now %04o", path, found, mode)
         path.chmod(mode)
+
+
+def key_of_round(task: str, schema: Schema, policy: PatchPolicy, kind: str, store: PatchStore) -> PatchKey:
+    """Return the key of a round's patch: one for each set of private tensors and kind of plan.
+
+    Policies are compared by the names that they keep. With a patch for each wording, a coordinator could have the same batches
+    trained from the same patch twice, and the difference of two sums would be the update of one device.
+
+    Args:
+        task: Name of the task.
+        schema: The model's schema without moments.
+        policy: The policy of the round.
+        kind: Kind of the plan.
+        store: The patches of the device.
+    """
+    worded = PatchKey.of_plan(task, schema.digest, str(policy), kind)
+    try:
+        named = PatchKey.of_plan(task, schema.digest, str(policy_of_names(policy.keeps(schema), schema)), kind)
+    except UsageError:  # the names are too long for a text
+        return worded
+    return worded if store.has(worded) and not store.has(named) else named  # earlier versions had one for each wording

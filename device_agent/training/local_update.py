@@ -30,6 +30,7 @@ from fedpatch.device_agent.state.patch_store import (
     PatchRecord,
     PatchState,
     PatchStore,
+    key_of_round,
 )
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import attempt_seed, stream_seed, update_seed
@@ -48,7 +49,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, req
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.packing import Packed
-from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, policy_of_names, split
+from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
 from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.chunked_transfer import describe
@@ -152,7 +153,7 @@ class LocalUpdate:
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
         self._require_bounded(command)
-        key = _patch_key(trainer, policy, plan, self._store)
+        key = key_of_round(trainer.task.name, trainer.schema, policy, plan.kind, self._store)
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
@@ -249,7 +250,7 @@ class LocalUpdate:
         trainer = self._trainer
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
-        key = _patch_key(trainer, policy, command.plan, self._store)
+        key = key_of_round(trainer.task.name, trainer.schema, policy, command.plan.kind, self._store)
         known = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
         model = read_global_model(replace(command, hold=False), public, self._held)
@@ -399,7 +400,7 @@ class LocalUpdate:
             else None
         )
         report, update = read_blob(Downloaded(command.update_path), manifest, public, base)
-        key = _patch_key(trainer, policy, command.plan, self._store)
+        key = key_of_round(trainer.task.name, trainer.schema, policy, command.plan.kind, self._store)
         after = self._store.load(key, command.key.run, command.key.round + 1)
         copies, copy = self._copy(command, key, after_round=True)
         if copies is not None and not copy.values:
@@ -516,21 +517,6 @@ def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, 
     schema = trainer.schema.with_moments(command.plan.moments)
     require_whole_ties(trainer.model, policy.private_names(schema))
     return policy, schema
-
-
-def _patch_key(trainer: LocalTrainer, policy: PatchPolicy, plan: TrainPlan, store: PatchStore) -> PatchKey:
-    """Return the key of a round's patch: one for each set of private tensors and kind of plan.
-
-    Policies are compared by the names that they keep. With a patch for each wording, a coordinator could have the same batches
-    trained from the same patch twice, and the difference of two sums would be the update of one device.
-    """
-    task, schema = trainer.task.name, trainer.schema
-    worded = PatchKey.of_plan(task, schema.digest, str(policy), plan.kind)
-    try:
-        named = PatchKey.of_plan(task, schema.digest, str(policy_of_names(policy.keeps(schema), schema)), plan.kind)
-    except UsageError:  # the names are too long for a text
-        return worded
-    return worded if store.has(worded) and not store.has(named) else named  # earlier versions had one for each wording
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:

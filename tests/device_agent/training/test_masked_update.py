@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Trained, TrainFailed
-from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.state.patch_store import PatchStore, key_of_round
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
-from fedpatch.device_agent.training.local_update import LocalUpdate, _patch_key
+from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.device_agent.training.masked_update import (
     AFFINE_MOVE,
     PATCH_MOVE,
@@ -344,7 +344,8 @@ def test_step_at_an_absurd_rate_moves_the_patch_of_a_masked_round_by_its_bound_o
     else:
         assert device.run(scene.command(plan=plan), lambda done, total: None, lambda: False) is not None
     command = scene.command(plan=plan)
-    key = _patch_key(device._trainer, parse_policy(command.private), plan, device._store)
+    trainer = device._trainer
+    key = key_of_round(trainer.task.name, trainer.schema, parse_policy(command.private), plan.kind, device._store)
     state = device._store.load(key, command.key.run, command.key.round + 1)
     initial = {name: array for name, array in initial_tensors(TOY, plan.seed).items() if name in state.values}
     trained = {name: array for name, array in initial.items() if name.startswith("bn.") and "running" not in name}
