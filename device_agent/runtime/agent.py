@@ -60,6 +60,7 @@ from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.errors import DataError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
+from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
@@ -444,6 +445,7 @@ class Agent:
 
     def _on_ready(self, ready: Ready, now: float) -> list[Effect]:
         self._limits.take(ready)
+        self._storage.take(Schema(ready.tensors, ready.frozen))
         first = not self._tasks
         if first:
             self._connect()

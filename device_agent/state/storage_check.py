@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from fedpatch.device_agent.state.patch_store import (
     RESIDUAL_LINE,
     RESIDUAL_SUFFIX,
     PatchKey,
+    PatchStore,
+    key_of_round,
     patch_problem,
     patch_remedy,
 )
@@ -34,7 +37,9 @@ from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import previous_of, remedy_at, remedy_for, stamp_of, unseal, write_atomic
-from fedpatch.shared.errors import StateError, StateUnreadable
+from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
+from fedpatch.shared.tensors.patch_policy import parse_policy
+from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 
@@ -60,8 +65,14 @@ class Storage:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._identity = _identity(directory)
+        self._patches = PatchStore(directory / PATCHES)
+        self._schema: Schema | None = None
         # Only for the last key, since keys come from the network.
         self._known: tuple[object, str] | None = None
+
+    def take(self, schema: Schema) -> None:
+        """Take the schema of the model, from which the names that a policy keeps private follow."""
+        self._schema = schema
 
     def problem(self, task: str, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         """Return the reason for which the device cannot store the work; None if it can.
@@ -71,7 +82,7 @@ class Storage:
             request: The work request.
             plan: The download that leads to the request's model.
         """
-        name = PatchKey.of_plan(task, request.schema, request.private, request.plan.kind).file_name
+        name = self._patch_key(task, request).file_name
         patch = self._directory / PATCHES / name
         needed = [patch, patch.parent / PERSONAL / name] if request.plan.personal else [patch]
         return (
@@ -80,6 +91,14 @@ class Storage:
             or self._space_problem(patch, request, plan)
             or self._write_problem()
         )
+
+    def _patch_key(self, task: str, request: WorkRequest) -> PatchKey:
+        """Return the key of the patch that the training process reads; by the policy's text where the model is another one."""
+        schema, kind = self._schema, request.plan.kind
+        if schema is not None and schema.digest == request.schema:
+            with suppress(FedpatchError):  # of a policy that is declined for this reason
+                return key_of_round(task, schema, parse_policy(request.private), kind, self._patches)
+        return PatchKey.of_plan(task, request.schema, request.private, kind)
 
     def _directory_problem(self) -> StorageProblem | None:
         """Return the problem of a state directory that was deleted or replaced since the agent's start.

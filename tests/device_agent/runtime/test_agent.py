@@ -22,6 +22,7 @@ from fedpatch.device_agent.job.training_messages import (
     TrainProgress,
     WorkerSetup,
 )
+from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.policy.usage import UsageLedger
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
@@ -33,6 +34,7 @@ from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import read_history
 from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
+from fedpatch.device_agent.state.patch_store import PatchKey
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -64,7 +66,7 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCaus
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
-from tests.support.specs import RUN, SCHEMA, TASK, envelope_of, model, report, update
+from tests.support.specs import MODEL_SCHEMA, RUN, SCHEMA, TASK, envelope_of, model, report, update
 
 UPDATE = b"u" * 350
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -415,6 +417,15 @@ def test_storage_is_not_looked_at_for_a_job_in_hand(played, monkeypatch):
     assert len(looked) == 1
     played(READY, *asked(), *asked(2))
     assert len(looked) == 3
+
+
+def test_request_in_other_words_for_the_private_tensors_of_a_damaged_patch_is_declined(played, tmp_path):
+    path = tmp_path / "patches" / PatchKey(TASK, REQUEST.schema, "affine").file_name
+    path.parent.mkdir(mode=0o700)
+    PrivateFloor(path.parent, TASK).note({"bn.weight"}, MODEL_SCHEMA)
+    path.write_bytes(b"damaged")
+    [answer] = played(READY, *asked(request=replace(REQUEST, private="names:bn.*")))
+    assert isinstance(answer, Decline) and "damaged" in answer.detail
 
 
 def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):

@@ -185,6 +185,18 @@ def test_request_with_one_patch_damaged_or_of_another_task_is_accepted(state_dir
     assert isinstance(answer(state_dir, replace(NOW, private="all")), Accept)
 
 
+@pytest.mark.parametrize("words", ["names:bn.weight", "names:bn.*", "affine"])
+def test_request_in_any_words_for_the_private_tensors_of_a_damaged_patch_is_declined(state_dir: Path, words: str):
+    """Training would read this patch, whose key has the names that the words keep."""
+    spoil(*paths(state_dir))
+    storage = Storage(state_dir)
+    storage.take(MODEL_SCHEMA)
+    request = replace(NOW, private=words)
+    assert storage.problem(TASK, request, DownloadPlan(NOW.model)) is not None
+    assert storage.problem(TASK, replace(request, private="names:fc.*"), DownloadPlan(NOW.model)) is None
+    assert storage.problem(TASK, replace(request, private="names:"), DownloadPlan(NOW.model)) is None
+
+
 def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: Path):
     storage = Storage(state_dir)
     spoil(*paths(state_dir))
