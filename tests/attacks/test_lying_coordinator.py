@@ -35,6 +35,7 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.attacks.learned import Learned, Names, closest, correlation, signed, trained
 from tests.attacks.lying_coordinator import LyingCoordinator, LyingRound, base_of, lying_fleet
+from tests.system.commands import wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -92,8 +93,11 @@ def refusals(played: LyingRound, device: str = VICTIM) -> str:
 
 
 def test_adversary_opens_the_sum_of_an_honest_round_and_nothing_else(liar):
-    """So its computation is right; and no message has a figure of a device."""
-    played = begun(liar, "honest").play().end()
+    """So its computation is right; no message has a figure of a device, and no disk the vector of a committed update."""
+    played = begun(liar, "honest").play()
+    vectors = [agent.state_dir / "spool" / "vector.bin" for agent in liar.fleet.agents.values()]
+    wait_for(lambda: True, lambda: not any(one.exists() for one in vectors), lambda: f"one of {vectors} is left", 20.0)
+    played.end()
     assert list(sums_of(played)) == [frozenset(ALL)]
     for name in ALL:
         assert closest(vectors_of(name, played), signed(played, played.truth[name])) < HIDDEN
