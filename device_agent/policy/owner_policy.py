@@ -14,6 +14,7 @@ import errno
 import logging
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -402,6 +403,8 @@ class OwnerPolicy:
         self._seen_at = 0.0
         self._asked = False
         self.conditions: frozenset[Condition] = frozenset()
+        # The reasons in `words` without their numbers; None where the words are to be written anew.
+        self._told: frozenset[str] | None = frozenset()
         self._expected_bytes = 0  # of the last request: the next one is most likely as large
         self._looks = order.may_accept or look_anyway
         self._is_paused = is_paused
@@ -427,6 +430,7 @@ class OwnerPolicy:
     def use(self, preferences: Preferences) -> None:
         """Follow other preferences from now on; the facts are looked up anew, since the answer may have changed."""
         self._preferences = preferences
+        self._told = None  # a limit may be another one
         for one in (self._standing, self._at_work):
             one.use(preferences)
         if self._looks:
@@ -536,9 +540,11 @@ class OwnerPolicy:
             assert self.facts is not None
             found = self._judge(self._standing, self.facts, now, task="", expected_bytes=self._expected_bytes)
             reasons = tuple(one for one in found if one.exact)
-        conditions = frozenset(one.condition for one in reasons)
-        if conditions != self.conditions:
-            self.conditions, self.words = conditions, tuple(one.words for one in reasons)
+        self.conditions = frozenset(one.condition for one in reasons)
+        # A measured value that fluctuates must not write status.json to the memory card each time.
+        told = frozenset(_NUMBER.sub("", one.words) for one in reasons)
+        if told != self._told:
+            self._told, self.words = told, tuple(one.words for one in reasons)
 
     def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[FromOwner]:
         """Decide about the current work, if there is any."""
@@ -578,6 +584,9 @@ class OwnerPolicy:
 def _is_other_work(key: JobKey, known: JobKey | None) -> bool:
     """Return whether a key is of other work; in a newer epoch, a coordinator asks for the same work."""
     return known is None or (key.run, key.round, key.task) != (known.run, known.round, known.task)
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 def _words(objections: tuple[Objection, ...]) -> str:

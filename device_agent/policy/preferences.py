@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight, parse_quiet_hours
+from fedpatch.device_agent.policy.quiet_hours import HORIZON, QuietHours, next_midnight, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
@@ -297,6 +297,8 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
     until = preferences.quiet_hours.until(local)
     if until is not None:
         words = f"quiet hours, until {until.astimezone(local.tzinfo):%a %H:%M}"
+        if until - local >= HORIZON:  # the day of the week would name today
+            words = f"quiet hours, which do not end within {HORIZON.days} days"
         yield Objection(Condition.QUIET_HOURS, words, _seconds(local, until), exact=True)
 
 

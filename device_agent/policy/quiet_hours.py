@@ -18,7 +18,7 @@ _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(
 _REMEDY = "write e.g. 22:00-07:00 or mon-fri 08:00-18:00"
 _DAY_MINUTES = 24 * 60
 # Quiet hours without a gap never end: the coordinator should ask again after this time.
-_HORIZON = timedelta(days=7)
+HORIZON = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class QuietHours:
         """
         assert local.tzinfo is not None
         now = moment = local.astimezone(UTC)
-        while moment - now < _HORIZON:
+        while moment - now < HORIZON:
             later = max(self._ends_around(moment, local.tzinfo), default=moment)
             if later <= moment:
                 break
             moment = later
-        return None if moment == now else min(moment, now + _HORIZON)
+        return None if moment == now else min(moment, now + HORIZON)
 
     def _ends_around(self, moment: datetime, zone: tzinfo) -> Iterator[datetime]:
         """The ends of the spans that `moment` is in."""

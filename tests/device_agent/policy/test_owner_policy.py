@@ -36,7 +36,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
 from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, here, replies, training, uploading
-from tests.device_agent.owners import NOON, WELL, Bench, Pocketbook, facts, owner_of
+from tests.device_agent.owners import NOON, WELL, Bench, Pocketbook, facts, owner_of, wants
 from tests.support.specs import TASK, update
 
 UNPLUGGED = facts(external_power=False)
@@ -272,6 +272,23 @@ class TestLooks:
             bench.see(idle(), facts(temperature_c=degrees), now)
         assert len(bench.owner.words) == 1
         assert "70" in bench.owner.words[0]
+
+    def test_have_new_words_where_the_same_condition_has_another_reason(self):
+        """Quiet hours that cannot be checked become quiet hours once the clock is set."""
+        bench = Bench(quiet_hours=("00:00-24:00",))
+        bench.see(idle(), facts(clock_set=False), 0.0)
+        assert "the clock is not set" in bench.owner.words[0]
+        bench.see(idle(), facts(clock_set=True), 1.0)
+        assert bench.owner.words[0].startswith("quiet hours")
+
+    @pytest.mark.parametrize(("limit", "words"), [(65.0, ("it has 70 °C, it may have 60 °C",)), (None, ())])
+    def test_have_the_words_of_reloaded_preferences(self, limit, words):
+        """To begin again, the device must be 5 °C below its limit."""
+        bench = Bench(max_temperature=50.0, return_after_s=0.0)
+        bench.see(idle(), facts(temperature_c=70.0), 0.0)
+        bench.owner.use(wants(max_temperature=limit, return_after_s=0.0))
+        bench.see(idle(), facts(temperature_c=70.0), 1.0, 2.0)
+        assert bench.owner.words == words
 
 
 def asking(resumed: bool) -> Job:

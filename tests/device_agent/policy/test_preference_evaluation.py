@@ -168,6 +168,11 @@ def test_objection_of_quiet_hours_has_their_end():
     assert conditions(preferences, local=NOON + timedelta(minutes=30)) == []
 
 
+def test_quiet_hours_without_end_name_no_day_on_which_they_end():
+    (unmet,) = unmet_preferences(easy(quiet_hours=["00:00-24:00"]), WELL, NOTHING, local=NOON)
+    assert (unmet.words, unmet.retry_after_s) == ("quiet hours, which do not end within 7 days", 604_800.0)
+
+
 @pytest.mark.parametrize(
     ("hours", "by_the_clock"), [("08:00-12:30", [Condition.QUIET_HOURS]), ("20:00-21:00", [])], ids=["quiet", "not"]
 )
