@@ -79,6 +79,8 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
         reasons.append(status["declines"])
     if status.get("admission") == "never":
         reasons.append("its owner chose never")
+    if refused := status.get("refused"):
+        reasons.append(f"a request like the last one is declined: {refused}")
     reasons += besides_pause(status.get("unwilling", ()))
     return reasons + _reasons_of_file(str(status.get("admission", "")))
 

@@ -81,7 +81,7 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
         verdict = UNKNOWN_FLOOR
     terms = terms_in_words(masked=settings.secure == REQUIRED, private=privacy.required)
     status = _running_status(directory)
-    differences = in_force_in_words("these settings", status.get("settings", {}).get("values", {}), settings)
+    differences = in_force_in_words("these settings", status.get("settings", {}), settings)
     return AdmissionPreview(
         facts,
         verdict,
@@ -104,7 +104,9 @@ def _running_status(directory: Path) -> Mapping[str, Any]:
 
 
 def _reasons_of_agent(status: Mapping[str, Any]) -> list[str]:
-    """Return the reasons of a running agent that are not computed here: the last request, and the allowance with it."""
+    """Return the reasons of a running agent that are not computed here: a problem, the last request, the allowance with it."""
+    if declines := status.get("declines"):
+        return [f"every request is declined: {declines}"]
     if refused := status.get("refused"):
         return [f"a request like the last one is declined: {refused}"]
     return [str(words) for words in status.get("unwilling", ()) if "MiB to come" in str(words)]

@@ -8,19 +8,27 @@ from typing import Annotated
 
 import typer
 
-from fedpatch.device_agent.cli.state_dir import place_of
+from fedpatch.device_agent.cli.state_dir import StateDir, existing, place_of, settings_file
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import host_as_device_id, lock_state_dir, status_entry
 from fedpatch.shared.app.command import command
-from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.app.files import remedy_to_read
+from fedpatch.shared.config.load import Source, cli_options
 from fedpatch.shared.errors import UsageError
 
 _Passphrase = Annotated[
     Path, typer.Option("--passphrase-file", metavar="PATH", help="File whose first line is the passphrase.")
 ]
-_Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="Settings file of the agent.")]
-_StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="PATH", help="State directory of the agent.")]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Settings file of the agent; without it that of the agent in --state-dir, else agent.toml.",
+    ),
+]
 
+_SETTINGS = "agent.toml"
 CONNECT_S = 15.0
 SEND_S = 5.0
 
@@ -39,6 +47,19 @@ def _first_line(path: Path) -> str:
         raise UsageError(f"{path}: {words}; write the passphrase into a file that only you may read") from None
 
 
+def _settings_of(state_dir: Path | None, config: Path | None) -> Path:
+    """Return the settings file: the option, else that of the agent in the state directory, else agent.toml."""
+    return config or settings_file({"state_dir": state_dir}, {}) or Path(_SETTINGS)
+
+
+def _content_of(config: Path) -> bytes:
+    try:
+        return config.read_bytes()
+    except OSError as error:
+        remedy = remedy_to_read(error, config, "name the settings file of the agent with --config")
+        raise UsageError(f"{config}: {error.strerror or error}; {remedy}") from None
+
+
 def _device_of(place: Path) -> str:
     """Return the name of the device whose agent has a state directory; the host's name if none has run there yet."""
     return str(status_entry(place, "device_id") or host_as_device_id())
@@ -53,8 +74,8 @@ def _add_backup(app: typer.Typer) -> None:
             Path, typer.Argument(metavar="FILE", help="File to write, mode 0600; with --keep the directory of backups.")
         ],
         passphrase_file: _Passphrase,
-        config: _Config = Path("agent.toml"),
-        state_dir: _StateDir = None,
+        config: _Config = None,
+        state_dir: StateDir = None,
         keep: Annotated[
             int | None,
             typer.Option(
@@ -70,11 +91,9 @@ def _add_backup(app: typer.Typer) -> None:
         from fedpatch.device_agent.policy.usage import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
 
-        place = place_of(state_dir, config)
-        if not place.is_dir():
-            raise UsageError(f"no agent has run in {place}; say where its state is with --state-dir or --config")
-        with refusals_of(config):
-            settings = config.read_bytes()
+        config = _settings_of(state_dir, config)
+        place = existing(place_of(state_dir, config))
+        settings = _content_of(config)
         passphrase, today = _first_line(passphrase_file), local_now().date()
         data = seal_backup(place, settings, passphrase, today, salt=os.urandom(16), nonce=os.urandom(12))
         folder, device = file, _device_of(place)
@@ -96,8 +115,8 @@ def _add_restore(app: typer.Typer) -> None:
     def restore(
         file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `backup` wrote.")],
         passphrase_file: _Passphrase,
-        config: _Config = Path("agent.toml"),
-        state_dir: _StateDir = None,
+        config: _Config = None,
+        state_dir: StateDir = None,
     ) -> None:
         """Make this card the device of a backup. The old card must not run any more.
 
@@ -106,23 +125,25 @@ def _add_restore(app: typer.Typer) -> None:
         """
         from fedpatch.device_agent.cli.acting_as import acting_as
         from fedpatch.device_agent.cli.backup_file import (
-            device_in,
             open_backup,
             read_backup,
             restore_backup,
             settings_in,
+            text_in,
         )
         from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
         from fedpatch.device_agent.policy.usage import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
+        from fedpatch.shared.config.toml_edit import toml_value
 
+        config = _settings_of(state_dir, config)
         if state_dir is None and not config.exists():
             raise UsageError(f"{config}: no such file; name the state directory with --state-dir")
         place = place_of(state_dir, None if state_dir else config).absolute()
         archive = open_backup(read_backup(file), _first_line(passphrase_file), str(file))
         if config.exists():
             with refusals_of(config):
-                ours, theirs = device_in(config.read_bytes()), device_in(settings_in(archive))
+                ours, theirs = (text_in(one, "device_id") for one in (config.read_bytes(), settings_in(archive)))
             if ours and theirs and ours != theirs:
                 raise UsageError(
                     f"{file}: is a backup of {theirs!r}, and {config} is of {ours!r}; name the right backup"
@@ -138,6 +159,9 @@ def _add_restore(app: typer.Typer) -> None:
                 if os.geteuid() == 0:
                     os.lchown(config, owner.st_uid, owner.st_gid)
             typer.echo(f"wrote {config}")
+        named = text_in(_content_of(config), "state_dir")
+        if named and Path(named).expanduser().absolute() != place:
+            typer.echo(f"{config} names the state directory {named}: write state_dir = {toml_value(place)} into it")
         typer.echo(f"restored {place}, which belongs to user {owner.st_uid}; the agent must run as this user")
         typer.echo("the allowance of today counts as spent")
         typer.echo(f"with max_epsilon, rounds are declined while {place / RESTORED_NAME} is there")
@@ -146,7 +170,7 @@ def _add_restore(app: typer.Typer) -> None:
 
 REMAINS = (
     ("the state directory {state}, with patches and personal models", "you: delete it"),
-    ("settings {config} and the file .env beside it, units and drop-ins in /etc/systemd/system", "you: delete them"),
+    ("settings {config} and passwords in {env}, units and drop-ins in /etc/systemd/system", "you: delete them"),
     ("backups, and the timer of Ansible (fedpatch-agent-backup)", "you: delete them"),
     ("the journal of the service", "you: sudo journalctl --rotate, then --vacuum-time"),
     ("the identity {device} at the broker, and its certificate", "the operator: fedpatch device remove {device}"),
@@ -158,9 +182,10 @@ REMAINS = (
 
 def _add_remove(app: typer.Typer) -> None:
     @command(app, "remove", example="fedpatch-agent remove --config agent.toml --bus-config bus.toml")
-    @cli_options(AgentSettings)
+    @cli_options(AgentSettings, find_file=settings_file)
     def remove(
         settings: AgentSettings,
+        source: Source[AgentSettings],
         bus_config: Annotated[
             Path | None,
             typer.Option(
@@ -182,6 +207,8 @@ def _add_remove(app: typer.Typer) -> None:
         else:
             typer.echo("the bus was not asked: name its settings with --bus-config if this device was on one")
         typer.echo("what remains:")
-        names = {"state": settings.state_dir, "config": "agent.toml", "device": device, "fleet": settings.fleet}
+        config = source.file or Path(_SETTINGS)
+        paths = {"state": settings.state_dir, "config": config, "env": config.with_suffix(".env")}
+        names = {"device": device, "fleet": settings.fleet, **{name: str(path) for name, path in paths.items()}}
         for what, who in REMAINS:
             typer.echo(f"  {what.format(**names)} - {who.format(**names)}")

@@ -113,10 +113,10 @@ def open_backup(data: bytes, passphrase: str, where: str) -> bytes:
         raise DataError(f"{where}: cannot be opened: the passphrase is another one, or the file is damaged") from None
 
 
-def device_in(settings: bytes) -> str:
-    """Return the `device_id` in a settings file; "" where it has none."""
+def text_in(settings: bytes, name: str) -> str:
+    """Return a setting in a settings file; "" where it has none."""
     try:
-        return str(parse_toml(settings.decode("utf-8-sig")).get("device_id", ""))
+        return str(parse_toml(settings.decode("utf-8-sig")).get(name, ""))
     except (ValueError, RecursionError):
         return ""
 

@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 
-from fedpatch.device_agent.cli.state_dir import state_options
+from fedpatch.device_agent.cli.state_dir import existing, state_options
 from fedpatch.device_agent.state.history import KEEP_DAYS, read_history
 from fedpatch.device_agent.state.pause_file import pause as write_pause
 from fedpatch.device_agent.state.pause_file import resume as end_pause
 from fedpatch.shared.app.command import AsJson, command
-from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.errors import UsageError
 
@@ -38,13 +37,6 @@ def parse_duration(text: str) -> float:
     return int(found[1]) * _UNITS_S[found[2]]
 
 
-def _existing(state_dir: Path) -> Path:
-    with refusals_of(state_dir):
-        if not state_dir.is_dir():
-            raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir or --config")
-    return state_dir
-
-
 def _add_pause(app: typer.Typer) -> None:
     @command(app, "pause", example="fedpatch-agent pause --for 2h --config agent.toml")
     @state_options
@@ -60,7 +52,7 @@ def _add_pause(app: typer.Typer) -> None:
         Without --for the pause lasts until `resume`. It outlasts a restart.
         """
         until_s = time.time() + parse_duration(lasts) if lasts else None
-        write_pause(_existing(state_dir), until_s)
+        write_pause(existing(state_dir), until_s)
         end = "until `fedpatch-agent resume`" if until_s is None else f"until {minute(until_s)}"
         typer.echo(f"paused {end}")
 
@@ -70,7 +62,7 @@ def _add_resume(app: typer.Typer) -> None:
     @state_options
     def resume(*, state_dir: Path) -> None:
         """End the pause of this device."""
-        typer.echo("resumed" if end_pause(_existing(state_dir)) else "it was not paused")
+        typer.echo("resumed" if end_pause(existing(state_dir)) else "it was not paused")
 
 
 def _add_history(app: typer.Typer) -> None:
@@ -83,7 +75,7 @@ def _add_history(app: typer.Typer) -> None:
         """
         from fedpatch.device_agent.cli.status import entry_in_words
 
-        entries = read_history(_existing(state_dir))
+        entries = read_history(existing(state_dir))
         if as_json:
             typer.echo(json.dumps([asdict(one) for one in entries]))
             return

@@ -13,18 +13,18 @@ import typer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import status_entry
 from fedpatch.shared.app.command import add_options, option
-from fedpatch.shared.app.files import remedy_to_read
+from fedpatch.shared.app.files import refusals_of, remedy_to_read
 from fedpatch.shared.config.toml_edit import parse_toml
-from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.errors import ConfigError, UsageError
 
 R = TypeVar("R")
 
 _VARIABLE = f"{AgentSettings.env_prefix}STATE_DIR"
-_StateDir = Annotated[
+StateDir = Annotated[
     Path | None,
     typer.Option("--state-dir", envvar=_VARIABLE, metavar="PATH", help="State directory of the agent."),
 ]
-_Config = Annotated[
+Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings file of the agent, which names its state directory."),
 ]
@@ -37,7 +37,7 @@ def state_options(command: Callable[..., R]) -> Callable[..., R]:
     def run(*, state_dir: Path | None, config: Path | None, **given: Any) -> R:
         return command(state_dir=place_of(state_dir, config), **given)
 
-    options = [option("state_dir", _StateDir, None), option("config", _Config, None)]
+    options = [option("state_dir", StateDir, None), option("config", Config, None)]
     add_options(run, command, options, replaced=("state_dir",))
     return run
 
@@ -52,6 +52,14 @@ def place_of(state_dir: Path | None, config: Path | None) -> Path:
         return state_dir.expanduser()
     named = AgentSettings.state_dir if config is None else _named_in(config)
     return Path(named).expanduser()
+
+
+def existing(state_dir: Path) -> Path:
+    """Return the state directory. UsageError if there is none."""
+    with refusals_of(state_dir):
+        if state_dir.is_dir():
+            return state_dir
+    raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir")
 
 
 def _named_in(config: Path) -> str | Path:

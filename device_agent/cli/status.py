@@ -86,20 +86,26 @@ def differences_of(settings: Mapping[str, Any]) -> list[str]:
         now = load(AgentSettings, file=Path(file), environ={}, flags=flags)
     except ConfigError as error:
         return [f"{problem}; the running agent follows the former settings" for problem in error.problems]
-    return in_force_in_words(file, values, now)
+    return in_force_in_words(file, settings, now)
 
 
-def in_force_in_words(file: str, values: Mapping[str, Any], settings: AgentSettings) -> list[str]:
+def in_force_in_words(file: str, running: Mapping[str, Any], settings: AgentSettings) -> list[str]:
     """Return the settings that differ from those of the running agent, with the remedy.
+
+    The state directory is left out: it is the same, though its name may differ.
 
     Args:
         file: Name of the settings file.
-        values: Settings of the running agent, by name.
+        running: Description of the settings in status.json.
         settings: Settings to compare.
     """
-    lines = []
-    for name, (before, after) in sorted(changes(values, public_values(settings)).items()):
+    lines, overridden = [], running.get("overridden", ())
+    for name, (before, after) in sorted(changes(running.get("values", {}), public_values(settings)).items()):
+        if name == "state_dir":
+            continue
         remedy = "systemctl reload fedpatch-agent" if name in PREFERENCES else "restart the agent"
+        if name in overridden:
+            remedy = "an option or a variable of the running agent sets it"
         lines.append(f"{name} is {_shown(before)} in the running agent and {_shown(after)} in {file}; {remedy}")
     return lines
 

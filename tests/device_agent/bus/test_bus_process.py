@@ -180,6 +180,15 @@ def test_agent_whose_owners_file_declines_is_shown_as_not_willing(state_dir, tex
     assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "OFF", [reason])
 
 
+def test_agent_that_declined_the_last_request_is_shown_as_not_willing_as_by_the_status(state_dir):
+    status = json.loads((state_dir / "status.json").read_text())
+    (state_dir / "status.json").write_text(json.dumps({**status, "refused": "no update leaves unmasked"}))
+    with FileLock(state_dir / "agent.lock", "held"):
+        shown = read_state(state_dir)
+    words = "a request like the last one is declined: no update leaves unmasked"
+    assert (shown["willing"], shown["reasons"]) == ("OFF", [words])
+
+
 def test_agent_whose_present_model_cannot_be_read_is_unknown_with_the_reason(state_dir):
     (state_dir / "models" / "digits" / "current").mkdir(parents=True)  # a copy without its links
     shown = read_state(state_dir)

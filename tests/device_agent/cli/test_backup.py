@@ -25,6 +25,7 @@ from fedpatch.device_agent.cli.backup_file import (
     outdated,
     restore_backup,
     seal_backup,
+    settings_in,
 )
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
@@ -60,7 +61,7 @@ def card(tmp_path: Path) -> Path:
         (state / name).write_bytes(name.encode())
     (state / "models/t/current").symlink_to("000001-r-1")
     (state / "masking.bin").write_bytes(b"secret")
-    StatusFile(state, {"boots": ["old-card"]}).write({})
+    StatusFile(state, {"boots": ["old-card"]}).write({"state": "idle"})
     UsageLedger(state, lambda: NOON).note(Usage(rounds=1))
     PrivacyLedger(state).count("home", "r", "t", "ab", Release(2.0, 0))
     return state
@@ -197,6 +198,29 @@ def test_owner_makes_a_backup_and_restores_it_by_command(agent, card, tmp_path):
     done = agent("restore", file, "--passphrase-file", secret, *target)
     assert (done.code, "the allowance of today counts as spent" in done.out) == (0, True), done.err
     assert (tmp_path / "new" / SETTINGS).read_text() == config.read_text()
+    assert f"names the state directory {card}: write state_dir = '{tmp_path / 'new' / 'state'}'" in done.out.replace(
+        '"', "'"
+    )
+
+
+def test_backup_has_the_settings_of_the_agent_in_the_state_directory(agent, card, tmp_path, monkeypatch):
+    """Not those of an agent.toml that lies where the owner types."""
+    secret, file, config = tmp_path / "passphrase", tmp_path / "x.backup", tmp_path / "etc.toml"
+    secret.write_text("secret\n")
+    config.write_text('device_id = "pi-3"\n')
+    (tmp_path / SETTINGS).write_text('device_id = "pi-4"\n')
+    StatusFile(card, {}).write({"settings": {"file": str(config)}})
+    monkeypatch.chdir(tmp_path)
+    assert agent("backup", file, "--passphrase-file", secret, "--state-dir", card).code == 0
+    assert settings_in(open_backup(file.read_bytes(), "secret", "file")) == config.read_bytes()
+
+
+def test_backup_without_settings_says_how_to_name_them(agent, card, tmp_path):
+    secret = tmp_path / "passphrase"
+    secret.write_text("secret\n")
+    absent = ("--state-dir", card, "--config", tmp_path / "absent.toml")
+    done = agent("backup", tmp_path / "x.backup", "--passphrase-file", secret, *absent)
+    assert done.code == 2 and "name the settings file of the agent with --config" in done.err
 
 
 def test_identity_of_the_enrolled_card_stays_and_that_of_the_backup_is_left_out(card, tmp_path):
@@ -287,8 +311,12 @@ def test_remove_clears_what_the_device_retained_and_lists_what_remains(agent, tm
         link.stop(5.0)
         assert retained_at(broker.url, retained) == set(retained)
         (tmp_path / "bus.toml").write_text(f'broker = "{broker.url}"\n')
-        names = ("--fleet", "lab", "--device-id", "pi", "--broker", broker.url, "--state-dir", tmp_path / "state")
-        done = agent("remove", "--data", "x", *names, "--bus-config", tmp_path / "bus.toml")
+        own = {"fleet": "lab", "device_id": "pi", "broker": broker.url, "data": "x"}
+        (tmp_path / "house.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in own.items()))
+        (tmp_path / "state").mkdir()
+        StatusFile(tmp_path / "state", {}).write({"settings": {"file": str(tmp_path / "house.toml")}})
+        done = agent("remove", "--state-dir", tmp_path / "state", "--bus-config", tmp_path / "bus.toml")
         assert retained_at(broker.url, retained) == set()
     assert done.code == 0, done.err
     assert all(line.partition("{")[0] in done.out for line, _ in REMAINS)
+    assert f"settings {tmp_path / 'house.toml'} and passwords in {tmp_path / 'house.env'}" in done.out

@@ -17,7 +17,7 @@ from fedpatch.device_agent.sensors.host import read_pause
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import DECLINED, WORKED, HistoryEntry
 from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
-from fedpatch.device_agent.state.status_file import AgentStatus
+from fedpatch.device_agent.state.status_file import AgentStatus, StatusFile, lock_state_dir
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.errors import ConfigError, UsageError
 
@@ -188,6 +188,21 @@ class TestSettingsInForce:
         )
 
 
+def test_conditions_show_the_reasons_and_the_settings_of_the_running_agent(agent, tmp_path, monkeypatch):
+    """A twin declines everything; an option of the agent is no fault of the file, nor is another name of the directory."""
+    file, state_dir = tmp_path / "agent.toml", tmp_path / "state"
+    file.write_text('data = "shard:0/2"\nstate_dir = "state"\nthreads = 1\n')
+    source = source_of(file, threads="2", state_dir=str(state_dir))
+    status = {**STATUS, "declines": "another agent uses the device id 'pi-1'"}
+    with lock_state_dir(state_dir):
+        StatusFile(state_dir, status).write({"settings": SettingsInForce(source.load().settings, source).status()})
+        monkeypatch.chdir(tmp_path)
+        shown = json.loads(agent("conditions", "--json", "--no-charging", "--no-unmetered", "--config", file).out)
+    assert (shown["would_accept"], shown["why"]) == (False, f"every request is declined: {status['declines']}")
+    threads, *others = [one for one in shown["settings_not_in_force"] if "charging" not in one and "unmet" not in one]
+    assert threads.startswith("threads is 2 in the running agent and 1 in these settings; an option") and others == []
+
+
 def test_owner_pauses_resumes_and_reads_the_history_with_the_same_options(agent, tmp_path):
     file, state_dir = tmp_path / "agent.toml", tmp_path / "state"
     state_dir.mkdir()
@@ -196,3 +211,11 @@ def test_owner_pauses_resumes_and_reads_the_history_with_the_same_options(agent,
     assert is_paused(state_dir)
     assert agent("resume", "--state-dir", state_dir).out == "resumed\n"
     assert "nothing was asked of this device in the last 90 days" in agent("history", "--config", file).out
+
+
+def test_settings_that_name_no_state_directory_send_the_owner_to_the_option_for_it(agent, tmp_path, monkeypatch):
+    """A service gets its state directory by an option, and so its settings file names none."""
+    (tmp_path / "agent.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    done = agent("pause", "--config", "agent.toml")
+    assert done.code == 2 and done.err.endswith("say where its state is with --state-dir\n")
