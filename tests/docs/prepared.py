@@ -85,6 +85,13 @@ PROJECT = "cd $READER_HOME/project\n"
 PAGE = "cd $READER_HOME/page\n"
 USER = "id fedpatch > /dev/null 2>&1 || useradd --system fedpatch\n"
 DEVICE = "fedpatch-agent run --broker mqtts://broker.local --data shard:0/2 --device-id pi-9 --state-dir pi-9\n"
+# A device with the service: an option of its unit names the state directory, and its settings file does not.
+SERVICE = r"""
+id fedpatch &> /dev/null || useradd --system fedpatch
+ln -s $READER_BIN /opt/fedpatch/bin
+sed -i /state_dir/d /etc/fedpatch/agent.toml
+sed -i 's|"file": ""|"file": "/etc/fedpatch/agent.toml"|' /var/lib/fedpatch-agent/status.json
+"""
 # A run of another fleet that waits for its devices, and may be watched.
 KITCHEN = "READER_RUNS=on fedpatch run --broker mqtts://broker.local --fleet kitchen --state-dir kitchen\n"
 END_AGENT = r"""
@@ -144,7 +151,7 @@ mkdir -p /var/lib/prometheus/node-exporter
     "docs/explanation/scale.md": PROJECT,
     "docs/tutorials/ten-pis.md": "git clone ... fedpatch && cd fedpatch\n",
     "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
-    "docs/how-to/your-device.md": f"""{HOUSE}
+    "docs/how-to/your-device.md": f"""{HOUSE}{SERVICE}
 mkdir -p /media/stick
 (umask 077; echo word > passphrase)
 echo 'broker = "mqtts://broker.local"' > /etc/fedpatch/bus.toml

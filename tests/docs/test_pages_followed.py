@@ -24,6 +24,7 @@ from tests.docs.prepared import (
     KITCHEN,
     LEFT_TO_THE_READER,
     PLAYED_ELSEWHERE,
+    SERVICE,
 )
 from tests.docs.reader_machine import ReaderMachine
 from tests.support.paths import ROOT
@@ -228,8 +229,8 @@ def test_owner_types_each_command_of_the_table_with_its_settings(reader):
     page = (ROOT / "docs/how-to/your-device.md").read_text("utf-8")
     commands = re.findall(r"^\| `(fedpatch-agent [^`]*)`", page, re.MULTILINE)
     assert len(commands) == 6
-    lines = [f'{one} --config /etc/fedpatch/agent.toml; echo "{CODE_MARK} $?"' for one in commands]
-    output = reader.types("\n".join([EVERYWHERE, HOUSE, *lines]))
+    lines = [f'{one} --state-dir /var/lib/fedpatch-agent; echo "{CODE_MARK} $?"' for one in commands]
+    output = reader.types("\n".join([EVERYWHERE, HOUSE, SERVICE, *lines]))
     codes = re.findall(rf"^{CODE_MARK} (\d+)$", output, re.MULTILINE)
     assert codes == ["0"] * len(commands), output
 

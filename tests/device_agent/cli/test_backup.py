@@ -299,6 +299,21 @@ def retained_at(url: str, names: Sequence[str]) -> set[str]:
 
 @pytest.mark.medium
 @pytest.mark.broker
+def test_remove_is_refused_while_the_bus_runs_which_would_retain_everything_again(agent, tmp_path):
+    with Mosquitto() as broker:
+        link = MqttLink(broker.url, client_id="bus", events=lambda _: None, clean_start=True)
+        link.start()
+        link.wait_connected(30.0)
+        link.publish(BusTopics("fedpatch-bus", "lab", "pi").availability, b"online", retain=True)
+        link.stop(5.0)
+        (tmp_path / "bus.toml").write_text(f'broker = "{broker.url}"\n')
+        names = ("--fleet", "lab", "--device-id", "pi", "--broker", broker.url, "--state-dir", tmp_path / "state")
+        done = agent("remove", "--data", "x", *names, "--bus-config", tmp_path / "bus.toml")
+    assert done.code == 2 and "systemctl disable --now fedpatch-bus" in done.err
+
+
+@pytest.mark.medium
+@pytest.mark.broker
 def test_remove_clears_what_the_device_retained_and_lists_what_remains(agent, tmp_path):
     bus, state = BusTopics("fedpatch-bus", "lab", "pi"), topics.device_state("lab", "pi")
     retained = [state, bus.state, bus.availability, *discovery(bus, "homeassistant", "device", switch=True)]
