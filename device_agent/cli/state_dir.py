@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,7 +15,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import status_entry
 from fedpatch.shared.app.command import add_options, option
 from fedpatch.shared.app.files import refusals_of, remedy_to_read
-from fedpatch.shared.config.toml_edit import parse_toml
+from fedpatch.shared.config.toml_edit import parse_toml, syntax_problem
 from fedpatch.shared.errors import ConfigError, UsageError
 
 R = TypeVar("R")
@@ -63,10 +64,13 @@ def existing(state_dir: Path) -> Path:
 
 
 def _named_in(config: Path) -> str | Path:
+    text = ""
     try:
-        found = parse_toml(config.expanduser().read_bytes().decode("utf-8-sig")).get(
-            "state_dir", AgentSettings.state_dir
-        )
+        text = config.expanduser().read_bytes().decode("utf-8-sig")
+        found = parse_toml(text).get("state_dir", AgentSettings.state_dir)
+    except tomllib.TOMLDecodeError as error:
+        line, words = syntax_problem(text, error)
+        raise ConfigError([f"{config}:{line}: not TOML: {words}"]) from None
     except OSError as error:
         remedy = remedy_to_read(error, config, "correct --config")
         raise ConfigError([f"{config}: cannot be read: {error.strerror or error}; {remedy}"]) from None

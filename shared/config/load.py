@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from fedpatch.shared.app.files import remedy_to_read
 from fedpatch.shared.config.fields import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
 from fedpatch.shared.config.secrets import drop_secrets
-from fedpatch.shared.config.toml_edit import key_lines, parse_toml, repeated_key, syntax_problem, toml_value
+from fedpatch.shared.config.toml_edit import key_lines, parse_toml, syntax_problem, toml_value
 from fedpatch.shared.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
@@ -116,7 +116,10 @@ class _Reader:
         self.problems.append(f"{file}:{line}: [{name}]: settings have no sections; delete this line{also}")
         lines = key_lines("\n".join(text.split("\n")[line:]))
         for key in inside:
-            self.take(key, Origin(f"{file}:{line + lines.get(key, 0)}", tells_key=False), table[key], from_value)
+            place = Origin(f"{file}:{line + lines.get(key, 0)}", tells_key=False)
+            if key in self.origins or key in self.wrong:
+                self.problems.append(place.problem(key, "is set a second time; keep one of its lines"))
+            self.take(key, place, table[key], from_value)
 
     def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
         one = self.known.get(key)
@@ -142,8 +145,6 @@ class _Reader:
             table = parse_toml(text)
         except tomllib.TOMLDecodeError as error:
             line, words = syntax_problem(text, error)
-            if key := repeated_key(text, line, error):
-                words = f"{key} is set a second time; keep one of its lines"
             self.problems.append(f"{file}:{line}: not TOML: {words}")
             return
         except (ValueError, RecursionError) as error:  # too many digits, parts of a key, or lists in lists

@@ -99,7 +99,16 @@ def _entries(text: str) -> Iterator[tuple[str, int, int, bool]]:
 
 
 def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:
-    """Return the line (from 1) and the message of tomllib's error about `text`."""
+    """Return the line (from 1) and the words of tomllib's error about `text`; a repeated key or section is named."""
+    line, words = _place_of(text, error)
+    if key := _repeated_key(text, line, error):
+        return line, f"{key} is set a second time; keep one of its lines"
+    if found := re.match(r"Cannot declare \('(\w+)',\) twice", words):
+        return line, f"[{found[1]}] is there a second time; settings have no sections, so delete both lines"
+    return line, words
+
+
+def _place_of(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:
     message = str(error)
     found = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if found is not None:
@@ -107,7 +116,7 @@ def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]
     return max(1, len(text.splitlines())), message.removesuffix(" (at end of document)") + " at the end of the file"
 
 
-def repeated_key(text: str, line: int, error: tomllib.TOMLDecodeError) -> str:
+def _repeated_key(text: str, line: int, error: tomllib.TOMLDecodeError) -> str:
     """Return the key that a line sets a second time; "" for another error.
 
     Args:

@@ -87,9 +87,16 @@ def test_state_directory_is_that_of_the_option_else_of_the_settings_file(tmp_pat
     assert place_of(None, None) == AgentSettings.state_dir
 
 
-def test_settings_file_that_is_no_toml_is_named(tmp_path):
-    (tmp_path / "agent.toml").write_text("= =")
-    with pytest.raises(ConfigError, match=r"agent\.toml: not TOML"):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("= =", ":1: not TOML"),
+        ("nice = 1\nnice = 2\n", ":2: not TOML: nice is set a second time; keep one of its lines"),
+    ],
+)
+def test_settings_file_that_is_no_toml_is_named_with_the_line(tmp_path, text, problem):
+    (tmp_path / "agent.toml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"agent\.toml{problem}"):
         place_of(None, tmp_path / "agent.toml")
 
 

@@ -190,11 +190,25 @@ def test_missing_required_setting_is_reported_with_an_example(file):
     [
         ("trays = 1\nshare = = 2\n", "oven.toml:2: not TOML: Invalid value (column 9)"),
         ("trays = 1\ntrays = 2\n", "oven.toml:2: not TOML: trays is set a second time; keep one of its lines"),
+        (
+            "[oven]\n[grill]\n[oven]\n",
+            "oven.toml:3: not TOML: [oven] is there a second time; settings have no sections, so delete both lines",
+        ),
         ("trays = 1\n\nshare = ", "oven.toml:3: not TOML: Invalid value at the end of the file"),
     ],
 )
 def test_syntax_error_is_reported_with_its_line(file, text, expected):
     assert problems(file=file, text=text, trays="9") == [expected, "--trays: 9 is above 4"]
+
+
+def test_key_that_a_section_sets_again_is_reported_with_both_sections(file):
+    text = "trays = 1\n[oven]\ntrays = 1\nshare = 0.5\n[grill]\nshare = 0.5\n"
+    assert problems(file=file, text=text) == [
+        "oven.toml:2: [oven]: settings have no sections; delete this line; trays, share then count",
+        "oven.toml:3: trays: is set a second time; keep one of its lines",
+        "oven.toml:5: [grill]: settings have no sections; delete this line; share then count",
+        "oven.toml:6: share: is set a second time; keep one of its lines",
+    ]
 
 
 @pytest.mark.parametrize("key", ["a." * 100 + "a = 1", "[" + "a . " * 100 + "a]", "x = {" + '"a".' * 100 + "a = 1}"])
