@@ -48,7 +48,8 @@ def bus(broker: Mosquitto, state_dir: Path, *options: str) -> Iterator[subproces
         str(state_dir),
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
-    process = subprocess.Popen([*command, "--every-s", "0.2", *options], env=environment, stderr=subprocess.DEVNULL)
+    with (state_dir / "bus.log").open("ab") as log:
+        process = subprocess.Popen([*command, "--every-s", "0.2", *options], env=environment, stderr=log)
     try:
         yield process
     finally:
@@ -79,6 +80,7 @@ def test_device_is_discovered_switched_and_missed(state_dir):
             assert state(home, lambda one: one["may_work"] == "OFF")
             assert (state_dir / "pause").exists()
             home.link.publish(f"{DEVICE}/may-work/set", b"nonsense")
+            home.link.publish(f"{DEVICE}/may-work/set", b"", retain=True)
             home.link.publish(f"{DEVICE}/may-work/set", b"ON")
             assert state(home, lambda one: one["may_work"] == "ON")
             assert not (state_dir / "pause").exists()
@@ -91,6 +93,8 @@ def test_device_is_discovered_switched_and_missed(state_dir):
             process.send_signal(signal.SIGTERM)
             available(home, b"offline")
             assert process.wait(60) == 0
+    # The nonsense is worth a warning, a cleared retained command is not.
+    assert (state_dir / "bus.log").read_text().count("ignored on") == 1
 
 
 @pytest.mark.medium

@@ -19,6 +19,7 @@ from fedpatch.device_agent.job.job_events import (
     EffectFailed,
     MessageReceived,
     ModelEvaluated,
+    OwnerAbandoned,
     OwnerPaused,
     OwnerResumed,
     TrainingFailed,
@@ -299,6 +300,18 @@ def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
     [line] = [record for record in caplog.records if "the patient" in record.getMessage()]
     assert line.levelno == logging.WARNING
     assert "\n" not in line.getMessage()
+
+
+def test_work_that_the_owner_stops_is_no_warning(device, caplog):
+    """`journalctl -p warning` shows problems only, and quiet hours are none."""
+    caplog.set_level(logging.INFO)
+    device.ask()
+    device.perform(device.job.handle(OwnerAbandoned("quiet hours, until Sat 07:00"), 20.0))
+    [line] = [record for record in caplog.records if "quiet hours" in record.getMessage()]
+    assert (line.levelno, line.getMessage()) == (
+        logging.INFO,
+        "job over: stopped for its owner: quiet hours, until Sat 07:00",
+    )
 
 
 @given(NAMES, NAMES, NAMES, NAMES)
