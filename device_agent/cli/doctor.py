@@ -192,11 +192,10 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
     """Check the private floor: the tensors that stay on this device for any request."""
     words = str(private["words"])
     if private["source"] == DAMAGED:
-        checkup.fail(
-            "private",
-            words,
-            "set `private` to what is to stay at least; docs/reference/preferences.md says what it may be",
-        )
+        text, _, remedy = words.rpartition("; ")
+        if "Set `private`" in words:  # else only the right to read it is missing, and the error has the remedy
+            text, remedy = words, "docs/reference/preferences.md says what `private` may be"
+        checkup.fail("private", text, remedy)
     elif private["below_default"]:
         remedy = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
         checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", remedy)

@@ -263,7 +263,12 @@ def _remedy_of_owner(path: Path, owner: int) -> str:
     """Return the remedy for a path of another user; in a directory of the agent's user, root has restored it from a copy."""
     holder = _holder(path)
     if holder is None or holder == owner:
-        return f"run as the user that owns it (sudo -u {_user_name(owner)})"
+        words, own = f"run as the user that owns it (sudo -u {_user_name(owner)})", _user_name(os.geteuid())
+        if owner == 0:  # so are all files of a directory that root restored from a copy
+            words += (
+                f", or give it back to {own}, if it was theirs: sudo chown -R {own}: {shlex.quote(str(_visible(path)))}"
+            )
+        return words
     command = f"sudo chown -R {_user_name(holder)}: {shlex.quote(str(_visible(path)))}"
     return f"give it back to the agent's user: {command} (only its owner is wrong, delete nothing)"
 

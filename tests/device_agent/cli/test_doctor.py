@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.cli.doctor import _check_network, _check_validation, examine
+from fedpatch.device_agent.cli.doctor import _check_network, _check_private, _check_validation, examine
 from fedpatch.device_agent.job.training_messages import Ready
+from fedpatch.device_agent.policy.owner_limits import DAMAGED
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.diagnostics.broker_reachability import Reached
@@ -155,6 +156,12 @@ def test_doctor_reports_the_private_tensors(settings, private, record, verdict, 
         (settings.state_dir / "patches" / "digits.private").write_bytes(record)
     found = find(replace(settings, task="digits", private=private))["private"]
     assert (found.verdict, words in found.detail) == (verdict, True)
+
+
+def test_record_of_another_user_has_its_owner_as_remedy_and_no_setting():
+    checkup, back = quiet_checkup(), "give it back to the agent's user: sudo chown -R pi: x"
+    _check_private({"words": f"what stayed is not known: x: Permission denied; {back}", "source": DAMAGED}, checkup)
+    assert [(one.verdict, one.remedy) for one in checkup.findings] == [("fail", back)]
 
 
 @pytest.mark.medium

@@ -218,7 +218,7 @@ def test_state_directory_of_another_user_is_an_error_that_names_the_user(agent, 
             done = agent(command, "--state-dir", state_dir)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"fedpatch-agent: {state_dir}/")
-    assert done.err.endswith(": Permission denied; run as the user that owns it (sudo -u root)\n")
+    assert ": Permission denied; run as the user that owns it (sudo -u root), or give it back" in done.err
 
 
 def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):

@@ -210,6 +210,16 @@ def test_file_of_root_in_a_directory_of_the_agents_user_is_given_back_and_not_de
         assert "sudo -u root" not in str(error.value)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_directory_that_root_restored_as_its_own_is_given_back_to_the_agents_user():
+    with open_directory() as directory:
+        state_dir = directory / "state"
+        state_dir.mkdir(0o700)
+        with acting_as_nobody(), pytest.raises(StateError) as error, refusals_of(state_dir):
+            (state_dir / "agent.lock").read_bytes()
+    assert f"or give it back to nobody, if it was theirs: sudo chown -R nobody: {state_dir}" in str(error.value)
+
+
 def test_file_that_cannot_be_read_has_its_owner_as_remedy_only_for_want_of_rights(tmp_path: Path, monkeypatch):
     path = tmp_path / "a key"
     path.touch()
