@@ -16,7 +16,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -91,8 +91,8 @@ class Hysteresis:
     without objections resets the sum. So a single short loss stops nothing, but repeated ones do.
 
     While unwilling, the facts are compared with stricter preferences, so that a value that fluctuates around its limit
-    changes nothing. A condition that ends at a known time, such as quiet hours, does not fluctuate and ends at once. The
-    owner's setting `on_loss` decides about the running work.
+    changes nothing. A condition that ends at a known time, such as quiet hours, and the owner's pause do not fluctuate and
+    end at once. The owner's setting `on_loss` decides about the running work.
 
     Call `observe` with new objections, at the latest at `next_deadline`; `now` is monotonic seconds. The first observation
     decides at once. Losses add up over look-ups to `loss_after_s`, unless there was none for that time in a row.
@@ -182,7 +182,7 @@ class Hysteresis:
         self.willing, self._lost_at = False, now
         self._left_s, self._counts_at = self._terms.loss_after_s, None
         self._published = self.reasons[0].condition
-        self._steady_since = -math.inf if all(one.exact for one in self.reasons) else None
+        self._steady_since = -math.inf if _ends_at_once(self.reasons) else None
         action = self._action()
         self._pausing = working and action is OnLoss.PAUSE
         return ConditionLost(self.reasons, action)
@@ -215,7 +215,7 @@ class Hysteresis:
         self._pausing = self._pausing and working
         if objections and self._published not in {one.condition for one in objections}:
             self._published = objections[0].condition
-        if not all(one.exact for one in objections):
+        if not _ends_at_once(objections):
             self._steady_since = None
         elif self._steady_since is None:
             self._steady_since = now
@@ -233,6 +233,11 @@ class Hysteresis:
         chosen = OnLoss(self._terms.on_loss)
         in_vain = any(one.exact and one.retry_after_s > self._terms.pause_limit_s for one in self.reasons)
         return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen
+
+
+def _ends_at_once(objections: Iterable[Objection]) -> bool:
+    """Return whether no objection fluctuates, so that their end counts at once: the clock or the owner ends each of them."""
+    return all(one.exact or one.condition is Condition.PAUSED for one in objections)
 
 
 _FILE_PREFIX = "file:"

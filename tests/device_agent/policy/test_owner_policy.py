@@ -95,6 +95,15 @@ class TestOffer:
         assert bench.see(job, PAUSED, 10.0, 13.0) == [PauseTraining()]
         assert bench.see(job, WELL, 20.0, 60.0)[0] == ContinueTraining()
 
+    def test_end_of_a_pause_counts_at_once(self):
+        """An owner who resumes has not to wait for `return_after_s`."""
+        bench = Bench(return_after_s=86_400.0)
+        bench.see(idle(), PAUSED, 0.0)
+        assert bench.owner.willing is False
+        bench.see(idle(), WELL, 20.0)
+        assert bench.owner.willing is True
+        assert bench.consider(20.0) == AdmissionDecision(True)
+
     def test_other_preferences_do_not_count_with_always(self):
         bench = Bench("always")
         bench.see(idle(), UNPLUGGED, 0.0)
