@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import StateError
 
 
@@ -38,3 +40,16 @@ def acting_as(owner: os.stat_result) -> Iterator[None]:
         os.seteuid(0)
         os.setegid(group)
         os.setgroups(groups)
+
+
+@contextmanager
+def acting_as_owner_of(state_dir: Path) -> Iterator[None]:
+    """Write as the owner of an existing state directory if root acts: the agent could not replace files of root there.
+
+    Raises:
+        StateError: As `acting_as`, or the directory cannot be looked at.
+    """
+    with refusals_of(state_dir):
+        owner = state_dir.stat()
+    with acting_as(owner):
+        yield

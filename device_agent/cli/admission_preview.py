@@ -58,7 +58,9 @@ class AdmissionPreview:
         words = [one.words for one in self.counted]
         if self.verdict.condition is not None:  # an unmet preference
             return words
-        return [self.verdict.why, *words] if self.verdict in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT) else [self.verdict.why]
+        if self.verdict not in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT):
+            return [self.verdict.why]
+        return words if self.of_agent else [self.verdict.why, *words]  # a running agent says it with the remedy
 
 
 def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import settings_file, state_options
 from fedpatch.device_agent.models.store import DIRECTORY, HELD_WORDS, ModelStore, ModelVersion
 from fedpatch.device_agent.settings import AgentSettings
@@ -176,11 +177,13 @@ def _add_rollback(app: typer.Typer) -> None:
         if release:
             if to is not None:
                 raise UsageError("--to and --release exclude each other; give one of them")
-            held = store.release(name)
+            with acting_as_owner_of(state_dir):
+                held = store.release(name)
             words = "the next round's model may replace the present one" if held else "no model was held"
             typer.echo(json.dumps({"task": name, "released": held}) if as_json else f"{name}: {words}")
             return
-        version = store.roll_back(name, to)
+        with acting_as_owner_of(state_dir):
+            version = store.roll_back(name, to)
         if as_json:
             typer.echo(json.dumps(_plain(name, version)))
         else:

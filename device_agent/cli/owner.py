@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import existing, state_options
 from fedpatch.device_agent.state.history import KEEP_DAYS, read_history
 from fedpatch.device_agent.state.pause_file import pause as write_pause
@@ -52,7 +53,8 @@ def _add_pause(app: typer.Typer) -> None:
         Without --for the pause lasts until `resume`. It outlasts a restart.
         """
         until_s = time.time() + parse_duration(lasts) if lasts else None
-        write_pause(existing(state_dir), until_s)
+        with acting_as_owner_of(existing(state_dir)):
+            write_pause(state_dir, until_s)
         end = "until `fedpatch-agent resume`" if until_s is None else f"until {minute(until_s)}"
         typer.echo(f"paused {end}")
 
@@ -62,7 +64,9 @@ def _add_resume(app: typer.Typer) -> None:
     @state_options
     def resume(*, state_dir: Path) -> None:
         """End the pause of this device."""
-        typer.echo("resumed" if end_pause(existing(state_dir)) else "it was not paused")
+        with acting_as_owner_of(existing(state_dir)):
+            ended = end_pause(state_dir)
+        typer.echo("resumed" if ended else "it was not paused")
 
 
 def _add_history(app: typer.Typer) -> None:

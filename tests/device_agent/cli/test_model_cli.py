@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE
 from tests.device_agent.exported_models import RUN, onnx_of, publish
-from tests.support.other_users import acting_as_nobody, open_directory
+from tests.support.other_users import NOBODY, acting_as_nobody, open_directory
 from tests.support.programs import Ended, agent_leaves
 
 DATA = "shard:0/10"
@@ -230,6 +231,23 @@ def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, input
     refused = agent("rollback", "--to", 9, "--state-dir", state_dir)
     assert (refused.code, refused.out) == (2, "")
     assert "there are those of rounds: 3, 2, 1" in refused.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_files_that_root_writes_for_the_owner_belong_to_the_agents_user(agent, onnx):
+    """With sudo; a lock of root would keep the agent from its next personal model."""
+    with open_directory() as folder:
+        store = ModelStore(folder / "state" / DIRECTORY, 3)
+        for round in (1, 2):
+            publish(store, round, onnx, **DIGITS)
+        (folder / "state" / DIRECTORY / "digits" / ".lock").unlink()
+        for path in (folder / "state", *(folder / "state").rglob("*")):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+        for words in (["rollback"], ["pause"], ["rollback", "--release"]):
+            assert agent(*words, "--state-dir", folder / "state").code == 0
+        written = list((folder / "state").rglob("*"))
+        assert {path.lstat().st_uid for path in written} == {NOBODY}
+        assert {"pause", "current", ".lock"} <= {path.name for path in written}
 
 
 def test_status_lists_the_personal_models(agent, state_dir):
