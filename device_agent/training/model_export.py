@@ -111,6 +111,9 @@ def _shown(measured: float | None) -> str:
     return "no number" if measured is None else f"{measured:.4g}"
 
 
+_WORSE = "is worse than the present model's"
+
+
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
@@ -173,7 +176,8 @@ class ModelExport:
 
     def _note(self, command: TrainCommand, why: str) -> None:
         key = command.key
-        log.warning("personal model: round %d gives no other: %s", key.round, why)
+        level = logging.INFO if _WORSE in why else logging.WARNING  # a model that is not chosen is no problem
+        log.log(level, "personal model: round %d gives no other: %s", key.round, why)
         self._store.note_kept(self._trainer.task.name, StoredModel(key.run, key.round, why))
 
     def _attempt(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors]) -> str:
@@ -304,10 +308,8 @@ class ModelExport:
         loss = (present - found) * (1 if metadata.metric_goal == "max" else -1)
         if loss <= self._keep_margin:
             return ""
-        return (
-            f"{metadata.metric} {found:.4g} of round {metadata.round} is worse than the present model's "
-            f"{present:.4g} by more than the margin of {self._keep_margin:g} ({where})"
-        )
+        figures = f"{metadata.metric} {found:.4g} of round {metadata.round} {_WORSE} {present:.4g}"
+        return f"{figures} by more than the margin of {self._keep_margin:g} ({where})"
 
     def _on_validation(self, model: OnnxModel) -> float | None:
         """Return the metric on validation data; None without such data, or if it is not a finite number."""

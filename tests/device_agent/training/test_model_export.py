@@ -125,9 +125,10 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
     device = Device(tmp_path, task_scored(left, goal), keep_margin=0.1)
     device.play(1)
     left += [0.5, 0.5, 0.77, new, present]
-    with caplog.at_level(logging.WARNING, logger="fedpatch.models"):
+    with caplog.at_level(logging.INFO, logger="fedpatch.models"):
         device.play(2)
     assert left == []
+    assert all(record.levelno == logging.INFO for record in caplog.records)
     assert device.personal.metadata.round == (1 if stays else 2)
     assert (tmp_path / "update").exists()
     kept = device.models.kept("toy")
