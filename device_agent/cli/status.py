@@ -216,7 +216,20 @@ def _mode_in_words(admission: str) -> list[str]:
             return ["it would accept work now: its owner set admission to always"]
         case "never":
             return ["it would not accept work now: its owner set admission to never"]
-    return [f"whether it would accept work now, its owner's {admission} says"] if admission else []
+    return _file_in_words(admission) if admission else []
+
+
+def _file_in_words(admission: str) -> list[str]:
+    """Return the answer by the owner's file, which counts at each request."""
+    from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
+
+    if not admission.startswith("file:/"):  # else it is in the working directory of the agent, which is not known here
+        return [f"whether it would accept work now, its owner's {admission} says"]
+    order = parse_admission_mode(admission)
+    verdict = decide(order, text_of(order, warn=False))
+    if verdict.accept:
+        return [f"it would accept work now: {order.path} says accept"]
+    return [f"it would not accept work now: {verdict.why} ({order.path})"]
 
 
 def _patch_remedy(path: Path) -> str:

@@ -39,6 +39,21 @@ def test_status_knows_of_a_pause_before_the_agent_does(admission):
     assert lines[2:4] == ["it would not accept work now:", "  its owner has paused it"]
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("accept\n", "it would accept work now: {file} says accept"),
+        ("decline: on holiday\n", "it would not accept work now: on holiday ({file})"),
+        (None, "it would not accept work now: its owner's file cannot be read ({file})"),
+    ],
+)
+def test_status_says_what_the_owners_file_says(tmp_path, text, answer):
+    file = tmp_path / "order"
+    if text is not None:
+        file.write_text(text)
+    assert shown({"admission": f"file:{file}", "unwilling": []})[2] == answer.format(file=file)
+
+
 def test_status_knows_of_the_end_of_a_pause_before_the_agent_does():
     lines = shown({"unwilling": ["its owner has paused it, until 2026-11-29 06:29"]})
     assert lines[2] == "it would accept work now: all that its owner demands is met"
