@@ -221,7 +221,8 @@ class Presence:
     def _report_duplicate(self) -> None:
         """Report a second agent, or its end. Both stay, since neither is known to be right, but reconnect after long pauses."""
         detected, me = self._detector.detected, self._identity
-        text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
+        remedy = "end one of them, or give it another --device-id"
+        text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; {remedy}"
         self.problem = text if detected else ""
         if detected:
             _log.error("%s", text)

@@ -15,7 +15,7 @@ from tests.system.oracle_task import REFERENCE
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(300)]
 
 DATA = "n=23,test=20,seed=2"
-PROBLEM = "another agent uses the device id 'pi-3' in fleet 'demo'; give one of them another --device-id"
+PROBLEM = "another agent uses the device id 'pi-3' in fleet 'demo'; end one of them, or give it another --device-id"
 PAUSES = ("--reconnect-min-s", "0.2", "--reconnect-max-s", "2")
 
 

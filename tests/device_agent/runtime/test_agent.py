@@ -386,7 +386,7 @@ class TestNamesake:
         [line] = [one for one in caplog.records if one.levelname == "ERROR"]
         assert line.getMessage() == seen.value.problem
         assert seen.value.problem == (
-            "another agent uses the device id 'pi' in fleet 'lab'; give one of them another --device-id"
+            "another agent uses the device id 'pi' in fleet 'lab'; end one of them, or give it another --device-id"
         )
 
     @pytest.mark.parametrize(
