@@ -42,6 +42,7 @@ from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
+    SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
@@ -244,7 +245,7 @@ def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Aske
         checkup.good("devices", text)
     if shared := _shared_ids(settings.fleet, asked.presence):
         remedy = "give each agent its own --device-id (a cloned card has that of its first device), or see the log of its agent"
-        checkup.warn("device_id", f"{_names(shared)}: several agents have come with this id within seconds", remedy)
+        checkup.warn("device_id", f"{_names(shared)}: several agents use this id", remedy)
     for name, names, words, remedy in _misfits(settings, prepared, online):
         checkup.warn(name, f"{_names(names)} {words}", remedy)
 
@@ -258,11 +259,13 @@ def _online(fleet: str, presence: Sequence[Received]) -> Iterator[tuple[str, Dev
 
 
 def _shared_ids(fleet: str, presence: Sequence[Received]) -> list[str]:
-    """Return the devices that came online with the nonces of two or more starts while the doctor was listening."""
+    """Return the devices whose agent says so, or that came online with the nonces of two starts while the doctor listened."""
+    online = list(_online(fleet, presence))
+    said = {device for device, state in online if SHARED_ID_FEATURE in state.features}
     boots: dict[str, set[str]] = {}
-    for device, state in _online(fleet, presence):
+    for device, state in online:
         boots.setdefault(device, set()).add(state.boot)
-    return sorted(device for device, seen in boots.items() if len(seen) > 1)
+    return sorted(said | {device for device, seen in boots.items() if len(seen) > 1})
 
 
 def _misfits(

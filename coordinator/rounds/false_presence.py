@@ -1,7 +1,8 @@
 """Presence that is not true: ids that several agents use, and devices that are shown online and do not answer.
 
-Agents with one id end each other's connection without end. The coordinator sees an id whose agent starts again and again, since
-each agent has a nonce of its own start. One agent that fails and is restarted looks the same; the words name both.
+Agents with one id end each other's connection without end. An agent that has seen the other one says so in its state. The
+coordinator also sees an id whose agent starts again and again, since each agent has a nonce of its own start. One agent that
+fails and is restarted looks the same; the words name both.
 
 A device whose connection breaks is shown offline by its last will. Behind a bridge the last will stays with the broker of the
 site: if that broker dies, its devices are shown online for ever.
@@ -25,7 +26,6 @@ class FalsePresence:
     """The devices of a run whose presence is not true.
 
     Attributes:
-        shared: Ids that several agents seem to use.
         mute: Invitations in a row without any answer, by device that was shown online at the end of the round.
 
     Example:
@@ -37,9 +37,19 @@ class FalsePresence:
     """
 
     def __init__(self) -> None:
-        self.shared: set[str] = set()
         self.mute: dict[str, int] = {}
         self._starts: dict[str, deque[float]] = {}
+        self._restless: set[str] = set()
+        self._said: set[str] = set()
+
+    @property
+    def shared(self) -> set[str]:
+        """Ids that several agents seem to use."""
+        return self._restless | self._said
+
+    def said(self, device: str, *, is_shared: bool) -> None:
+        """Note whether the agent of a device says that another agent uses its id."""
+        (self._said.add if is_shared else self._said.discard)(device)
 
     def started(self, device: str, now: float) -> None:
         """Note that the agent of a device has started, or that another agent has connected with its id.
@@ -54,7 +64,7 @@ class FalsePresence:
         if len(self._starts) > _MOST:
             del self._starts[next(iter(self._starts))]  # the least recent
         if len(starts) == STARTS and now - starts[0] <= WINDOW_S:
-            self.shared.add(device)
+            self._restless.add(device)
 
     def round_over(self, mute: Collection[str], answered: Collection[str]) -> None:
         """Note the devices of a round.

@@ -21,6 +21,7 @@ from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     MASKED_FEATURE,
     REVOCATIONS_FEATURE,
+    SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
@@ -102,6 +103,15 @@ OF_RELAY = (
 )
 TOO_MANY = "it speaks for {} devices, and max_members is {}; raise max_members if it is a relay of yours"
 _NAMED = 5
+_KEPT_FEATURES = (
+    *DEVICE_FEATURES,
+    MASKED_FEATURE,
+    SIGNED_FEATURE,
+    REVOCATIONS_FEATURE,
+    SUMS_FEATURE,
+    URL_FEATURE,
+    SHARED_ID_FEATURE,
+)
 
 
 @dataclass
@@ -242,8 +252,7 @@ class Fleet:
         """Return the parts of a presence that are kept, so that each device takes the same memory."""
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
-        words = (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, REVOCATIONS_FEATURE, SUMS_FEATURE, URL_FEATURE)
-        known = tuple(word for word in words if word in state.features)
+        known = tuple(word for word in _KEPT_FEATURES if word in state.features)
         encodings = (encoding_for(self._encoding, state.encodings),)
         return replace(state, tasks=own, encodings=encodings, features=known, path=UNSET)
 

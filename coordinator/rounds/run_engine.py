@@ -92,6 +92,7 @@ from fedpatch.shared.wire.messages import (
     MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
     REVOCATIONS_FEATURE,
+    SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     URL_FEATURE,
     Accept,
@@ -302,6 +303,8 @@ class Engine:
             return []
         if self.fleet.present > before:
             self._arrived_at = now
+        if state.online:
+            self.fleet.false_presence.said(device, is_shared=SHARED_ID_FEATURE in state.features)
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
             self.fleet.false_presence.started(device, now)

@@ -238,7 +238,7 @@ class Agent:
             self._perform(self._job.tick(self._clock()))
         self._runner.tick(self._clock())
         self._owner.tick(self._job, self._clock())
-        if self._owner.unwilling != self._published_unwilling:
+        if self._owner.unwilling != self._published_unwilling or self._presence.is_outdated:
             self._publish_state()
         if self._tasks:
             self._presence.publish_vitals(self._owner.facts, self._runner.times.last, self._clock())

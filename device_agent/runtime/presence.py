@@ -22,6 +22,7 @@ from fedpatch.shared.wire.messages import (
     ENCODINGS,
     MASKED_FEATURE,
     REVOCATIONS_FEATURE,
+    SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     URL_FEATURE,
     DeviceState,
@@ -109,6 +110,7 @@ class Presence:
     ) -> None:
         self.connected = False
         self.problem = ""  # for status.json
+        self._is_twin_published = False
         self._is_shown = False  # whether the broker has sent the own state back on this connection
         self._identity = identity
         self._link = link
@@ -155,11 +157,16 @@ class Presence:
             encodings=self._encodings,
             job=job,
             unwilling=unwilling if self._shares_reasons else None,
-            features=(*self._features, *self._more_features()),
+            features=(
+                *self._features,
+                *self._more_features(),
+                *((SHARED_ID_FEATURE,) if self.has_twin else ()),
+            ),
             path=self._path() or UNSET,
         )
         topic = topics.device_state(self._identity.fleet, self._identity.device)
         self._link.publish(topic, encode(Envelope(state)), retain=self._retain)
+        self._is_twin_published = self.has_twin
 
     def publish_gone(self) -> None:
         """Publish that the agent ends."""
@@ -190,6 +197,11 @@ class Presence:
     def has_twin(self) -> bool:
         """True if another agent uses this device's id now, such as the old card of a restored one."""
         return self._detector.detected
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if the published state does not say whether the id is shared."""
+        return self.connected and self._is_twin_published != self.has_twin
 
     def suspect(self, now: float) -> None:
         """Note that another agent was online under this id before this one connected."""

@@ -89,6 +89,8 @@ STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 MEMBERS_FEATURE = "members"
 # A feature of devices that fetch models by URL where their owner allows it: `url` of the manifests of a request.
 URL_FEATURE = "url"
+# A word of agents that have seen another agent with their id: the two end each other's connection.
+SHARED_ID_FEATURE = "shared_id"
 MAX_FEATURES = 32
 MAX_PATH = 8
 MAX_CHUNKS = 65_536
@@ -496,7 +498,8 @@ class DeviceState:
             its state again when this changes.
         features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE and
             REVOCATIONS_FEATURE where it can sign keys,
-            SUMS_FEATURE of a relay, and URL_FEATURE where it fetches models by URL.
+            SUMS_FEATURE of a relay, URL_FEATURE where it fetches models by URL, and SHARED_ID_FEATURE while another agent
+            uses its id.
         path: Of a relay: its id, and the path of a relay below it, the longest of several. A relay that finds its own id in the
             path of a device of its site is part of a circle. Other devices leave it out.
     """

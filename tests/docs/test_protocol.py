@@ -37,6 +37,7 @@ from fedpatch.shared.wire.messages import (
     MAX_CHUNKS,
     MEMBERS_FEATURE,
     REVOCATIONS_FEATURE,
+    SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
@@ -119,7 +120,15 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     documented = {(word, side) for words, side in rows for word in re.findall(r"`([^`]+)`", words)}
     assert documented == {
         (one, "device")
-        for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, REVOCATIONS_FEATURE, SUMS_FEATURE, URL_FEATURE)
+        for one in (
+            *DEVICE_FEATURES,
+            MASKED_FEATURE,
+            SIGNED_FEATURE,
+            REVOCATIONS_FEATURE,
+            SUMS_FEATURE,
+            URL_FEATURE,
+            SHARED_ID_FEATURE,
+        )
     } | {(one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)}
 
 

@@ -26,6 +26,7 @@ from fedpatch.shared.wire.messages import (
     ENCODINGS,
     EVALUATE_FEATURE,
     MASKED_FEATURE,
+    SHARED_ID_FEATURE,
     URL_FEATURE,
     CoordinatorState,
     DeviceState,
@@ -299,3 +300,9 @@ def test_id_with_two_starts_within_the_check_is_called_shared():
 
     presence = [came("pi", "b1"), came("other", "b1"), came("pi", "b2"), came("other", "b1")]
     assert _shared_ids("home", presence) == ["pi"]
+
+
+def test_id_whose_agent_says_that_it_is_shared_is_called_shared():
+    state = DeviceState(True, "b1", features=(SHARED_ID_FEATURE,))
+    came = Received(topics.device_state("home", "pi"), encode(Envelope(state)), True)
+    assert _shared_ids("home", [came]) == ["pi"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePresence
-from fedpatch.coordinator.rounds.run_events import TimePassed
+from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
+from fedpatch.shared.wire.messages import SHARED_ID_FEATURE
 from tests.coordinator.engines import end_of, engine, join
+from tests.support.specs import gone, there
 
 
 @example([0.0, 1.0, 2.0, WINDOW_S])
@@ -46,6 +50,23 @@ def test_run_that_waits_in_vain_names_the_id_that_agents_share():
     assert "1 of 2 devices came" in end.detail
     assert "several agents use the id a " in end.detail and "its own --device-id" in end.detail
     assert "are the agents running" not in end.detail
+
+
+def test_run_that_waits_in_vain_names_an_id_whose_agent_says_that_it_is_shared():
+    """Agents that know of each other connect once a minute only."""
+    made = engine(devices=2, wait_s=50.0)
+    state = replace(there(), features=(*there().features, SHARED_ID_FEATURE))
+    made.handle(DevicePresence("a", state), 1.0)
+    assert "several agents use the id a " in end_of(made.handle(TimePassed(), 60.0)).detail
+
+
+def test_id_is_shared_until_its_agent_says_otherwise():
+    made = engine(devices=2, wait_s=50.0)
+    made.handle(DevicePresence("a", replace(there(), features=(SHARED_ID_FEATURE,))), 1.0)
+    made.handle(DevicePresence("a", gone()), 2.0)
+    assert made.fleet.false_presence.shared == {"a"}
+    join(made, "a", 3.0)
+    assert made.fleet.false_presence.shared == set()
 
 
 def test_device_that_restarts_now_and_then_is_not_called_shared():

@@ -158,7 +158,7 @@ def test_updates_are_folded_alike_from_memory_and_from_the_store(tmp_path, prepa
 
 def test_shared_id_and_mute_devices_are_told_once(bench: Bench):
     presence = bench.engine.fleet.false_presence
-    presence.shared.add("a")
+    presence.said("a", is_shared=True)
     for _ in range(2):
         presence.round_over({"b"}, ())
     before = len(bench.lines)

@@ -48,6 +48,7 @@ from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
+    SHARED_ID_FEATURE,
     Accept,
     Cancel,
     Claim,
@@ -388,6 +389,13 @@ class TestNamesake:
         assert seen.value.problem == (
             "another agent uses the device id 'pi' in fleet 'lab'; end one of them, or give it another --device-id"
         )
+
+    def test_is_named_in_the_published_state(self, played):
+        wire = Wire()
+        played(READY, ECHO, CONNECTED, self.OTHER, wire=wire)
+        *before, last = [state for state in wire.states if isinstance(state, DeviceState) and state.online]
+        assert SHARED_ID_FEATURE in last.features
+        assert not any(SHARED_ID_FEATURE in state.features for state in before)
 
     @pytest.mark.parametrize(
         "events",
