@@ -834,7 +834,8 @@ class Engine:
         if self._stops_after_round:
             return Stopped.INTERRUPTED, ""
         if self._failures >= spec.max_failed_rounds:
-            return Stopped.FAILED, f"{self._failed} rounds in a row failed, {_last_words(records[-1])}"
+            why = "; ".join((_last_words(records[-1]), *self.fleet.false_presence.words()))
+            return Stopped.FAILED, f"{self._failed} rounds in a row failed, {why}"
         return None
 
     def _training_done(self, now: float) -> tuple[Stopped, str] | None:

@@ -8,10 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePresence
-from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
+from fedpatch.coordinator.rounds.participant_transitions import Phase
+from fedpatch.coordinator.rounds.run_effects import Effect
+from fedpatch.coordinator.rounds.run_engine import RETRY_S
+from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished, TimePassed
 from fedpatch.shared.wire.messages import SHARED_ID_FEATURE
 from tests.coordinator.engines import end_of, engine, join
-from tests.support.specs import gone, there
+from tests.support.specs import gone, model, there
 
 
 @example([0.0, 1.0, 2.0, WINDOW_S])
@@ -74,6 +77,18 @@ def test_device_that_restarts_now_and_then_is_not_called_shared():
     for number in range(STARTS + 1):
         join(made, "a", number * WINDOW_S / 2, boot=f"b{number}")
     assert made.fleet.false_presence.words() == []
+
+
+def test_run_that_fails_names_the_devices_that_are_shown_online_without_any_answer():
+    made = engine(devices=2, max_failed_rounds=2, rounds=9, recruit_deadline_s=RETRY_S)
+    join(made, "ab")
+    effects: list[Effect] = []
+    for turn in range(50):
+        if made.open is not None and made.open.round.phase is Phase.SELECTING:
+            made.handle(ModelPublished(model()), turn * RETRY_S)
+        effects += made.handle(TimePassed(), turn * RETRY_S)
+    detail = end_of(effects).detail
+    assert "rounds in a row failed" in detail and "shown online without any answer: a, b; " in detail
 
 
 def test_answer_ends_the_silence_of_a_device():
