@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from fedpatch.shared.app.clock import is_synchronised
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import UsageError
@@ -89,7 +90,8 @@ def _check_dates(own: Certificate, part: str, checkup: Checkup) -> None:
         )
     elif own.standing(now) == "not yet valid":
         text = f"{text}; it is not valid before {minute(own.not_before)}, and the clock says {minute(now)}"
-        checkup.fail(NAME, text, "set the clock (timedatectl)")
+        ahead = f"a time server has set the clock here, so that of the CA was ahead: set it there, then {renew}"
+        checkup.fail(NAME, text, ahead if is_synchronised() else "set the clock (timedatectl)")
     elif left_days < WARN_DAYS:
         checkup.warn(NAME, f"{text}; it is good for {left_days} more days", renew)
     else:

@@ -28,6 +28,7 @@ RENEW = "fedpatch device rotate, then fedpatch-agent enrol; for a coordinator: f
 # Numbers of OpenSSL (X509_V_ERR_*), as SSLCertVerificationError.verify_code gives them.
 _SIGNATURE, _NOT_YET_VALID, _EXPIRED, _REVOKED, _PURPOSE = 7, 9, 10, 23, 26
 _UNKNOWN_CA = (18, 19, 20, 21, _SIGNATURE)
+_NO_ISSUER = (20, 21)  # the chain ends below a CA: it is not in the file, or the broker sends only its own certificate
 _OTHER_NAME = (62, 64)
 _WEAK = (66, 67, 68)  # a key, or a signature, that is too short or of an old kind
 _FOR_SIGNING = "keyUsage=critical,keyCertSign,cRLSign"
@@ -46,10 +47,20 @@ _EXTENSIONS: Mapping[int, tuple[str, bool, bool]] = {
     91: ("subjectKeyIdentifier=hash (not critical)", True, True),
     92: (_FOR_SIGNING, True, True),
 }
+# Other checks of Python 3.13 only: lengths of paths, empty names, extensions in a certificate of version 1.
+_STRICT = (80, 81, 83, 84, 93)
+_ACCEPT = "; until then, accept_lax_ca = true accepts it"
 _MAKE_CA = (
     "make the CA and the broker's certificate anew with `fedpatch ca init` and `fedpatch ca broker`, or by "
     "`openssl req -x509 -newkey rsa:2048 -nodes -days 3650 -subj /CN=myca -keyout ca.key -out ca.crt "
     "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign`"
+)
+_BEHIND = (
+    "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
+)
+_AHEAD = (
+    "a time server has set the clock here, so the machine that made it was ahead: set its clock, and make the certificate anew "
+    "(fedpatch ca broker; a CA: fedpatch ca init)"
 )
 _MAKE_CERTIFICATE = "sign the broker's certificate anew (openssl x509 -req -extfile FILE, with the extension in FILE)"
 
@@ -122,11 +133,16 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
         return _at_a_wrong_time(broker, files, code)
     problem = f"{broker} cannot be trusted: {error.verify_message}"
     if code in _OTHER_NAME:
-        remedy = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
+        remedy = (
+            f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names "
+            "(subjectAltName: a CN does not count)"
+        )
         return TrustError(f"{broker} cannot be trusted: its certificate is not for the host name {broker.host}", remedy)
     if code in _UNKNOWN_CA:
         known = f"{files.ca_file} holds another CA" if files.ca_file else "the system does not know its CA"
         remedy = f"{known}; give --ca-file the PEM file of the CA that signed the broker's certificate"
+        if code in _NO_ISSUER:
+            remedy += "; of a CA with intermediates, the broker's certfile needs the whole chain (fullchain.pem)"
         return TrustError(f"{broker} cannot be trusted: its certificate is of an unknown CA", remedy)
     if code == _REVOKED:
         return TrustError(f"{broker} cannot be trusted: its certificate was revoked", "renew it (fedpatch ca broker)")
@@ -138,14 +154,15 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
     if code in _WEAK:
         return TrustError(problem, f"{_MAKE_CA}; keys of RSA have at least 2048 bits, and signatures SHA-256")
     show = f"openssl s_client -connect {broker} -showcerts"
-    return TrustError(problem, f"see its certificates (`{show}`), and make them anew (fedpatch ca broker)")
+    accept = _ACCEPT if code in _STRICT else ""
+    return TrustError(problem, f"see its certificates (`{show}`), and make them anew (fedpatch ca broker){accept}")
 
 
 def _lax(broker: BrokerUrl, problem: str, code: int) -> TrustError:
     """Return the problem for a certificate whose extensions are not those of RFC 5280; Python 3.13 checks more of them."""
     extension, is_ca, can_accept = _EXTENSIONS[code]
     whose = "its CA certificate" if is_ca else "its certificate"
-    accept = "; until then, accept_lax_ca = true accepts it" if can_accept else ""
+    accept = _ACCEPT if can_accept else ""
     return TrustError(
         f"{problem}: {whose} needs the extension {extension.format(host=broker.host)}",
         f"{_MAKE_CA if is_ca else _MAKE_CERTIFICATE}{accept}",
@@ -169,10 +186,11 @@ def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> TrustErro
         return TrustError(
             f"{what} has expired{since}; {clock}", f"{remedy}; where it is not old, set the clock (timedatectl)"
         )
-    if is_synchronised() is False:
+    synchronised = is_synchronised()
+    if synchronised is False:
         clock += " and is not synchronised with any time server"
     begins = f" before {minute(certificate.not_before)}" if certificate is not None else ""
-    remedy = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
+    remedy = _AHEAD if synchronised else _BEHIND
     good_from = certificate.not_before if certificate is not None else math.inf
     return TrustError(f"{what} is not yet valid{begins}; {clock}", remedy, good_from=good_from)
 

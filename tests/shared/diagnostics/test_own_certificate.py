@@ -70,7 +70,7 @@ def test_bad_certificate_is_a_finding_with_a_remedy(house: Certified, tmp_path: 
     for settings, name, verdict, words, remedy in (
         (settings_of(house, "ending"), "ending", "warn", "it is good for 4 more days", "fedpatch device rotate ending"),
         (settings_of(house, "old"), "old", "fail", "it has expired on", "fedpatch device rotate old"),
-        (settings_of(house, "young"), "young", "fail", "it is not valid before", "set the clock"),
+        (settings_of(house, "young"), "young", "fail", "it is not valid before", "set "),
         (settings_of(house), "pi-2", "fail", "is a certificate for 'pi-1', and this is 'pi-2'", "enrol"),
         (replace(settings_of(house), fleet="garden"), "pi-1", "fail", "is a certificate for fleet 'kitchen'", "enrol"),
         (coordinators, "pi-1", "fail", "is a certificate for a coordinator, and this is a device", "enrol"),
@@ -82,6 +82,20 @@ def test_bad_certificate_is_a_finding_with_a_remedy(house: Certified, tmp_path: 
         finding = found(settings, name)
         assert finding is not None
         assert finding.verdict == verdict and words in finding.detail and remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("synchronised", "remedy"), [(True, "that of the CA was ahead"), (False, "set the clock (timed")]
+)
+def test_certificate_of_a_ca_that_was_ahead_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synchronised: bool, remedy: str
+):
+    monkeypatch.setattr("fedpatch.shared.diagnostics.own_certificate.is_synchronised", lambda: synchronised)
+    house = Certified(tmp_path / "ca")
+    house.device("young", now=time.time() + 9 * DAY_S)
+    finding = found(settings_of(house, "young"), "young")
+    assert finding is not None and remedy in finding.remedy
+    assert ("fedpatch device rotate young" in finding.remedy) == synchronised
 
 
 def run_settings(house: Certified) -> RunSettings:
