@@ -43,7 +43,7 @@ _CONCURRENCY = 8
 _MOST_SIGNED_S = 7 * 24 * 3600.0  # AWS accepts no longer time
 _PROBE = "write-check"
 
-_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CODE = re.compile(r"<Code>([\w.]+)</Code>")
 _METHOD = re.compile(r"\b(?:GET|HEAD|PUT|POST|DELETE) https?://[^\s?]+")
 _UNKNOWN_REQUEST = re.compile(r"\b(?:405 Method Not Allowed|501 Not Implemented)\b")
 _PASSING = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout")
@@ -52,6 +52,19 @@ _CREDENTIALS = "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION
 _ROOM = "make room in the store, or raise its quota"
 _SEE_LOG = "see the log of the object store"
 _OTHER_ADDRESS = "correct AWS_ENDPOINT_URL: the address of the store's S3 requests, which is not that of its web pages"
+_BUSY = "start the store behind this address, or wait until it is less busy"
+_TOO_LARGE = (
+    "raise the size of an object in the store, or of a request in the proxy before it (nginx: client_max_body_size)"
+)
+_OTHER_STORE = "this store lacks the request: use another store, with GET, PUT, DELETE and ListObjectsV2"
+# Remedies for codes after which another request may succeed.
+_REQUEST_REMEDIES = {
+    "NotImplemented": _OTHER_STORE,
+    "MethodNotAllowed": _OTHER_STORE,
+    "EntityTooLarge": _TOO_LARGE,
+    "SlowDown": _BUSY,
+    "ServiceUnavailable": _BUSY,
+}
 _REMEDIES = {
     "NoSuchBucket": "make the bucket, or correct its name",
     "InvalidBucketName": "correct the name of the bucket",
@@ -77,7 +90,9 @@ _STATUS_REMEDIES = {
     "405": _OTHER_ADDRESS,
     "407": "give the proxy of the environment its password, or add the store to no_proxy",
     "502": "start the store behind this address",
-    "503": "start the store behind this address, or wait until it is less busy",
+    "413": _TOO_LARGE,
+    "429": _BUSY,
+    "503": _BUSY,
     "504": "start the store behind this address",
     "507": _ROOM,
 }
@@ -94,7 +109,11 @@ _FAULTS = (
     (r"InvalidCertificate\(", "{} cannot be trusted: its certificate is of an unknown CA", _TRUST),
     (r"InvalidContentType|InvalidMessage", "{} speaks no TLS", "write http:// in AWS_ENDPOINT_URL"),
     (r"redirect without LOCATION", "{} points to another region", _REMEDIES["PermanentRedirect"]),
-    (r"Missing ?Etag|Header missing|InvalidListResponse", "{} answers, but not as an object store", _OTHER_ADDRESS),
+    (
+        r"Missing ?Etag|Header missing|InvalidListResponse|TooManyRedirects",
+        "{} answers, but not as an object store",
+        _OTHER_ADDRESS,
+    ),
     (
         r"dns error",
         "the name of {} cannot be resolved",
@@ -129,6 +148,11 @@ class ObjectBlobs:
             raise UsageError(
                 f"blobs: {self.where()}: AWS_ENDPOINT_URL is no URL; write http://HOST:PORT or https://HOST"
             )
+        for name, value in os.environ.items():
+            if name.startswith("AWS_") and value.endswith(("\r", "\n")):  # obstore would panic
+                raise UsageError(
+                    f"blobs: {self.where()}: {name} ends with a line end, as of a file of Windows; take it out"
+                )
         self._scheme, self._host = urlsplit(endpoint).scheme or "https", urlsplit(endpoint).hostname or "amazonaws.com"
         self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -272,7 +296,8 @@ class ObjectBlobs:
             return code, _REMEDIES[code]
         if code:
             operation = _METHOD.search(text)
-            return code + (f" in answer to {operation[0]}" if operation else ""), _SEE_LOG
+            request = f" in answer to {operation[0]}" if operation else ""
+            return code + request, _REQUEST_REMEDIES.get(code, _SEE_LOG)
         if "/latest/api/token" in text:  # from which a machine in AWS gets the credentials of its role
             return "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         proxy = _proxy_hint(self._scheme, self._host)

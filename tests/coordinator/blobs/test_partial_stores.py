@@ -149,6 +149,17 @@ def test_unknown_refusal_names_the_request(store: type[_Store]):
         ((507, b""), "answers 507", "make room in the store"),
         ((507, b"<Error><Code>XMinioStorageFull</Code></Error>"), "XMinioStorageFull", "make room in the store"),
         ((301, b""), "points to another region", "set AWS_REGION"),
+        ((413, b"<html>nginx</html>"), "answers 413", "client_max_body_size"),
+        ((429, b""), "answers 429", "wait until it is less busy"),
+        ((503, b"<Error><Code>SlowDown</Code></Error>"), "SlowDown", "wait until it is less busy"),
+        ((400, b"<Error><Code>EntityTooLarge</Code></Error>"), "EntityTooLarge", "raise the size of an object"),
+        ((501, b"<Error><Code>NotImplemented</Code></Error>"), "NotImplemented in answer to PUT", "use another store"),
+        (
+            (405, b"<Error><Code>MethodNotAllowed</Code></Error>"),
+            "MethodNotAllowed in answer to PUT",
+            "use another store",
+        ),
+        ((400, b"<Error><Code>KMS.NotFoundException</Code></Error>"), "KMS.NotFoundException", "see the log"),
         ((400, b"an HTTP request to an HTTPS server"), "answers 400 Bad Request", "write https:// in AWS_ENDPOINT_URL"),
     ],
 )
@@ -169,6 +180,32 @@ def test_web_server_that_is_no_store_is_called_so(store: type[_Store], monkeypat
     store.refusal = 200, b"<html>log in</html>"
     with pytest.raises(StoreUnavailable, match=r"answers, but not as an object store; correct AWS_ENDPOINT_URL"):
         ObjectBlobs("bucket", "p", 0.1).put("a", b"x")
+
+
+def test_login_page_that_requests_are_sent_to_is_not_called_silence(
+    store: type[_Store], monkeypatch: pytest.MonkeyPatch
+):
+    def to_login(handler: _Store) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", "/login")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    monkeypatch.setattr(store, "do_GET", to_login)
+    with pytest.raises(StoreUnavailable, match=r"answers, but not as an object store; correct AWS_ENDPOINT_URL"):
+        ObjectBlobs("bucket", "p", 0.1).list()
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"])
+@pytest.mark.parametrize("end", ["\r", "\n"])
+def test_variable_with_a_line_end_is_named_without_its_value(
+    store: type[_Store], monkeypatch: pytest.MonkeyPatch, name: str, end: str
+):
+    """As of a file of Windows, which systemd or Docker reads as the environment."""
+    monkeypatch.setenv(name, f"hidden{end}")
+    with pytest.raises(UsageError, match=f"{name} ends with a line end") as raised:
+        ObjectBlobs("bucket", "p")
+    assert "hidden" not in str(raised.value)
 
 
 def test_store_with_a_certificate_of_an_unknown_ca_is_named_with_the_way_to_trust_it(
