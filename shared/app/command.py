@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedpatch.shared import __version__
 from fedpatch.shared.app.logging import LineFormatter, LogFormat, journal_priority, stderr_is_journal
-from fedpatch.shared.errors import ConfigError, FedpatchError
+from fedpatch.shared.errors import ConfigError, FedpatchError, UsageError
 
 _STDERR = 2  # file descriptor; stdin and stdout have the lower ones
 _PATHS = ("PATH", "FILE", "DIR")  # metavars of paths in help; FILE... where there may be several
@@ -288,6 +288,13 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(name, f"{where}{error.strerror or error}")
         sys.exit(FedpatchError.exit_code)
+    except RuntimeError as error:
+        if not str(error).startswith("Could not determine home"):  # of Path.expanduser and Path.home
+            raise
+        _print_error(
+            name, "a path begins with ~, and its user has no home directory; write an absolute path, or set HOME"
+        )
+        sys.exit(UsageError.exit_code)
     finally:
         _leave_closed_stderr()
     sys.exit(0)

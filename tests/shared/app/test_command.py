@@ -70,6 +70,18 @@ def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code, pr
     assert lamp(failing(error), "on") == Ended(code, "", printed)
 
 
+def test_path_of_a_user_without_a_home_directory_is_a_wrong_option(lamp):
+    """As in a container with --user, or in an environment file, in which no shell replaces ~."""
+    printed = "lamp: a path begins with ~, and its user has no home directory; write an absolute path, or set HOME\n"
+    ended = lamp(lambda: Path("~no-such-user/lamp").expanduser(), "on")
+    assert ended == Ended(UsageError.exit_code, "", printed)
+
+
+def test_other_runtime_error_has_its_traceback(lamp):
+    with pytest.raises(RuntimeError, match="broken"):
+        lamp(failing(RuntimeError("broken")), "on")
+
+
 def test_debug_prints_the_traceback_of_an_error(lamp):
     ended = lamp(failing(DataError("no bulb")), "on", "--debug")
     assert ended.code == 1
