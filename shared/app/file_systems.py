@@ -1,4 +1,4 @@
-"""File systems that do not keep a directory: in memory, or a layer over another file system.
+"""File systems that do not keep a directory: in memory, a layer over another file system, or not mounted.
 
 An overlay is as lasting as its upper directory. That of a container or of `overlayroot` is often hidden; an overlay with
 a hidden upper directory counts as passing.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_FSTAB = Path("/etc/fstab")
 _IN_MEMORY = ("tmpfs", "ramfs")
 _RAM_DISK = re.compile(r"/dev/z?ram\d")
 _OVERLAYS = ("overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs")
@@ -38,17 +39,23 @@ class _Mount:
         return self.kind in _IN_MEMORY or _RAM_DISK.match(self.device) is not None
 
 
-def passing_mount(directory: Path, mounts: Path = _MOUNTS) -> PassingMount | None:
+def passing_mount(directory: Path, mounts: Path = _MOUNTS, fstab: Path = _FSTAB) -> PassingMount | None:
     """Return why the file system of a directory does not keep it; None if it does, or if the kernel does not tell.
 
     Args:
         directory: The directory; it may be absent.
         mounts: The kernel's list of mounts.
+        fstab: The list of file systems that are mounted at the boot.
     """
     try:
         known = [mount for line in mounts.read_text("utf-8", "replace").splitlines() if (mount := _parse(line))]
     except OSError:
         return None
+    if place := _unmounted(directory, known, fstab):
+        return PassingMount(
+            f"{directory} is below {place}, which /etc/fstab mounts and which is not mounted now",
+            f"see whether its disk is there, and mount it (sudo mount {place})",
+        )
     mount = _mount_of(directory, known)
     if mount is None:
         return None
@@ -62,6 +69,26 @@ def passing_mount(directory: Path, mounts: Path = _MOUNTS) -> PassingMount | Non
             text, f"{remedy}; on a Raspberry Pi switch the overlay off (raspi-config, Performance Options)"
         )
     return None
+
+
+def _unmounted(directory: Path, known: list[_Mount], fstab: Path) -> str:
+    """Return the place of a file system of fstab that should hold a directory and is not mounted; "" if there is none."""
+    path, mounted = os.path.realpath(directory), {mount.place for mount in known}
+    for place in _places_of_boot(fstab):
+        if place not in mounted and path.startswith(f"{place}/"):
+            return place
+    return ""
+
+
+def _places_of_boot(fstab: Path) -> list[str]:
+    """Return the places of the file systems that the boot mounts (fstab(5)), without the root."""
+    try:
+        lines = [line.split() for line in fstab.read_text("utf-8", "replace").splitlines()]
+    except OSError:
+        return []
+    entries = [fields for fields in lines if len(fields) >= 4 and not fields[0].startswith("#")]
+    places = [_plain(fields[1]) for fields in entries if "noauto" not in fields[3].split(",")]
+    return [os.path.realpath(place) for place in places if place.startswith("/") and place != "/"]
 
 
 def _mount_of(directory: Path, known: list[_Mount]) -> _Mount | None:

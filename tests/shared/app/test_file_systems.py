@@ -72,6 +72,33 @@ def test_directory_is_lost_if_its_own_mount_does_not_last(tmp_path: Path, lines:
         assert words.replace("{dir}", str(tmp_path)) in found.problem and "--state-dir" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("entry", "mounted", "words"),
+    [
+        (
+            "UUID=1 {dir} ext4 defaults,nofail 0 2",
+            False,
+            "is below {dir}, which /etc/fstab mounts and which is not mounted",
+        ),
+        ("UUID=1 {dir} ext4 defaults,nofail 0 2", True, ""),
+        ("UUID=1 {dir} ext4 noauto,user 0 2", False, ""),
+        ("# UUID=1 {dir} ext4 defaults 0 2", False, ""),
+        ("UUID=1 {dir}/state/below ext4 defaults 0 2", False, ""),
+        ("UUID=1 / ext4 defaults 0 1\nnone none swap sw 0 0\n/dev/sdb1", False, ""),
+    ],
+    ids=["not mounted", "mounted", "by hand", "comment", "below", "root and others"],
+)
+def test_directory_of_a_disk_that_is_not_mounted_is_named(tmp_path: Path, entry: str, mounted: bool, words: str):
+    """As of a USB disk that is slow or missing: the state would begin anew in the empty directory below it."""
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"{entry}\n".replace("{dir}", str(tmp_path)))
+    mounts = _mounts(tmp_path, *([f"31 22 8:2 / {tmp_path} rw - ext4 /dev/sda2 rw"] if mounted else []))
+    found = passing_mount(tmp_path / "state", mounts, fstab)
+    assert (found is not None) == bool(words)
+    if found is not None:
+        assert words.replace("{dir}", str(tmp_path)) in found.problem and f"sudo mount {tmp_path}" in found.remedy
+
+
 def test_place_with_a_space_is_read(tmp_path: Path):
     place = tmp_path / "a card"
     line = f"30 22 0:5 / {str(place).replace(' ', chr(92) + '040')} rw - tmpfs none rw"
