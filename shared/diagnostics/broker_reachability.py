@@ -76,16 +76,17 @@ def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
             answers.put(error)
 
     threading.Thread(target=resolve, name="resolve", daemon=True).start()
-    remedy = name_remedy(broker)
     try:
         answer = answers.get(timeout=STEP_TIMEOUT_S)
     except queue.Empty:
         text = f"the name {broker.host!r} was not resolved within {STEP_TIMEOUT_S:g} s"
-        checkup.fail("broker_name", text, remedy)
+        checkup.fail("broker_name", text, name_remedy(broker))
         return []
     if isinstance(answer, Exception):
         reason = getattr(answer, "strerror", None) or str(answer)
-        checkup.fail("broker_name", f"the name {broker.host!r} cannot be resolved: {reason}", remedy)
+        checkup.fail(
+            "broker_name", f"the name {broker.host!r} cannot be resolved: {reason}", name_remedy(broker, answer)
+        )
         return []
     addresses = list(dict.fromkeys(str(info[4][0]) for info in answer))
     if broker.host not in addresses:

@@ -69,7 +69,7 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
     if isinstance(error, ConnectionRefusedError):
         return ConnectionFault(f"connection refused by {broker}; is a broker running there?{hint}")
     if isinstance(error, socket.gaierror | UnicodeError):
-        return ConnectionFault(f"the name {broker.host!r} cannot be resolved; {name_remedy(broker)}")
+        return ConnectionFault(f"the name {broker.host!r} cannot be resolved; {name_remedy(broker, error)}")
     if isinstance(error, ssl.SSLError) and getattr(error, "reason", None) in OLD_TLS:
         return ConnectionFault(f"no TLS with {broker} ({error.reason}); {UPDATE_TLS}")
     if isinstance(error, ssl.SSLError):
@@ -91,16 +91,27 @@ def way_remedy(error: Exception) -> str:
     return _REACH_REMEDIES.get(getattr(error, "errno", None) or 0, "check the broker URL and the network (ip route)")
 
 
-def name_remedy(broker: BrokerUrl) -> str:
-    """Return the remedy for a broker's name that has no address."""
+def name_remedy(broker: BrokerUrl, error: Exception | None = None) -> str:
+    """Return the remedy for a broker's name that has no address, by the resolver's error if there is one."""
+    if "%" in broker.host:
+        return f"this machine has no interface {broker.host.rpartition('%')[2]!r}: write one of `ip link`"
     if broker.host.lower().endswith(".local"):
         return "names in .local need libnss-mdns here and avahi-daemon on the broker's host; or write its address"
+    if getattr(error, "errno", None) == socket.EAI_AGAIN:
+        return "no name server answers: check this machine's network (ip route) and /etc/resolv.conf"
     return f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
 
 
 _BLOCKED = "a firewall of this machine forbids it, or the unit of the service (RestrictAddressFamilies, IPAddressDeny)"
+_IS_IT_ON = "is that machine on, and in this network?"
+_NO_MEMORY = "end other programs: this machine has no memory left for a connection"
 _REACH_REMEDIES = {
-    errno.EHOSTUNREACH: "is that machine on, and in this network?",
+    errno.EHOSTUNREACH: _IS_IT_ON,
+    errno.EHOSTDOWN: _IS_IT_ON,
+    errno.ENETDOWN: "switch the network interface on (ip link)",
+    errno.ENOMEM: _NO_MEMORY,
+    errno.ENOBUFS: _NO_MEMORY,
+    errno.ENFILE: "end programs that have many files open, or raise the limit of open files (sysctl fs.file-max)",
     errno.ENETUNREACH: "this machine has no route there: check its network (ip route)",
     errno.EADDRNOTAVAIL: "this machine has no address of that kind: write the broker's IPv4 address or its name",
     errno.EAFNOSUPPORT: "IPv6 is off here, or the unit of the service forbids it: write the broker's IPv4 address",

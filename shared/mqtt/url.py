@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -94,6 +95,9 @@ def parse_broker_url(text: str) -> BrokerUrl:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
+        if _is_bare_ipv6(rest):
+            right = f"{scheme}://[{rest}]:{DEFAULT_PORTS[scheme]}"
+            raise UsageError(f"broker URL {text!r}: an address of IPv6 goes in brackets: write {right}") from None
         raise UsageError(
             f"broker URL {_hidden(text)!r}: wrong address or port; write {scheme}://host:{DEFAULT_PORTS[scheme]}"
         ) from None
@@ -108,6 +112,13 @@ def parse_broker_url(text: str) -> BrokerUrl:
         raise UsageError(f"broker URL {text!r}: nothing may follow the port; write {scheme}://{parts.netloc}")
     username = unquote(parts.username) if parts.username else None
     return BrokerUrl(parts.hostname, port or DEFAULT_PORTS[scheme], scheme == "mqtts", username, scheme_given)
+
+
+def _is_bare_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _hidden(text: str) -> str:

@@ -150,6 +150,35 @@ def test_link_local_address_without_interface_has_the_right_form_as_remedy(host:
     assert ("write mqtts://[fe80::1%eth0]:8883" in reason) == named
 
 
+@pytest.mark.parametrize(
+    ("host", "number", "remedy"),
+    [
+        ("broker.lan", socket.EAI_NONAME, "`getent hosts broker.lan` must print an address"),
+        ("broker.lan", socket.EAI_AGAIN, "no name server answers: check this machine's network (ip route)"),
+        ("broker.local", socket.EAI_AGAIN, "names in .local need libnss-mdns"),
+        ("fe80::1%eth7", socket.EAI_NONAME, "this machine has no interface 'eth7': write one of `ip link`"),
+    ],
+)
+def test_name_without_an_address_has_the_remedy_of_its_kind(host: str, number: int, remedy: str):
+    url = BrokerUrl(host, 8883, True, None, True)
+    assert remedy in unreachable(url, socket.gaierror(number, "no address")).reason
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENETDOWN, "switch the network interface on (ip link)"),
+        (errno.EHOSTDOWN, "is that machine on, and in this network?"),
+        (errno.ENFILE, "raise the limit of open files"),
+        (errno.ENOMEM, "end other programs: this machine has no memory left"),
+        (errno.ENOBUFS, "end other programs: this machine has no memory left"),
+    ],
+)
+def test_error_of_this_machine_is_not_called_one_of_the_url(number: int, remedy: str):
+    reason = unreachable(BROKER, OSError(number, os.strerror(number))).reason
+    assert remedy in reason and "broker URL" not in reason
+
+
 def test_silence_and_a_missing_acknowledgement_name_the_test_of_the_path_mtu():
     """Smaller chunks would not help: the least chunk is larger than a packet."""
     url = parse_broker_url("mqtts://hub.example")

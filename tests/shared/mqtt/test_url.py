@@ -30,7 +30,8 @@ def test_broker_url_is_parsed_to_its_parts(text, expected):
     ("text", "remedy"),
     [
         ("", "write mqtts://host"),
-        ("fd00::1", "write mqtts://host:8883"),
+        ("fd00::1", "an address of IPv6 goes in brackets: write mqtts://[fd00::1]:8883"),
+        ("mqtt://fe80::1%eth0", "an address of IPv6 goes in brackets: write mqtt://[fe80::1%eth0]:1883"),
         ("tcp://broker.lan", "use mqtt:// or mqtts://"),
         ("mqtt://", "write mqtt://host"),
         ("mqtt://:1883", "write mqtt://host"),
