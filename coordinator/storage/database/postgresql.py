@@ -46,6 +46,8 @@ _CONNECT_ARGS = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
+    # Of a database without an encoding (SQL_ASCII, as initdb makes it without a locale) the driver would return bytes.
+    "client_encoding": "utf8",
 }
 LEASE_S = 5.0
 """Seconds without a sign of life after which the server ends the sessions of a leader with standbys."""
@@ -94,7 +96,9 @@ _REFUSALS = {
     "is not permitted to log in": "let it log in (ALTER ROLE NAME LOGIN), or correct the user name in the URL",
     "permission denied for database": "have its owner grant this user CONNECT on the database",
     r"no pg_hba\.conf entry": "let this user and this address in with a line in the server's pg_hba.conf",
+    "too many connections for": "raise the CONNECTION LIMIT of this database and user (ALTER DATABASE, ALTER ROLE)",
     "too many connections|too many clients|connection slots": _CONNECTIONS,
+    "not currently accepting connections": "use another database in the URL: this one is a template",
     "no more connections": "end other clients of the pooler, or raise its max_client_conn",
     "unsupported startup parameter": "take `options` out of the URL, or let PgBouncer ignore it (ignore_startup_parameters)",
     "bouncer config error|no such database": "add the database to the pooler ([databases]), or correct its name in the URL",
@@ -109,7 +113,9 @@ _REFUSALS = {
     r'database ".*" does not exist': "make the database (createdb NAME), or correct its name in the URL",
     "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
     "No such file": "start the server, or correct the folder of its socket in the URL",
-    "terminating connection|closed the connection": "start the server; its log has the reason",
+    "terminating connection": "start the server; its log has the reason",
+    "closed the connection": "start the server; its log has the reason. Or correct the port: another program answers there",
+    "fe80:.*Invalid argument": "name the interface of this address in the URL ([fe80::1%25eth0]), or use a host name",
     "invalid response|expected authentication request": "correct host and port in the URL: another program answers there",
     "invalid .* value|invalid connection option|unrecognized configuration parameter": _IN_URL,
     "certificate file|private key file": "correct sslcert, sslkey and sslrootcert in the URL",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, event, inspect
+from sqlalchemy import Connection, create_engine, event, inspect, text
 from sqlalchemy.exc import OperationalError
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
@@ -189,6 +189,10 @@ class _Refusal(Exception):
         (_Refusal("connection to server failed: No route to host"), "firewalls"),
         (_Refusal("canceling statement due to statement timeout", "57014"), "take statement_timeout from this user"),
         (_Refusal("canceling statement due to lock timeout", "55P03"), "take lock_timeout from this user"),
+        (_Refusal('FATAL: too many connections for database "fp"'), "CONNECTION LIMIT"),
+        (_Refusal('FATAL: database "template0" is not currently accepting connections'), "use another database"),
+        (_Refusal("server closed the connection unexpectedly"), "correct the port"),
+        (_Refusal('connection to server at "fe80::1", port 5432 failed: Invalid argument'), "name the interface"),
         (_Refusal('character has no equivalent in encoding "LATIN1"', "22P05"), "UTF8"),
         (_Refusal("column runs.settings does not exist", "42703"), "restore a backup"),
         (_Refusal("an error without a remedy of its own", "99999"), "see the server's log"),
@@ -197,6 +201,15 @@ class _Refusal(Exception):
 )
 def test_remedy_follows_from_the_code_of_the_server_or_its_words(refusal, remedy):
     assert remedy in postgresql.remedy_of(OperationalError("SELECT 1", None, refusal))
+
+
+def test_database_without_an_encoding_holds_a_registry(tmp_path: Path, postgres: PostgresServer):
+    """As a cluster that initdb has made without a locale."""
+    with postgres.session() as session:
+        session.execute("CREATE DATABASE bare ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    url = f"postgresql://{ROLE}@/bare?host={postgres.folder}"
+    with closing(PostgresDatabase(tmp_path / "registry.sqlite3", url)) as database:
+        assert database.read(text("SELECT 'é' AS letter")) == [{"letter": "é"}]
 
 
 def test_missing_psycopg_is_reported_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
