@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Self
@@ -25,11 +26,29 @@ def _flock(fd: int, operation: int, path: Path) -> None:
         fcntl.flock(fd, operation)
     except OSError as error:
         if error.errno in _WITHOUT_LOCKS:
-            raise StateError(
-                f"{path}: this file system has no locks ({error.strerror}); use a directory on a local disk, or mount it with "
-                "locks (NFS: without nolock, with rpc.statd)"
-            ) from error
+            raise _no_locks(path, error) from error
         raise
+
+
+def _no_locks(path: Path, error: OSError) -> StateError:
+    return StateError(
+        f"{path}: this file system has no locks ({error.strerror}); use a directory on a local disk, or mount it with "
+        "locks (NFS: without nolock, with rpc.statd)"
+    )
+
+
+def require_record_locks(directory: Path) -> None:
+    """Raise StateError if the file system of a directory lacks the locks of SQLite (fcntl), which some lack that have flock.
+
+    Args:
+        directory: The directory. It is not checked if no file can be made in it.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            raise _no_locks(directory, error) from error
 
 
 class _LockFile:

@@ -19,7 +19,7 @@ from fedpatch.shared.app.clock import is_synchronised
 from fedpatch.shared.app.file_systems import passing_mount
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.formatting import minute, size
-from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.app.locks import FileLock, require_record_locks
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import StateError
 
@@ -117,6 +117,8 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
             with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as inner:
                 write_atomic(Path(inner) / "probe", bytes(_PROBE_BYTES))
                 FileLock(Path(inner) / "lock", "").release()
+                if not private:
+                    require_record_locks(Path(inner))  # the coordinator's registry is a database of SQLite
             if not fresh:
                 _check_owner(directory, checkup, private)
             else:

@@ -44,7 +44,7 @@ from fedpatch.shared.app.files import (
     sync_directory,
     write_atomic,
 )
-from fedpatch.shared.app.locks import SharedLock
+from fedpatch.shared.app.locks import SharedLock, require_record_locks
 from fedpatch.shared.errors import StateError, UsageError
 
 _PARTS = ("", "-wal", "-shm")
@@ -294,6 +294,10 @@ def _error_of(path: Path, raised: Exception) -> StateError:
         return StateError(f"{path}: {why}; {rebuild_hint(path)}")
     if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
         return damaged(path, error)
+    try:
+        require_record_locks(path.parent)  # SQLite calls a file that cannot be locked a locked one
+    except StateError as no_locks:
+        return no_locks
     if (_code(error) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StateError(
             f"{path}: cannot be used: {error}; end the program that holds it, such as a backup or sqlite3"

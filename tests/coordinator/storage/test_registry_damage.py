@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -517,6 +518,22 @@ def test_registry_that_another_program_holds_has_its_end_as_remedy_and_no_space(
             pytest.raises(StateError, match="database is locked; end the program that holds it"),
             sqlite_errors(path),
         ):
+            waiting.execute("BEGIN IMMEDIATE")
+
+
+def test_registry_on_a_file_system_without_locks_has_a_local_disk_as_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """SQLite says of it that the database is locked."""
+
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    path = tmp_path / REGISTRY_FILE
+    with closing(sqlite3.connect(path)) as holder, closing(sqlite3.connect(path, timeout=0)) as waiting:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StateError, match=r"has no locks .*use a directory on a local disk"), sqlite_errors(path):
             waiting.execute("BEGIN IMMEDIATE")
 
 

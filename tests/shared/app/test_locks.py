@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.shared.app.locks import FileLock, SharedLock, is_held
+from fedpatch.shared.app.locks import FileLock, SharedLock, is_held, require_record_locks
 from fedpatch.shared.errors import StateError, UsageError
 
 HELD = "somebody is at work here; go elsewhere"
@@ -148,3 +148,16 @@ def test_file_system_without_locks_is_named_with_the_remedy(path: Path, monkeypa
         ):
             take()
     shared.release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_system_without_the_locks_of_sqlite_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    require_record_locks(tmp_path)
+    require_record_locks(tmp_path / "absent")
+
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(StateError, match=r"this file system has no locks .*use a directory on a local disk"):
+        require_record_locks(tmp_path)

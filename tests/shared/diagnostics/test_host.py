@@ -176,6 +176,19 @@ def test_state_directory_without_locks_fails_with_the_remedy(checkup, tmp_path, 
     assert "local disk" in found.remedy and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("private", "verdict"), [(False, "fail"), (True, "ok")], ids=["coordinator", "agent"])
+def test_file_system_without_the_locks_of_sqlite_fails_for_a_coordinator(
+    checkup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool, verdict: str
+):
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    tmp_path.chmod(0o700)
+    check_state_dir(tmp_path, SPACE, checkup, private=private)
+    assert named(checkup, "state_dir").verdict == verdict
+
+
 def test_state_directory_in_memory_is_a_warning(checkup, memory_path):
     check_state_dir(memory_path, SPACE, checkup, private=False)
     kind = passing_mount(memory_path)
