@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.pki.issued_certificates import COORDINATOR, DEVICE, PASSWORD, Entry, Index, read_index
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
 from fedpatch.shared.errors import FedpatchError
@@ -75,16 +76,35 @@ def check_authority(settings: RunSettings, checkup: Checkup) -> None:
         checkup.fail("identities", *problem)
         return
     now = time.time()
-    endings = list(_endings(directory, index, now))
+    endings, beginnings = list(_endings(directory, index, now)), list(_beginnings(directory, index, now))
     devices = rows(index, now, DEVICE)
     revoked = sum(one.state == "revoked" for one in devices)
     text = f"the CA of fleet {index.fleet!r} knows {len(devices)} devices, {revoked} of them revoked"
-    if endings:
-        more = f" and {len(endings) - _SHOWN} more" if len(endings) > _SHOWN else ""
+    if beginnings:
+        clock = "set the clock (timedatectl); if it is right, it was ahead when they were made: make them anew"
+        remedy = f"{clock} (fedpatch ca init in another directory, ca coordinator, ca broker, device rotate ID)"
+        checkup.fail("identities", f"{text}; {_first(beginnings)}", remedy)
+    elif endings:
         remedy = "renew them: fedpatch device rotate ID, fedpatch ca coordinator, fedpatch ca broker, fedpatch ca renew"
-        checkup.warn("identities", f"{text}; {', '.join(endings[:_SHOWN])}{more}", remedy)
+        checkup.warn("identities", f"{text}; {_first(endings)}", remedy)
     else:
         checkup.good("identities", f"{text}; nothing of it expires within {WARN_DAYS} days")
+
+
+def _first(found: list[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(found[:_SHOWN])}{more}"
+
+
+def _beginnings(directory: Path, index: Index, now: float) -> Iterator[str]:
+    """Yield the CA and the holders whose last certificate is not yet valid, as of a clock that was ahead once."""
+    for one in certificates_of(directory / "ca.crt"):
+        if one.not_before > now:
+            yield f"the CA is not valid before {minute(one.not_before)}"
+    last = {(one.part, one.name): one for one in index.entries if not one.revoked_at and one.kind != PASSWORD}
+    for entry in last.values():
+        if entry.not_before > now:
+            yield f"{entry.part} {entry.name} is not valid before {minute(entry.not_before)}"
 
 
 def _endings(directory: Path, index: Index, now: float) -> Iterator[str]:

@@ -135,6 +135,20 @@ def test_the_coordinator_s_doctor_knows_what_ends_soon(house: Certified, tmp_pat
     assert damaged is not None and damaged.verdict == "fail" and "damaged" in damaged.detail
 
 
+def test_ca_and_certificates_of_a_clock_that_was_ahead_fail(house: Certified, tmp_path: Path):
+    house.device("pi-2", now=time.time() + 9 * DAY_S)
+    young = identities(run_settings(house))
+    assert young is not None and young.verdict == "fail" and "device pi-2 is not valid before 20" in young.detail
+    assert "set the clock" in young.remedy and "device rotate ID" in young.remedy
+    house.revoke("pi-2")
+    revoked = identities(run_settings(house))
+    assert revoked is not None and revoked.verdict == "ok"
+    ahead = Certified(tmp_path / "ahead", now=time.time() + 700 * DAY_S, ca_days=900)
+    ahead.open().close()
+    of_future = identities(run_settings(ahead))
+    assert of_future is not None and of_future.verdict == "fail" and "the CA is not valid before 20" in of_future.detail
+
+
 def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
     settings, now = run_settings(house), time.time()
     revocations = Revocations(house.directory, "kitchen")
