@@ -116,6 +116,17 @@ class TestAbsences:
             unsteady.append(number - back)
         assert unsteady == [PROBATION, 2 * PROBATION, 4 * PROBATION]
 
+    def test_first_failure_with_a_reason_counts_like_an_absence_for_the_time_after_the_next_one(self):
+        absences = Absences()
+        absences.note(1, [], ["a"], failed=["d"])
+        assert (absences.missed, set(absences.ever)) == ({}, {"d"})
+        absences.note(100, ["d"], ["a"])
+        absences.note(101, [], ["d"])
+        absences.note(101 + 2 * PROBATION - 1, [], [])
+        assert absences.unsteady == {"d"}
+        absences.note(101 + 2 * PROBATION, [], [])
+        assert absences.unsteady == set()
+
     def test_longest_time_for_which_a_device_is_unsteady_is_1024_rounds(self):
         absences = Absences()
         for number in range(1, 40, 2):
