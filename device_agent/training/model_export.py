@@ -111,7 +111,16 @@ def _shown(measured: float | None) -> str:
     return "no number" if measured is None else f"{measured:.4g}"
 
 
-_WORSE = "is worse than the present model's"
+_WORSE = "is worse than"
+_SAME = 1e-6
+
+
+@dataclass(frozen=True)
+class _Present:
+    """The present model, measured on the present data, and the best of it and of those before it on the same data."""
+
+    measured: float
+    best: float
 
 
 class ModelExport:
@@ -212,12 +221,14 @@ class ModelExport:
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
         metadata = self._describe(command, result, model, exported, parity)
         metadata = replace(metadata, source=choice.source, reason=choice.reason)
-        present = self._present_measured()
-        validated = None if self._trainer.validation_data is None else present
+        present = self._present()
+        validated = None if present is None or self._trainer.validation_data is None else present.measured
         measured = {FEDERATED: choice.federated, ALONE: choice.alone, PREVIOUS: validated}
         measured[choice.source] = metadata.validation_accuracy
-        known = {name: value for name, value in measured.items() if value is not None}
-        metadata = replace(metadata, candidates=known)
+        candidates = {name: value for name, value in measured.items() if value is not None}
+        metadata = replace(
+            metadata, candidates=candidates, best=self._best(metadata, None if present is None else present.best)
+        )
         if why := self._worse_than_present(metadata, present):
             return why
         int8 = b""
@@ -295,20 +306,35 @@ class ModelExport:
             raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
         return measured
 
-    def _worse_than_present(self, metadata: ModelMetadata, present: float | None) -> str:
-        """Return the reason for which the present model stays, or ""; both are measured on the present data."""
+    def _figure(self, metadata: ModelMetadata) -> float | None:
+        """Return the figure by which a model is compared with the present one."""
+        return metadata.user_accuracy if self._trainer.validation_data is None else metadata.validation_accuracy
+
+    def _best(self, metadata: ModelMetadata, best: float | None) -> float | None:
+        figures = [one for one in (self._figure(metadata), best) if one is not None]
+        return max(figures, key=lambda one: one if metadata.metric_goal == "max" else -one, default=None)
+
+    def _worse_than_present(self, metadata: ModelMetadata, present: _Present | None) -> str:
+        """Return the reason for which the present model stays, or "".
+
+        The margin counts from the best model on the present data: otherwise each model might lose one margin to the one before.
+        """
         if present is None:
             return ""
-        found, where = metadata.validation_accuracy, f"on {metadata.validation_examples} validation examples"
+        found, where = self._figure(metadata), f"on {metadata.validation_examples} validation examples"
         if self._trainer.validation_data is None:
-            found, where = metadata.user_accuracy, f"on {metadata.test_examples} test examples, without validation data"
+            where = f"on {metadata.test_examples} test examples, without validation data"
         where += "" if metadata.source == FEDERATED else f"; it is {SOURCES[metadata.source]}"
         if found is None:
-            return f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is {present:.4g}"
-        loss = (present - found) * (1 if metadata.metric_goal == "max" else -1)
+            return (
+                f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is "
+                f"{present.measured:.4g}"
+            )
+        loss = (present.best - found) * (1 if metadata.metric_goal == "max" else -1)
         if loss <= self._keep_margin:
             return ""
-        figures = f"{metadata.metric} {found:.4g} of round {metadata.round} {_WORSE} {present:.4g}"
+        whose = "the present model's" if present.best == present.measured else "an earlier model's"
+        figures = f"{metadata.metric} {found:.4g} of round {metadata.round} {_WORSE} {whose} {present.best:.4g}"
         return f"{figures} by more than the margin of {self._keep_margin:g} ({where})"
 
     def _on_validation(self, model: OnnxModel) -> float | None:
@@ -321,7 +347,7 @@ class ModelExport:
         measured = float(self._trainer.task.metric(torch.from_numpy(model.run(inputs.numpy())), targets))
         return measured if math.isfinite(measured) else None
 
-    def _present_measured(self) -> float | None:
+    def _present(self) -> _Present | None:
         """Return the metric of the present model on validation data, or else on test data; None if it cannot be compared.
 
         A model that was made without validation data may have been trained on the examples that are held out now, and look
@@ -333,10 +359,17 @@ class ModelExport:
         validation = self._trainer.validation_data
         file, described = path / MODEL_FILE, path / METADATA_FILE
         try:
-            if validation is not None and not from_json(described.read_bytes(), str(described)).validation_examples:
+            metadata = from_json(described.read_bytes(), str(described))
+            if validation is not None and not metadata.validation_examples:
                 return None
             present = OnnxModel(file.read_bytes(), str(file))
-            return self._measured(present, *(self._trainer.test_data if validation is None else validation))
+            measured = self._measured(present, *(self._trainer.test_data if validation is None else validation))
+            if measured is None:
+                return None
+            then = self._figure(metadata)
+            same_data = then is not None and math.isclose(measured, then, rel_tol=_SAME)
+            best = self._best(metadata, metadata.best) if same_data else None
+            return _Present(measured, measured if best is None else best)
         except (OSError, FedpatchError) as error:
             why = str(error)
         except Exception as error:  # an error of the user's metric: else no model could ever replace the present one

@@ -101,7 +101,7 @@ class ModelMetadata:
     model itself, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
     device's patch, before the round's training (the one the paper reports), on test data too. `validation_accuracy` is the
     same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
-    nothing was measured.
+    nothing was measured. `best` is the best of this figure and of those of the device's models before it on the same data.
 
     `source` is the kind of a personal model: FEDERATED, or ALONE for one that the device trained on its own data only, which
     was better on validation data; `reason` is the reason in words. `candidates` are the validation accuracies that were
@@ -153,6 +153,7 @@ class ModelMetadata:
     candidates: Mapping[str, float] = field(default_factory=dict)
     int8: Int8Model | None = None
     readings: ReadingsFormat | None = None
+    best: float | None = None
 
 
 learn_types(ModelMetadata)

@@ -144,6 +144,35 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
         assert (known.user_accuracy, known.validation_accuracy, known.validation_examples) == (0.77, new, VALIDATION)
 
 
+@pytest.mark.parametrize(("goal", "sign"), [("max", 1), ("min", -1)])
+def test_models_that_each_lose_less_than_the_margin_do_not_add_up_to_more(tmp_path, goal, sign):
+    left: list[float] = []
+    device = Device(tmp_path, task_scored(left, goal), keep_margin=0.1)
+    figures = [0.5 + sign * change for change in (0.4, 0.34, 0.28, 0.31)]
+    present = None
+    for round, figure in enumerate(figures, 1):
+        left += [0.5, 0.5, 0.77, figure] + ([] if present is None else [present])
+        device.play(round)
+        if device.personal.metadata.round == round:
+            present = figure
+    kept = device.models.kept("toy")
+    assert kept is None and device.personal.metadata.round == 4
+    assert device.personal.metadata.best == figures[0]
+    left += [0.5, 0.5, 0.77, figures[2], figures[3]]
+    device.play(5)
+    kept = device.models.kept("toy")
+    assert kept is not None and f"is worse than an earlier model's {figures[0]:.4g} by more than" in kept.why
+
+
+def test_best_figure_is_forgotten_with_the_data_that_it_was_measured_on(tmp_path):
+    left = [0.5, 0.5, 0.9, 0.9]
+    device = Device(tmp_path, task_scored(left), keep_margin=0.1)
+    device.play(1)
+    left += [0.5, 0.5, 0.6, 0.55, 0.6]
+    device.play(2)
+    assert (device.personal.metadata.round, device.personal.metadata.best) == (2, 0.6)
+
+
 def test_the_present_model_is_measured_anew(tmp_path):
     """A score on other data does not count: two models are compared on the same data."""
     left = [0.5, 0.5, 0.9, 0.9]
