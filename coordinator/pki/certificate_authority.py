@@ -3,7 +3,7 @@
     ca.key ca.crt ca.crl           the CA, and the list of revoked certificates
     index.json                     the authoritative record; with the CA's key, the rest can be made again from it
     broker/ coordinator/           a certificate and its key each
-    devices/ID/ watchers/NAME/     the certificate alone: its key is only in the bundle
+    devices/ID/ watchers/NAME/     the certificate alone: its key is only in the bundle, or on the device
 
 Everything is written with shared/app/files.py. A key is on the disk before its certificate, and the record before both.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from fedpatch.coordinator.pki.issued_certificates import (
     BROKER,
@@ -43,8 +43,10 @@ from fedpatch.coordinator.pki.x509 import (
     make_leaf,
     new_key,
     new_serial,
+    public_key_of,
     read_crl,
     read_issuer,
+    requested_key,
 )
 from fedpatch.shared.app.files import (
     OPEN_TO_OTHERS,
@@ -57,6 +59,9 @@ from fedpatch.shared.app.files import (
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.wire.topics import check_name
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 __all__ = ["BROKER", "CA_DAYS", "COORDINATOR", "DAYS", "DEVICE", "WATCHER", "Authority", "Issued"]
 
@@ -183,28 +188,47 @@ class Authority:
         Returns:
             The entry in the record, the certificate and its key.
         """
+        check_server_names(names)
+        self.check_free(part, name)
+        key = key or new_key()
+        entry, certificate = self._certify(part, name, public_key_of(key), now=now, days=days, names=names)
+        self._keep(part, name, certificate, key)
+        return Issued(entry, Pair(certificate, key))
+
+    def certify(self, part: str, name: str, request: bytes, *, now: float, days: int = DAYS) -> bytes:
+        """Issue a certificate for a key that its holder keeps; older certificates stay valid.
+
+        Args:
+            part: Kind of holder, for example DEVICE.
+            name: Name at the broker, also where the request has another one.
+            request: Certificate request (PKCS#10), as PEM.
+            now: Unix time, in seconds.
+            days: Validity.
+
+        Returns:
+            The certificate, as PEM.
+
+        Raises:
+            ValueError: The request cannot be used.
+        """
+        self.check_free(part, name)
+        _, certificate = self._certify(part, name, requested_key(request), now=now, days=days)
+        self._keep(part, name, certificate)
+        return certificate
+
+    def check_free(self, part: str, name: str) -> None:
+        """Raise UsageError where a name cannot be of this part, as another part has it or it is no name."""
         if part != BROKER:
             check_name(part, name)
-        check_server_names(names)
-        self._check_free(part, name)
-        if now >= self.ends:
-            raise UsageError(f"the CA of fleet {self.fleet!r} has expired; renew it with `fedpatch ca renew`")
-        key = key or new_key()
-        serial = self._new_serial()
-        period = Period(backdated(now), min(int(now) + days * DAY_S, self.ends))
-        entry = Entry(
-            serial=f"{serial:x}", part=part, name=name, not_before=period.not_before, not_after=period.not_after
-        )
-        self._note(self.index.with_entry(entry))
-        certificate = make_leaf(self._issuer, Subject(self.fleet, part, name), key, serial, period, names)
-        pair = Pair(certificate, key)
-        self._keep(part, name, pair)
-        return Issued(entry, pair)
+        others = {COORDINATOR, BROKER} - {part}
+        taken = next((one.part for one in self.index.entries if one.name == name and one.part != part), None)
+        taken = taken or (name if name in others else None)
+        if taken:
+            raise UsageError(f"{name!r} is the name of a {taken} at the broker; choose another for this {part}")
 
     def note_password(self, part: str, name: str) -> Entry:
         """Record that a user has a password; the password is not stored."""
-        check_name(part, name)
-        self._check_free(part, name)
+        self.check_free(part, name)
         entry = Entry(serial=f"{self._new_serial():x}", part=part, name=name, kind=PASSWORD)
         self._note(self.index.with_entry(entry))
         return entry
@@ -277,12 +301,26 @@ class Authority:
         if number < self.index.crl_number or number < 0 or (ends < self.ends and now < self.ends):
             self.write_crl(now)
 
-    def _check_free(self, part: str, name: str) -> None:
-        others = {COORDINATOR, BROKER} - {part}
-        taken = next((one.part for one in self.index.entries if one.name == name and one.part != part), None)
-        taken = taken or (name if name in others else None)
-        if taken:
-            raise UsageError(f"{name!r} is the name of a {taken} at the broker; choose another for this {part}")
+    def _certify(
+        self,
+        part: str,
+        name: str,
+        key: EllipticCurvePublicKey,
+        *,
+        now: float,
+        days: int,
+        names: Sequence[str] = (),
+    ) -> tuple[Entry, bytes]:
+        """Record a certificate, then make it."""
+        if now >= self.ends:
+            raise UsageError(f"the CA of fleet {self.fleet!r} has expired; renew it with `fedpatch ca renew`")
+        serial = self._new_serial()
+        period = Period(backdated(now), min(int(now) + days * DAY_S, self.ends))
+        entry = Entry(
+            serial=f"{serial:x}", part=part, name=name, not_before=period.not_before, not_after=period.not_after
+        )
+        self._note(self.index.with_entry(entry))
+        return entry, make_leaf(self._issuer, Subject(self.fleet, part, name), key, serial, period, names)
 
     def _new_serial(self) -> int:
         taken = self.index.serials()
@@ -294,14 +332,14 @@ class Authority:
         write_index(self.directory, index)
         self.index = index
 
-    def _keep(self, part: str, name: str, pair: Pair) -> None:
+    def _keep(self, part: str, name: str, certificate: bytes, key: bytes = b"") -> None:
         stem = _FILES.get(part, "client")
         place = self.place(part, name)
         with refusals_of(place):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         if part not in _FOLDERS:
-            self._write(place / f"{stem}.key", pair.key)
-        self._write(place / f"{stem}.crt", pair.certificate, mode=0o644)
+            self._write(place / f"{stem}.key", key)
+        self._write(place / f"{stem}.crt", certificate, mode=0o644)
 
     def _write(self, path: Path, data: bytes, mode: int = 0o600) -> None:
         with refusals_of(path):

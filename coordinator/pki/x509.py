@@ -17,7 +17,12 @@ try:
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        SECP256R1,
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+        generate_private_key,
+    )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ModuleNotFoundError as error:
     raise UsageError(
@@ -92,6 +97,30 @@ def check_key(pem: bytes) -> None:
     _key(pem)
 
 
+def public_key_of(pem: bytes) -> EllipticCurvePublicKey:
+    """Return the public key of a private one, as `check_key` accepts it; ValueError for any other."""
+    return _key(pem).public_key()
+
+
+def requested_key(pem: bytes) -> EllipticCurvePublicKey:
+    """Return the public key of a certificate request (PKCS#10, PEM). Names and extensions in it count for nothing.
+
+    Raises:
+        ValueError: It is damaged, its signature is not by that key, or the key is not over P-256.
+    """
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        key = request.public_key()
+        signed = request.is_signature_valid
+    except (UnsupportedAlgorithm, TypeError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
+        raise ValueError("its key is not one over P-256")
+    if not signed:
+        raise ValueError("its signature is not by its key")
+    return key
+
+
 def new_serial() -> int:
     """Return a serial number of 159 random bits (RFC 5280, 4.1.2.2)."""
     return x509.random_serial_number()
@@ -111,21 +140,26 @@ def make_ca(fleet: str, key: bytes, serial: int, period: Period) -> bytes:
     """
     private = _key(key)
     name = _name(Subject(fleet, "ca", f"fedpatch CA of {fleet}"))
-    builder = _builder(name, name, private, serial, period)
+    builder = _builder(name, name, private.public_key(), serial, period)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     return _pem(builder.sign(private, _SHA256))
 
 
 def make_leaf(
-    issuer: Issuer, subject: Subject, key: bytes, serial: int, period: Period, names: Sequence[str] = ()
+    issuer: Issuer,
+    subject: Subject,
+    key: EllipticCurvePublicKey,
+    serial: int,
+    period: Period,
+    names: Sequence[str] = (),
 ) -> bytes:
     """Create a certificate.
 
     Args:
         issuer: The CA.
         subject: The holder.
-        key: Its key, as PEM.
+        key: Its public key.
         serial: A serial number that the CA has not used.
         period: Validity; it is cut at the end of the CA's.
         names: Host names and addresses of a server. Empty for a client, whose name is the URI fedpatch://FLEET/PART/NAME:
@@ -134,9 +168,8 @@ def make_leaf(
     Returns:
         The certificate, as PEM.
     """
-    private = _key(key)
     ends = min(period.not_after, issuer.ends)
-    builder = _builder(_name(subject), issuer.certificate.subject, private, serial, Period(period.not_before, ends))
+    builder = _builder(_name(subject), issuer.certificate.subject, key, serial, Period(period.not_before, ends))
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
     uri = f"fedpatch://{subject.fleet}/{subject.part}/{subject.name}"
     alternatives = [_server_name(one) for one in names] or [x509.UniformResourceIdentifier(uri)]
@@ -210,12 +243,12 @@ def check_server_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, serial: int, period: Period
+    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, serial: int, period: Period
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).serial_number(serial)
     builder = builder.not_valid_before(_moment(period.not_before)).not_valid_after(_moment(period.not_after))
-    known_as = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return builder.public_key(key.public_key()).add_extension(known_as, critical=False)
+    known_as = x509.SubjectKeyIdentifier.from_public_key(key)
+    return builder.public_key(key).add_extension(known_as, critical=False)
 
 
 def _name(subject: Subject) -> x509.Name:

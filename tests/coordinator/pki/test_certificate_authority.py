@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
 from fedpatch.coordinator.pki.issued_certificates import read_index
@@ -85,6 +87,44 @@ def test_ca_does_not_keep_the_key_of_a_device(authority: Authority):
     issued = authority.issue(DEVICE, "pi-1", now=NOW)
     assert b"PRIVATE KEY" in issued.pair.key
     assert sorted(one.name for one in authority.place(DEVICE, "pi-1").iterdir()) == ["client.crt"]
+
+
+def certificate_request(key: CertificateIssuerPrivateKeyTypes, name: str = "") -> bytes:
+    """Return a certificate request (PKCS#10) by a key, as PEM."""
+    names = [x509.NameAttribute(x509.NameOID.COMMON_NAME, name)] if name else []
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(names))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_certificate_by_request_has_the_requested_key_and_the_name_that_the_ca_gives(authority: Authority):
+    key = ec.generate_private_key(ec.SECP256R1())
+    found = certificate(
+        authority.certify(DEVICE, "pi-1", certificate_request(key, name="pi-2"), now=NOW, days=30),
+    )
+    assert found.public_key() == key.public_key()
+    assert found.subject.rfc4514_string() == "CN=pi-1,OU=device,O=kitchen"
+    assert found.not_valid_after_utc.timestamp() == NOW + 30 * DAY_S
+    found.verify_directly_issued_by(certificate(authority.certificate))
+    assert authority.index.names(DEVICE) == ["pi-1"]
+    assert sorted(one.name for one in authority.place(DEVICE, "pi-1").iterdir()) == ["client.crt"]
+
+
+def test_request_with_another_kind_of_key_or_a_damaged_signature_is_refused_and_records_nothing(authority: Authority):
+    pem = certificate_request(ec.generate_private_key(ec.SECP256R1()))
+    der = bytearray(x509.load_pem_x509_csr(pem).public_bytes(serialization.Encoding.DER))
+    der[-1] ^= 1
+    changed = (
+        b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE REQUEST-----\n"
+    )
+    refused = {
+        "its key is not one over P-256": certificate_request(ec.generate_private_key(ec.SECP384R1())),
+        "its signature is not by its key": changed,
+        "PEM": authority.certificate,
+    }
+    for problem, request in refused.items():
+        with pytest.raises(ValueError, match=problem):
+            authority.certify(DEVICE, "pi-1", request, now=NOW)
+    assert authority.index.entries == ()
 
 
 def test_name_of_another_part_is_refused(authority: Authority):
