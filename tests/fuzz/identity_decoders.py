@@ -7,17 +7,28 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedpatch.coordinator.pki.certificate_authority import Authority
 from fedpatch.coordinator.pki.issued_certificates import Entry, Index, decode_index, encode_index
+from fedpatch.coordinator.pki.x509 import requested_key
 from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle
+from fedpatch.shared.config.enrolment_word import (
+    CertificateGiven,
+    decode_request,
+    decode_sealed,
+    encode_request,
+    keys_of,
+    seal_answer,
+)
 from fedpatch.shared.errors import DataError, StateError, WireError
 from fedpatch.shared.masking.revocation import read_revocations
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.mqtt.certificate import read_der, read_pem
 from tests.fuzz.decoders import Decoder
+from tests.support.certificate_requests import certificate_request
 
 
 def identity_decoders() -> Iterator[Decoder]:
@@ -27,6 +38,7 @@ def identity_decoders() -> Iterator[Decoder]:
     )
     bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker", ca="CA", certificate="C", key="K")
     yield Decoder("bundle", lambda data, _: decode_bundle(data, "it"), (DataError,), (encode_bundle(bundle),), "json")
+    yield from _messages_of_enrolment()
     der = _certificate()
     pem = ssl.DER_cert_to_PEM_cert(der).encode()
     yield Decoder("certificate", lambda data, _: read_der(data), (ValueError,), (der,))
@@ -36,6 +48,19 @@ def identity_decoders() -> Iterator[Decoder]:
     yield Decoder(
         "list of revoked certificates", lambda data, _: read_revocations(data, authorities), (WireError,), (crl,)
     )
+
+
+def _messages_of_enrolment() -> Iterator[Decoder]:
+    keys = keys_of("0" * 20)
+    answer = CertificateGiven(
+        request="0" * 64, fleet="kitchen", device="pi-1", broker="", broker_profile="", ca="CA", certificate="C"
+    )
+    asked = encode_request(keys, "-----BEGIN CERTIFICATE REQUEST-----")
+    yield Decoder("request by a word", lambda data, _: decode_request(data), (DataError,), (asked,), "json")
+    sealed = msgspec.json.encode(seal_answer(answer, keys.invitation, keys.answer))
+    yield Decoder("answer by a word", lambda data, _: decode_sealed(data), (DataError,), (sealed,), "json")
+    pem = certificate_request().encode()
+    yield Decoder("certificate request", lambda data, _: requested_key(data), (ValueError,), (pem,), "text")
 
 
 def _list() -> tuple[bytes, bytes]:

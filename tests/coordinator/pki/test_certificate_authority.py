@@ -11,12 +11,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
 from fedpatch.coordinator.pki.issued_certificates import read_index
 from fedpatch.coordinator.pki.x509 import names_of, new_key
 from fedpatch.shared.errors import StateError, StateUnreadable, UsageError
+from tests.support.certificate_requests import certificate_request
 from tests.support.failing_reads import FailingReads, reads
 
 __all__ = ["reads"]
@@ -89,17 +89,10 @@ def test_ca_does_not_keep_the_key_of_a_device(authority: Authority):
     assert sorted(one.name for one in authority.place(DEVICE, "pi-1").iterdir()) == ["client.crt"]
 
 
-def certificate_request(key: CertificateIssuerPrivateKeyTypes, name: str = "") -> bytes:
-    """Return a certificate request (PKCS#10) by a key, as PEM."""
-    names = [x509.NameAttribute(x509.NameOID.COMMON_NAME, name)] if name else []
-    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(names))
-    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
 def test_certificate_by_request_has_the_requested_key_and_the_name_that_the_ca_gives(authority: Authority):
     key = ec.generate_private_key(ec.SECP256R1())
     found = certificate(
-        authority.certify(DEVICE, "pi-1", certificate_request(key, name="pi-2"), now=NOW, days=30),
+        authority.certify(DEVICE, "pi-1", certificate_request(key, name="pi-2").encode(), now=NOW, days=30),
     )
     assert found.public_key() == key.public_key()
     assert found.subject.rfc4514_string() == "CN=pi-1,OU=device,O=kitchen"
@@ -110,14 +103,13 @@ def test_certificate_by_request_has_the_requested_key_and_the_name_that_the_ca_g
 
 
 def test_request_with_another_kind_of_key_or_a_damaged_signature_is_refused_and_records_nothing(authority: Authority):
-    pem = certificate_request(ec.generate_private_key(ec.SECP256R1()))
-    der = bytearray(x509.load_pem_x509_csr(pem).public_bytes(serialization.Encoding.DER))
+    der = bytearray(x509.load_pem_x509_csr(certificate_request().encode()).public_bytes(serialization.Encoding.DER))
     der[-1] ^= 1
     changed = (
         b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE REQUEST-----\n"
     )
     refused = {
-        "its key is not one over P-256": certificate_request(ec.generate_private_key(ec.SECP384R1())),
+        "its key is not one over P-256": certificate_request(ec.generate_private_key(ec.SECP384R1())).encode(),
         "its signature is not by its key": changed,
         "PEM": authority.certificate,
     }
