@@ -12,7 +12,7 @@ from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, refused, task
 @pytest.mark.medium
 @by_ansible
 def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
-    """Refused: capitals, the name of a relay, and a name that another device has by its settings or the inventory alone."""
+    """Refused: capitals, the names of relays and devices without ssh, and of another device by settings or inventory."""
     hosts = {
         "pi-1": {},
         "Pi-2": {},
@@ -22,13 +22,14 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
         "pi-6": {"device_agent_id": "pi-7"},
         "pi-7": {},
         "site-1": {},
+        "away": {},
     }
     variables: dict[str, Any] = {"device_agent_settings": {"data": "here"}, "fleet_program_dir": str(tmp_path / "none")}
-    variables["fleet_relays"] = ["site-1"]
+    variables |= {"fleet_relays": ["site-1"], "fleet_other_devices": ["away"]}
     play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
     done = played(tmp_path, fleet_of(hosts, **variables), play, "--check")
     refusals = refused(done)
-    assert set(refusals) == {"Pi-2", "pi-3", "pi-4", "pi-6", "pi-7", "site-1"}, done.stdout + done.stderr
+    assert set(refusals) == {"Pi-2", "pi-3", "pi-4", "pi-6", "pi-7", "site-1", "away"}, done.stdout + done.stderr
     assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name has 1 to 32 of a-z")
 
 
@@ -39,7 +40,9 @@ def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
     groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
     files = [str(ROLES / name / "main.yml") for name in ("fleet/defaults", "fleet/vars", "broker/defaults")]
+    away = tmp_path / "away.yml"
+    away.write_text("fleet_other_devices: [away]")
     tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
-    play = {"hosts": "broker", "vars_files": files, "tasks": tasks}
+    play = {"hosts": "broker", "vars_files": [*files, str(away)], "tasks": tasks}
     done = played(tmp_path, {"children": groups}, play)
-    assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr
+    assert '"msg": "kitchen-one two away"' in done.stdout, done.stdout + done.stderr
