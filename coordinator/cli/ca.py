@@ -95,8 +95,8 @@ def ca_directory(given: Path | None) -> Path:
     return (given or state_dir / CA_DIRECTORY).expanduser().absolute()
 
 
-def add_ca(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
+def add_ca(app: typer.Typer) -> typer.Typer:
+    """Add the commands to `app`, and return their group."""
     group = typer.Typer(
         cls=Group,
         no_args_is_help=True,
@@ -110,6 +110,7 @@ def add_ca(app: typer.Typer) -> None:
     _add_renew(group)
     _add_watcher(group)
     _add_lists(group)
+    return group
 
 
 def _add_init(group: typer.Typer) -> None:

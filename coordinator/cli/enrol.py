@@ -1,4 +1,4 @@
-"""The commands `fedpatch device add|rotate|revoke|list`."""
+"""The commands `fedpatch device add|rotate|revoke|list`; invite.py has those for enrolment with a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedpatch.coordinator.cli.ca import CaDir, Days, add_ca, ca_directory, tell_broker, tell_rules
+from fedpatch.coordinator.cli.invite import add_invitations, add_serve
 from fedpatch.coordinator.pki.issued_certificates import DAYS
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 
@@ -24,13 +25,14 @@ _Password = Annotated[bool, typer.Option("--password", help="Make a password ins
 
 def add_identities(app: typer.Typer) -> None:
     """Add the commands `ca` and `device` to `app`."""
-    add_ca(app)
+    add_serve(add_ca(app))
     group = typer.Typer(
-        cls=Group, no_args_is_help=True, help="Manage the identities of devices: add, rotate, revoke, list."
+        cls=Group, no_args_is_help=True, help="Manage the identities of devices: add or invite, rotate, revoke, list."
     )
     app.add_typer(group, name="device", epilog="Example: fedpatch device list")
     group.callback()(no_options)
     _add_bundles(group)
+    add_invitations(group)
     _add_revoke(group)
     _add_list(group)
 

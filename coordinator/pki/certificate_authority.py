@@ -4,6 +4,7 @@
     index.json                     the authoritative record; with the CA's key, the rest can be made again from it
     broker/ coordinator/           a certificate and its key each
     devices/ID/ watchers/NAME/     the certificate alone: its key is only in the bundle, or on the device
+    invitations/                   invited devices and their requests (invitations.py)
 
 Everything is written with shared/app/files.py. A key is on the disk before its certificate, and the record before both.
 """

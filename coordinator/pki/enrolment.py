@@ -58,7 +58,7 @@ def enrol(
             f"`fedpatch device revoke {device}` takes back what it has"
         )
     check_out(out)
-    _check_broker(broker, password)
+    check_broker(broker, password)
     profile = fitting_profile(parse_broker_url(broker).host) if broker else ""
     ca = authority.certificate.decode()
     bundle = Bundle(fleet=authority.fleet, device=device, broker=broker, broker_profile=profile, ca=ca)
@@ -225,6 +225,7 @@ def _give_password(authority: Authority, part: str, name: str) -> tuple[Entry, s
     return entry, words
 
 
-def _check_broker(broker: str, password: bool) -> None:
+def check_broker(broker: str, password: bool) -> None:
+    """Raise UsageError for a URL that a device could not use with its credentials, or that is none."""
     if broker and not parse_broker_url(broker).tls and not password:
         raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts://, or use --password")

@@ -89,11 +89,8 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     if not replace:
         _check_not_another(bundle, table, place, config)
     with refusals_of(place):
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        owner = place.parent.stat()
-        _give(place, owner)
+        owner = prepare(place)
         with acting_as(owner):
-            place.mkdir(exist_ok=True, mode=0o700)
             if bundle.ca:
                 _put(place / CA_NAME, bundle.ca.encode(), done)
             if own is not None:
@@ -107,6 +104,16 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
                 if not wanted:
                     (place / name).unlink(missing_ok=True)
     return done
+
+
+def prepare(place: Path) -> os.stat_result:
+    """Make the directory of the identity (mode 0700); return the owner of the state directory, who writes there."""
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = place.parent.stat()
+    _give(place, owner)
+    with acting_as(owner):
+        place.mkdir(exist_ok=True, mode=0o700)
+    return owner
 
 
 def _give(place: Path, owner: os.stat_result) -> None:

@@ -36,6 +36,7 @@ GUIDES: Mapping[str, str] = {
     "fedpatch check-task": "[the checks](../how-to/bring-your-task.md#check-it)",
     "fedpatch broker acl": "[brokers](../how-to/brokers.md)",
     "fedpatch ca init": "[security](../how-to/security.md)",
+    "fedpatch device invite": "[a device without ssh](../how-to/fleet.md#a-device-without-ssh)",
     "fedpatch device add": "[security](../how-to/security.md)",
     "fedpatch unit": "[service](../how-to/service.md#the-coordinator-as-a-service)",
     "fedpatch console": "[console](../how-to/console.md)",

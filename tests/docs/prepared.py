@@ -30,6 +30,7 @@ LEFT_TO_THE_READER = (
     (r"\bin HUB pi-", "in hub.local pi-"),
     (r"--host pi-1\b", "--host pi-7"),
     (r"\bAPPLICATION_USER\b", "nobody"),
+    (r"--from CONTROL_HOST\b", "--from localhost"),
 )
 
 # A broker with TLS, called broker.local, whose certificate all programs here trust.
@@ -177,6 +178,8 @@ BETWEEN = {
     ): "export READER_ROUNDS=2\nfedpatch devices drain pi-7 --reason away > /dev/null\n",
     ("docs/reference/cli.md", "fedpatch watch --broker"): KITCHEN,
     ("docs/reference/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
+    ("docs/reference/cli.md", "fedpatch device approve"): "fedpatch-agent enrol --from localhost --word WORD "
+    "--config asked.toml --state-dir asked\n",
     ("docs/reference/cli.md", "fedpatch-agent backup"): "(umask 077; echo word > passphrase)\n"
     "echo 'broker = \"mqtts://broker.local\"' > bus.toml\n",
     ("docs/reference/cli.md", "fedpatch-agent restore"): f"{END_AGENT}rm -r fedpatch-agent-state\n",
@@ -187,6 +190,8 @@ BETWEEN = {
     ("docs/reference/cli.md", "fedpatch simulate paper"): PROJECT,
     ("docs/reference/cli.md", "fedpatch simulate fleet"): PAGE,
     ("docs/how-to/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
+    ("docs/how-to/fleet.md", "export FEDPATCH_CA_DIR"): "fedpatch ca init --fleet kitchen "
+    "--ca-dir ~/.local/share/fedpatch/kitchen/ca\n",
     ("docs/how-to/fleet.md", "../.venv/bin/ansible-vault decrypt"): BACKUP,
     ("docs/how-to/security.md", "fedpatch-agent doctor"): INSTALLED,
     ("docs/how-to/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",

@@ -75,6 +75,8 @@ fedpatch() {
         "watch "*--once* ) ours fedpatch "$@" ;;
         "watch "* | watch) watching "$@" ;;
         "console "*) stopped console.log "console: http" fedpatch "$@" ;;
+        "ca serve"*) serving serve.log 8885 ours fedpatch "$@" ;;
+        "device invite "*) ours fedpatch "$@" > word; cat word ;;
         "metrics "*--serve*) stopped metrics.log "last metrics of run" fedpatch "$@" ;;
         "broker --port "*) serving broker.log "$3" ours fedpatch "$@" ;;
         *) ours fedpatch "$@" ;;
@@ -103,6 +105,10 @@ agent() {
             await ready "$place" $! ;;
         "bus "*) stopped bus.log "connected to the broker" fedpatch-agent "$@" ;;
         "status"*) ours fedpatch-agent "$@" || [ $? = 1 ] ;;  # 1: of an agent that does not run
+        "enrol --from "*)  # ends after the approval, which is on a later line
+            : > enrol.log
+            ours fedpatch-agent "${@/#WORD/$(cat word)}" >> enrol.log 2>&1 &
+            await logged enrol.log "waiting for the operator's approval" $! ;;
         *) ours fedpatch-agent "$@" ;;
     esac
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 from cryptography import x509
 
 from fedpatch.coordinator.pki.certificate_authority import COORDINATOR, DEVICE, Authority
+from fedpatch.coordinator.pki.invitations import InvitationStore, approve, invite
 from fedpatch.coordinator.pki.issued_certificates import read_index
+from fedpatch.shared.config.enrolment_word import CertificateGiven, decode_request, encode_request, keys_of
+from tests.support.certificate_requests import certificate_request
 
 NOW = 1_800_000_000
 Kills = Callable[[Callable[[Authority], object], int], Iterator[tuple[Path, bool]]]
@@ -112,3 +116,26 @@ def test_ca_init_completes_a_killed_ca_init(monkeypatch: pytest.MonkeyPatch, tmp
         assert crl(place) == set()
         if not killed:
             return
+
+
+def test_approval_after_a_kill_gives_the_device_one_certificate(kills: Kills):
+    request = certificate_request()
+
+    def ask_and_approve(authority: Authority) -> None:
+        keys = keys_of(invite(authority, "pi-2", now=NOW, broker="", days=9, hours=1))
+        InvitationStore(authority.directory).take(decode_request(encode_request(keys, request)), "192.0.2.7", NOW)
+        approve(authority, "pi-2", NOW)
+
+    for place, killed in kills(ask_and_approve, 4):
+        invitations = InvitationStore(place)
+        [*asked] = (one for one in invitations.rows(NOW) if one.state in ("asks", "approved"))
+        assert asked or killed
+        with Authority.open(place, now=NOW + 2) as again:
+            for one in asked:
+                approve(again, one.device, NOW)
+                sealed = invitations.answer(invitations.of("pi-2").name)
+                assert sealed is not None
+                given = CertificateGiven(**json.loads(sealed.answer))
+                serial = x509.load_pem_x509_certificate(given.certificate.encode()).serial_number
+                current = again.index.current(DEVICE, "pi-2")
+                assert current is not None and current.serial == f"{serial:x}"

@@ -1,0 +1,195 @@
+"""HTTP server of `fedpatch ca serve`: takes the requests of invited devices, and hands out what the operator approved.
+
+It reads and writes files of invitations only, never the CA's key. Clients are served one after the other, each within a time
+limit, so strangers cost no memory. They can delay a device, which repeats its request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
+
+import msgspec
+
+from fedpatch.coordinator.pki.invitations import DIRECTORY, InvitationStore
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.app.formatting import minute
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.config.enrolment_word import (
+    ENDED,
+    ISSUED,
+    MAX_REQUEST_BYTES,
+    PATH,
+    TOO_MANY,
+    UNKNOWN,
+    USED,
+    WAITING,
+    SealedAnswer,
+    code_to_compare,
+    decode_request,
+)
+from fedpatch.shared.config.listen_address import Address
+from fedpatch.shared.errors import DataError, StateError, UsageError
+from fedpatch.shared.token_bucket import TokenBucket
+
+_CLIENT_LIMIT_S = 3.0
+_WRONG_TRIES, _TRIES_PER_S = 10.0, 0.1
+_MAX_ADDRESSES = 1000
+_HELD = "another `fedpatch ca serve` serves this CA; end it first"
+_STATUS = {WAITING: 202, ISSUED: 200, UNKNOWN: 403, ENDED: 410, USED: 409, TOO_MANY: 429}
+
+_log = logging.getLogger("fedpatch.enrolment")
+
+
+class WrongTries:
+    """Limit of the requests with a wrong word from one address: ten at once, then one in ten seconds."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def allows(self, address: str, now: float) -> bool:
+        """Return whether a request of this address may be checked at `now`, in monotonic seconds."""
+        bucket = self._buckets.get(address)
+        return bucket is None or not bucket.wait_s(1.0, now)
+
+    def count(self, address: str, now: float) -> None:
+        """Count a wrong word. The address that has waited longest is forgotten where there are too many."""
+        bucket = self._buckets.pop(address, None) or TokenBucket(_TRIES_PER_S, _WRONG_TRIES, _WRONG_TRIES, now)
+        bucket.owe(1.0, now)
+        self._buckets[address] = bucket
+        if len(self._buckets) > _MAX_ADDRESSES:
+            del self._buckets[next(iter(self._buckets))]
+
+
+class EnrolmentServer:
+    """Serves the invitations of a CA at http://HOST:PORT/enrol, in the thread that calls `serve`.
+
+    Args:
+        address: Address to listen on; port 0 takes a free one.
+        ca_directory: Directory of the CA.
+        tell: Is called with a line for the operator when a device asks for the first time.
+
+    Raises:
+        UsageError: The address is not available, or another process serves this CA.
+    """
+
+    def __init__(self, address: Address, ca_directory: Path, tell: Callable[[str], None]) -> None:
+        place = ca_directory / DIRECTORY
+        with refusals_of(place):
+            place.mkdir(exist_ok=True, mode=0o700)
+            self._lock = FileLock(place / "lock", _HELD)
+        invitations, tries = InvitationStore(ca_directory), WrongTries()
+
+        class Handler(_EnrolmentHandler):
+            replies = staticmethod(lambda data, sender: _reply(invitations, tries, data, sender, tell))
+
+        class Server(socketserver.TCPServer):
+            address_family = AF_INET6 if ":" in address.host else AF_INET
+            allow_reuse_address = True
+            request_queue_size = 128  # a fleet's devices may all wait for their approval
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Ignore a client that disconnects."""
+                _log.debug("%s", client_address, exc_info=True)
+
+        try:
+            self._server = Server((address.host, address.port), Handler)
+        except OSError as error:
+            self._lock.release()
+            raise UsageError(f"{address}: {error.strerror or error}; name another address with --listen") from error
+        self.address = Address(address.host, self._server.server_address[1])
+
+    def serve(self) -> None:
+        """Serve until `stop` is called in another thread, or a signal raises."""
+        try:
+            self._server.serve_forever(poll_interval=0.1)
+        finally:
+            self._server.server_close()
+            self._lock.release()
+
+    def stop(self) -> None:
+        """End `serve`."""
+        self._server.shutdown()
+
+
+def _reply(
+    invitations: InvitationStore, tries: WrongTries, data: bytes, sender: str, tell: Callable[[str], None]
+) -> SealedAnswer:
+    """Return the reply to a request. Raises DataError where it is none, StateError where a file cannot be used."""
+    if not tries.allows(sender, time.monotonic()):
+        return SealedAnswer(state=TOO_MANY)
+    asked = decode_request(data)
+    is_new = invitations.received(asked.invitation) is None
+    reply = invitations.take(asked, sender, time.time())
+    if reply.state == UNKNOWN:
+        tries.count(sender, time.monotonic())
+    elif is_new and reply.state == WAITING:
+        tell(_line(invitations, asked.invitation))
+    return reply
+
+
+def _line(invitations: InvitationStore, name: str) -> str:
+    invitation, received = invitations.named(name), invitations.received(name)
+    assert invitation is not None and received is not None
+    code = code_to_compare(received.request)
+    return f"{minute(received.at)} {invitation.device} asks from {received.address} with the code {code}"
+
+
+class _EnrolmentHandler(BaseHTTPRequestHandler):
+    """Serves one request."""
+
+    replies: Callable[[bytes, str], SealedAnswer]
+    timeout = _CLIENT_LIMIT_S
+    server_version = "fedpatch"
+    sys_version = ""
+
+    def setup(self) -> None:
+        """Limit the time of a client, also of one that sends byte by byte, since the next one waits."""
+        super().setup()
+        self._limit = threading.Timer(self.timeout, _hang_up, (self.connection,))
+        self._limit.daemon = True
+        self._limit.start()
+
+    def finish(self) -> None:
+        """End the time limit."""
+        self._limit.cancel()
+        super().finish()
+
+    def do_POST(self) -> None:
+        """Answer a device."""
+        length = self.headers.get("Content-Length", "")
+        if self.path != PATH or not length.isdecimal() or len(length) > 6 or int(length) > MAX_REQUEST_BYTES:
+            self._send(400, b"")
+            return
+        try:
+            reply = self.replies(self.rfile.read(int(length)), self.client_address[0])
+        except DataError as error:
+            _log.debug("%s: %s", self.client_address[0], error)
+            self._send(400, b"")
+        except StateError as error:
+            _log.error("%s", error)
+            self._send(503, b"")
+        else:
+            self._send(_STATUS[reply.state], msgspec.json.encode(reply))
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log no requests: the operator gets one line for each device that asks."""
+
+
+def _hang_up(connection: socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(SHUT_RDWR)

@@ -1,0 +1,112 @@
+"""The HTTP server of `fedpatch ca serve`, with clients that mean no good."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fedpatch.coordinator.pki.certificate_authority import Authority
+from fedpatch.coordinator.pki.enrolment_server import EnrolmentServer, WrongTries
+from fedpatch.coordinator.pki.invitations import InvitationStore
+from fedpatch.shared.config.enrolment_word import (
+    MAX_REQUEST_BYTES,
+    PATH,
+    decode_sealed,
+    encode_request,
+    keys_of,
+    new_word,
+)
+from fedpatch.shared.errors import UsageError
+from tests.support.certificate_requests import certificate_request
+from tests.support.served_authority import ANYWHERE, ServedAuthority
+
+
+@pytest.fixture
+def served(memory_path: Path) -> Iterator[ServedAuthority]:
+    with ServedAuthority(memory_path / "ca") as served:
+        yield served
+
+
+def test_device_waits_until_the_operator_approves_and_the_operator_is_told_once(served: ServedAuthority):
+    word = served.invite("pi-1")
+    body = encode_request(keys_of(word), certificate_request())
+    assert [served.post(body) for _ in range(2)] == [202, 202]
+    code = served.approve("pi-1")
+    assert served.post(body) == 200 and decode_sealed(served.body).state == "issued"
+    [line] = served.told
+    assert line.endswith(f"pi-1 asks from 127.0.0.1 with the code {code}")
+    assert served.post(encode_request(keys_of(word), certificate_request())) == 409
+
+
+def test_address_with_too_many_wrong_words_is_not_checked_and_right_words_do_not_count(served: ServedAuthority):
+    right = encode_request(keys_of(served.invite("pi-1")), certificate_request())
+    assert {served.post(right) for _ in range(20)} == {202}
+    statuses = [served.post(encode_request(keys_of(new_word()), certificate_request())) for _ in range(11)]
+    assert statuses == [403] * 10 + [429]
+    assert served.post(right) == 429
+
+
+def test_wrong_tries_of_an_address_come_back_with_time_and_are_not_those_of_another():
+    tries = WrongTries()
+    for _ in range(10):
+        assert tries.allows("192.0.2.7", 0.0)
+        tries.count("192.0.2.7", 0.0)
+    assert not tries.allows("192.0.2.7", 9.0) and tries.allows("192.0.2.8", 0.0)
+    assert tries.allows("192.0.2.7", 10.0)
+
+
+def test_wrong_tries_are_remembered_of_a_thousand_addresses_at_most():
+    tries = WrongTries()
+    for number in range(1001):
+        for _ in range(10):
+            tries.count(str(number), 0.0)
+    assert [tries.allows(str(number), 0.0) for number in (0, 1, 1000)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "length"),
+    [
+        (b"", PATH, ""),
+        (b"{}", PATH, ""),
+        (b"", "/", ""),
+        (b"", f"{PATH}/../ca.key", ""),
+        (b"", PATH, str(MAX_REQUEST_BYTES + 1)),
+        (b"", PATH, "0" * 5000),
+        (b"", PATH, "-1"),
+    ],
+)
+def test_request_that_is_none_is_refused(served: ServedAuthority, body: bytes, path: str, length: str):
+    assert (served.post(body, path, length), served.body) == (400, b"")
+    assert InvitationStore(served.directory).rows(time.time()) == [] and served.told == []
+
+
+@pytest.mark.medium
+def test_client_that_sends_nothing_is_cut_off_and_the_next_one_is_served(served: ServedAuthority):
+    with socket.create_connection((served.server.address.host, served.server.address.port)) as silent:
+        assert served.post(encode_request(keys_of(new_word()), certificate_request())) == 403
+        assert silent.recv(1) == b""
+
+
+def test_damaged_invitation_is_answered_with_503_and_stays_unanswered(served: ServedAuthority):
+    body = encode_request(keys_of(served.invite("pi-1")), certificate_request())
+    [path] = (served.directory / "invitations").glob("*.json")
+    path.write_bytes(msgspec.json.encode({}))
+    assert served.post(body) == 503
+
+
+def test_second_server_of_a_ca_is_refused(served: ServedAuthority):
+    with pytest.raises(UsageError, match="another `fedpatch ca serve` serves this CA"):
+        EnrolmentServer(ANYWHERE, served.directory, served.told.append)
+
+
+def test_address_in_use_is_refused_with_the_option_that_names_another(served: ServedAuthority, memory_path: Path):
+    Authority.create(memory_path / "other", "garden", now=time.time()).close()
+    with pytest.raises(
+        UsageError, match=r"127\.0\.0\.1:\d+: Address already in use; name another address with --listen"
+    ):
+        EnrolmentServer(served.server.address, memory_path / "other", served.told.append)
