@@ -16,6 +16,7 @@ from pathlib import Path
 from fedpatch.device_agent.cli.acting_as import acting_as
 from fedpatch.device_agent.cli.bundle_installation import DIRECTORY, Enrolled, install, prepare
 from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.config.enrolment_bundle import Bundle
 from fedpatch.shared.config.enrolment_word import (
     ENDED,
@@ -51,7 +52,8 @@ _REFUSALS = {
 
 def server_address(text: str) -> Address:
     """Return the address HOST or HOST:PORT of `fedpatch ca serve`; UsageError for anything else."""
-    return parse_address(text if ":" in text else f"{text}:{PORT}")
+    has_port = ":" in text.rpartition("]")[2]  # an IPv6 address has colons in its brackets
+    return parse_address(text if has_port else f"{text}:{PORT}")
 
 
 def enrol_by_word(
@@ -133,8 +135,8 @@ def _wait(address: Address, keys: WordKeys, request: str, tell: Callable[[str], 
         try:
             status, data = _post(address, body)
         except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: no host can have this name
-            problem = getattr(error, "strerror", None) or error
-            state = f"{address} does not answer ({problem}); asking again until it does"
+            problem = getattr(error, "strerror", None) or str(error)  # with the first line of an answer that is no HTTP
+            state = f"{address} does not answer ({printable(problem)}); asking again until it does"
         else:
             if status == http.client.OK:
                 return _opened(data, keys, request, address)

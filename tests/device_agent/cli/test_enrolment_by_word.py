@@ -97,7 +97,14 @@ def lying(reply: Callable[[bytes], tuple[int, bytes]]) -> Iterator[Address]:
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as address:
+        yield address
+
+
+@contextmanager
+def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[Address]:
+    """Serve each connection by `handler`."""
+    with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
@@ -272,6 +279,23 @@ def test_device_asks_on_until_the_server_is_there(served: ServedAuthority, devic
         later[0].__exit__()
 
 
+def test_answer_that_is_no_http_controls_no_terminal(device: Device):
+    """The status line of a stranger's server is printed on the terminal of root."""
+
+    class Stranger(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(b"\x1b[2J\x9bred\x07\r\n\r\n")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    device.on["does not answer"] = interrupt
+    with serving(Stranger) as address, pytest.raises(KeyboardInterrupt):
+        device.enrol(address, new_word())
+    assert "[2J" in device.told[-1] and device.told[-1].isprintable()
+
+
 def test_damaged_file_of_the_request_is_named(served: ServedAuthority, device: Device):
     path = device.state_dir / "identity" / "request.pem"
     path.parent.mkdir(parents=True)
@@ -283,6 +307,8 @@ def test_damaged_file_of_the_request_is_named(served: ServedAuthority, device: D
 def test_address_has_the_usual_port_unless_it_names_one():
     assert server_address("hub.local") == Address("hub.local", 8885)
     assert server_address("hub.local:99") == parse_address("hub.local:99")
+    assert server_address("[fd00::1]") == Address("fd00::1", 8885)
+    assert server_address("[fd00::1]:99") == Address("fd00::1", 99)
     with pytest.raises(UsageError, match="is no HOST:PORT"):
         server_address("http://hub.local:8885")
 
