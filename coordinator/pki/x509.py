@@ -112,7 +112,7 @@ def requested_key(pem: bytes) -> EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(pem)
         key = request.public_key()
         signed = request.is_signature_valid
-    except (UnsupportedAlgorithm, TypeError) as error:
+    except (UnsupportedAlgorithm, TypeError, x509.InvalidVersion) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
         raise ValueError("its key is not one over P-256")

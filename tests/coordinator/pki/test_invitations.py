@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedpatch.coordinator.pki.certificate_authority import COORDINATOR, DEVICE, Authority
 from fedpatch.coordinator.pki.invitations import InvitationStore, RequestRow, approve, invite
@@ -50,6 +52,13 @@ def invited(authority: Authority, device: str = "pi-1", broker: str = "mqtts://b
 
 def asked_with(word: str, request: str = "") -> CertificateAsked:
     return decode_request(encode_request(keys_of(word), request or certificate_request()))
+
+
+def of_a_later_version(request: str) -> str:
+    """Return a certificate request whose version (RFC 2986, 4.1) does not exist."""
+    der = x509.load_pem_x509_csr(request.encode()).public_bytes(Encoding.DER)
+    changed = der.replace(b"\x02\x01\x00", b"\x02\x01\x01", 1)
+    return ssl.DER_cert_to_PEM_cert(changed).replace("CERTIFICATE-", "CERTIFICATE REQUEST-")
 
 
 def state_of(invitations: InvitationStore, asked: CertificateAsked, now: float = NOW) -> str:
@@ -150,7 +159,8 @@ def test_request_whose_word_has_ended_cannot_be_approved(authority: Authority, i
 
 def test_request_that_the_ca_could_not_use_makes_nothing_pending(authority: Authority, invitations: InvitationStore):
     word = invited(authority)
-    for request in ("no PEM", certificate_request(ec.generate_private_key(ec.SECP384R1()))):
+    of_another_curve = certificate_request(ec.generate_private_key(ec.SECP384R1()))
+    for request in ("no PEM", of_another_curve, of_a_later_version(certificate_request())):
         with pytest.raises(DataError, match="the certificate request cannot be used"):
             invitations.take(asked_with(word, request), "192.0.2.7", NOW)
     assert row_of(invitations).state == "invited"
