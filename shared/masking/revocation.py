@@ -77,7 +77,14 @@ def read_revocations(der: bytes, authorities: Authorities) -> RevocationList:
         if len(serials) < len(found):
             raise WireError("an entry of the revocation list has an extension that fedpatch does not know")
         ends = found.next_update_utc.timestamp()
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+        OverflowError,
+    ) as error:
         raise WireError(f"the revocation list cannot be read: {error}") from None
     if not authority:
         raise WireError("the revocation list is not of the CA of this fleet")
