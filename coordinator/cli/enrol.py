@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from fedpatch.coordinator.cli.ca import CaDir, Days, add_ca, ca_directory, tell_
 from fedpatch.coordinator.cli.invite import add_invitations, add_serve
 from fedpatch.coordinator.pki.issued_certificates import DAYS
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
+
+if TYPE_CHECKING:
+    from fedpatch.coordinator.pki.certificate_authority import Authority
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Bundle to write, mode 0600; default: ID.bundle.")]
@@ -81,6 +84,7 @@ def _write(
     directory = ca_directory(ca_dir)
     with opened(directory) as authority:
         enrol(authority, device, path, broker=broker, days=days, password=password, renewal=renewal)
+        _end_invitation(authority, device)
     say(f"{path} holds the identity of {device}; on the device: fedpatch-agent enrol {path.name}, then delete it")
     if password:
         say(f"give {password_file(directory)} to the broker: systemctl reload mosquitto")
@@ -99,7 +103,7 @@ def _add_revoke(group: typer.Typer) -> None:
         ] = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Revoke the certificates and passwords of a device.
+        """Revoke the certificates and passwords of a device, and end its invitation.
 
         A running coordinator excludes it within seconds, the broker after `systemctl reload mosquitto`; an open
         connection ends at the broker's next restart.
@@ -113,6 +117,16 @@ def _add_revoke(group: typer.Typer) -> None:
             what = "1 certificate or password" if len(taken) == 1 else f"{len(taken)} certificates or passwords"
             say(f"revoked {what} of {device}" if taken else f"nothing of {device} was left to revoke")
             tell_broker(authority)
+            if not old:
+                _end_invitation(authority, device)
+
+
+def _end_invitation(authority: Authority, device: str) -> None:
+    """End the invitation of a device, since its holder could still ask for a certificate with its word."""
+    from fedpatch.coordinator.pki.invitations import InvitationStore
+
+    if InvitationStore(authority.directory).end_of(device):
+        say(f"the invitation of {device} has ended")
 
 
 def _add_list(group: typer.Typer) -> None:

@@ -225,6 +225,13 @@ class InvitationStore:
             for kind in (_INVITATION, _REQUEST, _ANSWER):
                 self._path(invitation.name, kind).unlink(missing_ok=True)
 
+    def end_of(self, device: str) -> bool:
+        """Delete the invitation of a device, as `end` does; return whether it had one."""
+        found = [one for one in self.all() if one.device == device]
+        for one in found:
+            self.end(one)
+        return bool(found)
+
     def take(self, asked: CertificateAsked, address: str, now: float) -> SealedAnswer:
         """Return the reply to a request, which is kept if it is the first one with its word.
 

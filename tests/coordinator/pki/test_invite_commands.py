@@ -67,6 +67,32 @@ def test_several_devices_are_approved_or_refused_at_once(fedpatch: Program):
     assert missing.code == 2 and "'pi-2' is not invited" in missing.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("add", "pi-1", "--out", "other.bundle"), ("rotate", "pi-1", "--out", "other.bundle"), ("revoke", "pi-1")],
+)
+def test_device_that_gets_a_bundle_or_is_revoked_has_no_invitation_any_more(
+    fedpatch: Program, command: tuple[str, ...]
+):
+    if renews := command[0] != "add":
+        well(fedpatch("device", "add", "pi-1"))
+    ask(well(fedpatch("device", "invite", "pi-1", *["--renew"] * renews)).out)
+    ask(well(fedpatch("device", "invite", "pi-2")).out)
+    done = well(fedpatch("device", *command))
+    assert "the invitation of pi-1 has ended" in done.err
+    assert [name for name, _, _ in requests(fedpatch)] == ["pi-2"]
+    refused = fedpatch("device", "approve", "pi-1")
+    assert refused.code == 2 and "'pi-1' is not invited" in refused.err
+
+
+def test_new_invitation_stays_where_only_old_certificates_are_revoked(fedpatch: Program):
+    well(fedpatch("device", "add", "pi-1"))
+    ask(well(fedpatch("device", "invite", "pi-1", "--renew")).out)
+    well(fedpatch("device", "approve", "pi-1"))
+    well(fedpatch("device", "revoke", "pi-1", "--old"))
+    assert [state for _, state, _ in requests(fedpatch)] == ["approved"]
+
+
 def test_commands_without_a_ca_are_refused(fedpatch: Program, tmp_path: Path):
     for words in (("device", "invite", "pi-1"), ("device", "requests"), ("device", "approve", "pi-1"), ("ca", "serve")):
         refused = fedpatch(*words, "--ca-dir", tmp_path / "none")
