@@ -1,7 +1,8 @@
 """HTTP server of `fedpatch ca serve`: takes the requests of invited devices, and hands out what the operator approved.
 
 It reads and writes files of invitations only, never the CA's key. Clients are served one after the other, each within a time
-limit, so strangers cost no memory. They can delay a device, which repeats its request.
+limit, so strangers cost no memory. While a few of them connect and send nothing, devices get no answer and repeat their
+request.
 """
 
 from __future__ import annotations

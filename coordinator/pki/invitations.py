@@ -1,6 +1,6 @@
 """Invitations: a device asks for its certificate with a one-time word, and the operator approves.
 
-    invitations/NAME.json       the device that was invited, and the keys of its word; never the word
+    invitations/NAME.json       the device that was invited, and the keys of its word: as good as the word until it ends
     invitations/NAME.request    the first request that was made with the word
     invitations/NAME.answer     the certificate, once it is approved
 
