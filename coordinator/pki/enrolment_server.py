@@ -28,7 +28,6 @@ from fedpatch.shared.config.enrolment_word import (
     ISSUED,
     MAX_REQUEST_BYTES,
     PATH,
-    TOO_MANY,
     UNKNOWN,
     USED,
     WAITING,
@@ -38,35 +37,12 @@ from fedpatch.shared.config.enrolment_word import (
 )
 from fedpatch.shared.config.listen_address import Address
 from fedpatch.shared.errors import DataError, StateError, UsageError
-from fedpatch.shared.token_bucket import TokenBucket
 
 _CLIENT_LIMIT_S = 3.0
-_WRONG_TRIES, _TRIES_PER_S = 10.0, 0.1
-_MAX_ADDRESSES = 1000
 _HELD = "another `fedpatch ca serve` serves this CA; end it first"
-_STATUS = {WAITING: 202, ISSUED: 200, UNKNOWN: 403, ENDED: 410, USED: 409, TOO_MANY: 429}
+_STATUS = {WAITING: 202, ISSUED: 200, UNKNOWN: 403, ENDED: 410, USED: 409}
 
 _log = logging.getLogger("fedpatch.enrolment")
-
-
-class WrongTries:
-    """Limit of the requests with a wrong word from one address: ten at once, then one in ten seconds."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[str, TokenBucket] = {}
-
-    def allows(self, address: str, now: float) -> bool:
-        """Return whether a request of this address may be checked at `now`, in monotonic seconds."""
-        bucket = self._buckets.get(address)
-        return bucket is None or not bucket.wait_s(1.0, now)
-
-    def count(self, address: str, now: float) -> None:
-        """Count a wrong word. The address that has waited longest is forgotten where there are too many."""
-        bucket = self._buckets.pop(address, None) or TokenBucket(_TRIES_PER_S, _WRONG_TRIES, _WRONG_TRIES, now)
-        bucket.owe(1.0, now)
-        self._buckets[address] = bucket
-        if len(self._buckets) > _MAX_ADDRESSES:
-            del self._buckets[next(iter(self._buckets))]
 
 
 class EnrolmentServer:
@@ -86,10 +62,10 @@ class EnrolmentServer:
         with refusals_of(place):
             place.mkdir(exist_ok=True, mode=0o700)
             self._lock = FileLock(place / "lock", _HELD)
-        invitations, tries = InvitationStore(ca_directory), WrongTries()
+        invitations = InvitationStore(ca_directory)
 
         class Handler(_EnrolmentHandler):
-            replies = staticmethod(lambda data, sender: _reply(invitations, tries, data, sender, tell))
+            replies = staticmethod(lambda data, sender: _reply(invitations, data, sender, tell))
 
         class Server(socketserver.TCPServer):
             address_family = AF_INET6 if ":" in address.host else AF_INET
@@ -120,18 +96,12 @@ class EnrolmentServer:
         self._server.shutdown()
 
 
-def _reply(
-    invitations: InvitationStore, tries: WrongTries, data: bytes, sender: str, tell: Callable[[str], None]
-) -> SealedAnswer:
+def _reply(invitations: InvitationStore, data: bytes, sender: str, tell: Callable[[str], None]) -> SealedAnswer:
     """Return the reply to a request. Raises DataError where it is none, StateError where a file cannot be used."""
-    if not tries.allows(sender, time.monotonic()):
-        return SealedAnswer(state=TOO_MANY)
     asked = decode_request(data)
     is_new = invitations.received(asked.invitation) is None
     reply = invitations.take(asked, sender, time.time())
-    if reply.state == UNKNOWN:
-        tries.count(sender, time.monotonic())
-    elif is_new and reply.state == WAITING:
+    if is_new and reply.state == WAITING:
         tell(_line(invitations, asked.invitation))
     return reply
 

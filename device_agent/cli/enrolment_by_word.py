@@ -25,6 +25,7 @@ from fedpatch.shared.config.enrolment_word import (
     PORT,
     UNKNOWN,
     USED,
+    WAITING,
     CertificateGiven,
     WordKeys,
     code_to_compare,
@@ -161,12 +162,12 @@ def _state(status: int, data: bytes, address: Address) -> str:
     try:
         state = decode_sealed(data).state
     except DataError:
-        return f"{address} cannot take the request now (HTTP status {status}); asking again until it can"
+        state = ""
     if state in _REFUSALS:
         raise UsageError(f"{address}: {_REFUSALS[state]}")
-    if status == http.client.ACCEPTED:
+    if state == WAITING:
         return "waiting for the operator's approval"
-    return f"{address} takes no requests from here for a minute, after too many wrong words"
+    return f"{address} cannot take the request now (HTTP status {status}); asking again until it can"
 
 
 def _post(address: Address, body: bytes) -> tuple[int, bytes]:

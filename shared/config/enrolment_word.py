@@ -27,8 +27,8 @@ PATH = "/enrol"
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_ANSWER_BYTES = 256 * 1024
 
-ENDED, USED, UNKNOWN, TOO_MANY = "ended", "used", "unknown", "too many"
-"""States of a request that gets no certificate now; `waiting` is the state before the operator's decision."""
+ENDED, USED, UNKNOWN = "ended", "used", "unknown"
+"""States of a request that gets no certificate; `waiting` is the state before the operator's decision."""
 WAITING, ISSUED = "waiting", "issued"
 
 _FORMAT = 1

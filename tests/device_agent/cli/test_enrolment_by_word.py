@@ -244,7 +244,7 @@ def test_request_that_the_network_changes_gets_no_certificate(served: ServedAuth
 
 @pytest.mark.parametrize(
     "answer",
-    [(404, b"<html>"), (503, b""), (302, b"{}"), (429, b'{"state": "too many"}')],
+    [(404, b"<html>"), (503, b""), (302, b"{}"), (429, b'{"state": "later"}')],
     ids=["404", "503", "302", "429"],
 )
 def test_device_asks_on_while_another_server_or_a_failing_one_answers(
