@@ -54,12 +54,12 @@ class WordKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateAsked:
-    """A device's message. `request` is PKCS#10 as PEM, `code` authenticates it."""
+    """A device's message. `request` is PKCS#10 as PEM, `mac` authenticates it."""
 
     version: int = _FORMAT
     invitation: InvitationName
     request: Annotated[str, msgspec.Meta(max_length=8 * 1024)]
-    code: _Hex
+    mac: _Hex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +77,11 @@ class CertificateGiven:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedAnswer:
-    """A `CertificateGiven` as JSON, with the code that authenticates it; without both where there is none."""
+    """A `CertificateGiven` as JSON, with the MAC that authenticates it; without both where there is none."""
 
     state: Annotated[str, msgspec.Meta(max_length=20)]
     answer: Annotated[str, msgspec.Meta(max_length=MAX_ANSWER_BYTES)] = ""
-    code: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    mac: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 def new_word() -> str:
@@ -106,9 +106,9 @@ def keys_of(word: str) -> WordKeys:
 
 def encode_request(keys: WordKeys, request: str) -> bytes:
     """Return the device's message with a certificate request, as PEM."""
-    code = _code(keys.request, keys.invitation, request)
+    mac = _mac(keys.request, keys.invitation, request)
     return json.dumps(
-        msgspec.to_builtins(CertificateAsked(invitation=keys.invitation, request=request, code=code))
+        msgspec.to_builtins(CertificateAsked(invitation=keys.invitation, request=request, mac=mac))
     ).encode()
 
 
@@ -122,11 +122,11 @@ def decode_request(data: bytes) -> CertificateAsked:
 
 def is_authentic(asked: CertificateAsked, key: bytes) -> bool:
     """Return whether a request was made with the word whose request key is `key`."""
-    return hmac.compare_digest(asked.code, _code(key, asked.invitation, asked.request))
+    return hmac.compare_digest(asked.mac, _mac(key, asked.invitation, asked.request))
 
 
 def seal_answer(given: CertificateGiven, invitation: str, key: bytes) -> SealedAnswer:
-    """Return the answer with its code.
+    """Return the answer with its MAC.
 
     Args:
         given: The answer.
@@ -134,7 +134,7 @@ def seal_answer(given: CertificateGiven, invitation: str, key: bytes) -> SealedA
         key: The word's answer key.
     """
     answer = json.dumps(msgspec.to_builtins(given))
-    return SealedAnswer(state=ISSUED, answer=answer, code=_code(key, invitation, answer))
+    return SealedAnswer(state=ISSUED, answer=answer, mac=_mac(key, invitation, answer))
 
 
 def decode_sealed(data: bytes) -> SealedAnswer:
@@ -153,7 +153,7 @@ def open_answer(sealed: SealedAnswer, keys: WordKeys, request: str) -> Certifica
     Raises:
         DataError: Somebody without the word made or changed it, or it answers another request.
     """
-    if not hmac.compare_digest(sealed.code.encode(), _code(keys.answer, keys.invitation, sealed.answer).encode()):
+    if not hmac.compare_digest(sealed.mac.encode(), _mac(keys.answer, keys.invitation, sealed.answer).encode()):
         raise DataError("somebody who does not know the word made or changed the answer")
     given = _decoded(sealed.answer.encode(), CertificateGiven, MAX_ANSWER_BYTES, "an answer to a certificate request")
     if given.request != digest_of(request):
@@ -172,7 +172,7 @@ def code_to_compare(request: str) -> str:
     return "-".join(digest[at : at + 4] for at in range(0, 16, 4))
 
 
-def _code(key: bytes, invitation: str, text: str) -> str:
+def _mac(key: bytes, invitation: str, text: str) -> str:
     return hmac.digest(key, f"{invitation}\n{text}".encode(), "sha256").hex()  # an invitation's name has no newline
 
 

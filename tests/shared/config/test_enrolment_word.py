@@ -97,8 +97,8 @@ def test_answer_of_another_word_another_request_or_another_invitation_is_refused
         seal_answer(GIVEN, KEYS.invitation, keys_of(new_word()).answer),
         seal_answer(GIVEN, KEYS.invitation, KEYS.request),
         seal_answer(GIVEN, "0" * 16, KEYS.answer),
-        replace(sealed, code=""),
-        replace(sealed, code="é"),
+        replace(sealed, mac=""),
+        replace(sealed, mac="é"),
     ):
         with pytest.raises(DataError, match="does not know the word"):
             open_answer(wrong, KEYS, ASKED)
@@ -108,7 +108,7 @@ def test_answer_of_another_word_another_request_or_another_invitation_is_refused
 
 def test_messages_have_neither_the_word_nor_its_keys():
     sealed = seal_answer(GIVEN, KEYS.invitation, KEYS.answer)
-    sent = encode_request(KEYS, ASKED).decode() + sealed.answer + sealed.code
+    sent = encode_request(KEYS, ASKED).decode() + sealed.answer + sealed.mac
     for secret in (WORD, WORD.replace("-", ""), KEYS.request.hex(), KEYS.answer.hex()):
         assert secret not in sent
 
