@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,8 +74,9 @@ class EnrolmentServer:
             request_queue_size = 128  # a fleet's devices may all wait for their approval
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """Ignore a client that disconnects."""
-                _log.debug("%s", client_address, exc_info=True)
+                """Log a fault of this program; a client that disconnects is none."""
+                expected = isinstance(sys.exc_info()[1], OSError)
+                _log.log(logging.DEBUG if expected else logging.ERROR, "%s", client_address, exc_info=True)
 
         try:
             self._server = Server((address.host, address.port), Handler)
@@ -101,16 +103,11 @@ def _reply(invitations: InvitationStore, data: bytes, sender: str, tell: Callabl
     asked = decode_request(data)
     is_new = invitations.received(asked.invitation) is None
     reply = invitations.take(asked, sender, time.time())
-    if is_new and reply.state == WAITING:
-        tell(_line(invitations, asked.invitation))
+    invitation = invitations.named(asked.invitation)  # None if the operator refused it meanwhile
+    if is_new and reply.state == WAITING and invitation is not None:
+        code = code_to_compare(asked.request)
+        tell(f"{minute(time.time())} {invitation.device} asks from {sender} with the code {code}")
     return reply
-
-
-def _line(invitations: InvitationStore, name: str) -> str:
-    invitation, received = invitations.named(name), invitations.received(name)
-    assert invitation is not None and received is not None
-    code = code_to_compare(received.request)
-    return f"{minute(received.at)} {invitation.device} asks from {received.address} with the code {code}"
 
 
 class _EnrolmentHandler(BaseHTTPRequestHandler):

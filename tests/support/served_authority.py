@@ -25,7 +25,7 @@ class ServedAuthority:
         self.told: list[str] = []
         self.body = b""
         Authority.create(directory, fleet, now=time.time()).close()
-        self.server = EnrolmentServer(address, directory, self.told.append)
+        self.server = EnrolmentServer(address, directory, lambda line: self.told.append(line))
         self._thread = threading.Thread(target=self.server.serve)
 
     def __enter__(self) -> Self:

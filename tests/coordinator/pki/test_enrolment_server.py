@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,13 @@ from fedpatch.shared.config.enrolment_word import (
 from fedpatch.shared.errors import UsageError
 from tests.support.certificate_requests import certificate_request
 from tests.support.served_authority import ANYWHERE, ServedAuthority
+
+
+class Full(list[str]):
+    """Lines for the operator, of a program with a fault."""
+
+    def append(self, line: str) -> None:
+        raise ValueError(line)
 
 
 @pytest.fixture
@@ -79,6 +88,25 @@ def test_damaged_invitation_is_answered_with_503_and_stays_unanswered(served: Se
     [path] = (served.directory / "invitations").glob("*.json")
     path.write_bytes(msgspec.json.encode({}))
     assert served.post(body) == 503
+
+
+def test_fault_of_the_program_is_logged_and_the_next_request_is_answered(
+    served: ServedAuthority, caplog: pytest.LogCaptureFixture
+):
+    body = encode_request(keys_of(served.invite("pi-1")), certificate_request())
+    served.told = Full()
+    with pytest.raises(http.client.RemoteDisconnected):
+        served.post(body)
+    assert [one.levelname for one in caplog.records if one.exc_info] == ["ERROR"]
+    assert served.post(body) == 202
+
+
+def test_client_that_disconnects_is_no_error(served: ServedAuthority, caplog: pytest.LogCaptureFixture):
+    with socket.create_connection((served.server.address.host, served.server.address.port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+        client.sendall(b"POST /enrol HTTP/1.0\r\nContent-Length: 9\r\n\r\n")
+    assert served.post(encode_request(keys_of(new_word()), certificate_request())) == 403
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
 def test_second_server_of_a_ca_is_refused(served: ServedAuthority):
