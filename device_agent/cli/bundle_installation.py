@@ -106,6 +106,11 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     return done
 
 
+def check_settings(config: Path) -> None:
+    """Raise ConfigError or UsageError for a settings file that `install` could not change."""
+    _settings(_behind_link(config))
+
+
 def prepare(place: Path) -> os.stat_result:
     """Make the directory of the identity (mode 0700); return the owner of the state directory, who writes there."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedpatch.device_agent.cli.acting_as import acting_as
-from fedpatch.device_agent.cli.bundle_installation import DIRECTORY, Enrolled, install, prepare
+from fedpatch.device_agent.cli.bundle_installation import DIRECTORY, Enrolled, check_settings, install, prepare
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.config.enrolment_bundle import Bundle
@@ -75,6 +75,7 @@ def enrol_by_word(
         DataError: Somebody without the word answered.
     """
     keys = keys_of(word)
+    check_settings(config)  # the approval may take hours
     place = state_dir.absolute() / DIRECTORY
     key, request = _own_request(place)
     tell(f"the code of this request is {code_to_compare(request)}; the operator's list has the same")

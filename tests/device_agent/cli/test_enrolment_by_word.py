@@ -30,7 +30,7 @@ from fedpatch.shared.config.enrolment_word import (
     new_word,
 )
 from fedpatch.shared.config.listen_address import Address, parse_address
-from fedpatch.shared.errors import DataError, StateError, UsageError
+from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageError
 from fedpatch.shared.mqtt.certificate import read_pem
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
@@ -169,6 +169,14 @@ def test_device_whose_answer_was_lost_gets_the_same_certificate(served: ServedAu
         device.enrol(served.address, word)
     assert device.enrol(served.address, word, replace=True).device == "pi-1"
     assert len(must_read(served.directory).entries) == 1
+
+
+def test_settings_that_cannot_be_changed_are_refused_before_the_word_is_used(served: ServedAuthority, device: Device):
+    device.config.write_text("device_id = [")
+    device.on["waiting for"] = lambda: served.approve("pi-1")
+    with pytest.raises(ConfigError, match=r"agent\.toml: not TOML"):
+        device.enrol(served.address, served.invite("pi-1"))
+    assert served.told == []
 
 
 @pytest.mark.parametrize(
