@@ -284,7 +284,7 @@ def read(place: Path | str, form: ReadingsFormat, *, for_prediction: bool = Fals
         [0, 1]
     """
     found = _of_table(read_table(Path(place), form, for_prediction=for_prediction), form.inputs, "line")
-    return as_examples(counted_once(found), form, for_prediction=for_prediction)
+    return as_examples(counted_once(found, for_prediction=for_prediction), form, for_prediction=for_prediction)
 
 
 def as_examples(found: Examples, form: ReadingsFormat, *, for_prediction: bool = False) -> Examples:
@@ -391,7 +391,7 @@ def from_frame(
                 f"classes has {one!r}, a {type(one).__name__}, which cannot be a class; give texts or numbers"
             )
     table = read_frame(frame, inputs, target, found, time, group, name)
-    return counted_once(_of_table(table, tuple(map(str, inputs)), "row"))
+    return counted_once(_of_table(table, tuple(map(str, inputs)), "row"), for_prediction=target is None)
 
 
 def from_arrays(

@@ -22,20 +22,24 @@ _LEAST_DIFFERENT = 3  # in a row; fewer readings are alike by chance
 _LEAST_IN_A_ROW = 8  # in one file, of which nobody knows whether it was joined
 
 
-def counted_once(found: Examples) -> Examples:
+def counted_once(found: Examples, *, for_prediction: bool = False) -> Examples:
     """Leave out what stands there twice: whole files that are copies, and readings with the same time and values.
 
     A log that was rotated may repeat its last readings in the next file, and in one file the time runs back where logs that
     overlap were joined. Equal readings at one time of the same run are readings of their own: the clock is coarse.
 
     Without times, readings in a row tell: those at the end of a file that begin another one, a file that is part of another
-    one, and a row of readings that a joined file has twice. Readings that come a third time are of a sensor that repeats
-    itself.
+    one, and a row of readings that a joined file has twice. A sensor whose readings come again at other places too repeats
+    itself: all of them count.
+
+    Args:
+        found: Readings, each an example of its own.
+        for_prediction: Whether each reading needs an answer: then only times and whole files tell that it is repeated.
     """
     if len(found.sources) > 1:
         found = _without_copied_files(found)
     if found.times is None:
-        return _without_overlaps(found)
+        return found if for_prediction else _without_overlaps(found)
     group = np.zeros(len(found), np.int32) if found.group is None else found.group
     rank = np.argsort(_original_first(found.sources))
     run = _runs_of_time(found.times, rank[found.source], group)
@@ -107,22 +111,49 @@ def _begun_elsewhere(
 def _joined(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield first reading and length of each row of readings that comes twice in one file, the second time.
 
-    The first time ends where the second one begins, or the second one ends the file.
+    The first time ends where the second one begins, or the second one ends the file. There is no such row in a file whose
+    readings come again at more other places than in such rows: its sensor repeats itself, as one with few values does.
     """
     if len(numbers) < 2 * _LEAST_IN_A_ROW:
         return
-    runs = _numbered([sliding_window_view(numbers, _LEAST_IN_A_ROW)])
-    order = np.argsort(runs, kind="stable")
-    again = runs[order[1:]] == runs[order[:-1]]
-    later = order[1:][again]
-    distance = np.zeros(len(runs), np.int64)  # to the same run before it
-    distance[later] = later - order[:-1][again]
+    distance = _distances(numbers)
     bounds = np.flatnonzero(np.diff(distance, prepend=0, append=0))
+    rows, others = [], np.count_nonzero(distance)
     for begin, after in pairwise(bounds.tolist()):
         back, count = int(distance[begin]), after - begin + _LEAST_IN_A_ROW - 1
-        twice = back <= count < 2 * back or (count < back and begin + count == len(numbers))
-        if back and twice and _is_a_row(numbers[begin : begin + count]):
-            yield begin, count
+        if back and (back <= count < 2 * back or (count < back and begin + count == len(numbers))):
+            rows.append((begin, min(count, back)))  # what follows the second time may be alike by chance
+            others -= after - begin
+    if sum(count for _, count in rows) >= others:
+        yield from rows
+
+
+def _distances(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each run of _LEAST_IN_A_ROW readings how far back an equal one begins; 0 for none.
+
+    Runs of a sensor that rests are alike by chance. They count only between others, at the distance of these.
+    """
+    runs, length = numbers, 1
+    while length < _LEAST_IN_A_ROW:  # a sort of integers is faster than one of rows
+        _, runs = np.unique(runs[:-length] * (runs.max() + 1) + runs[length:], return_inverse=True)
+        length *= 2
+    order = np.argsort(runs, kind="stable")
+    again = runs[order[1:]] == runs[order[:-1]]
+    distance = np.zeros(len(runs), np.int64)
+    if not again.any():
+        return distance
+    distance[order[1:][again]] = np.diff(order)[again]
+    values = np.sort(sliding_window_view(numbers, _LEAST_IN_A_ROW), axis=1)
+    rests = np.count_nonzero(np.diff(values), axis=1) < _LEAST_DIFFERENT - 1
+    distance[rests] = 0
+    places = np.arange(len(runs))
+    before = np.maximum.accumulate(np.where(rests, 0, places))
+    after = np.minimum.accumulate(np.where(rests, len(runs) - 1, places)[::-1])[::-1]
+    for other in (before, after):
+        back = np.minimum(distance[other], places)
+        fits = rests & (distance == 0) & (runs == runs[places - back])
+        distance[fits] = back[fits]
+    return distance
 
 
 def _is_a_row(numbers: NDArray[np.int64]) -> bool:

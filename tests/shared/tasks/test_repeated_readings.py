@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.shared.tasks.examples import Examples, read_csv, windows
+from fedpatch.shared.tasks.examples import Examples, ReadingsFormat, from_frame, read, read_csv, windows
 from fedpatch.shared.tasks.splits import block_split
 from fedpatch.shared.tasks.validation_split import with_validation
 from tests.support.examples import examples
@@ -70,3 +71,33 @@ def test_overlap_of_three_readings_between_two_files_counts_once(tmp_path):
 def test_equal_readings_of_a_sensor_that_rests_or_repeats_itself_are_readings_of_their_own(tmp_path, values, joined):
     found = read_logs(tmp_path, [values, np.append(5, values[::-1])], joined=joined)
     assert len(found) == 121 and found.notes == ()
+
+
+def dwelling(count: int) -> np.ndarray:
+    """Return states of a machine that stays in each of three for a while, in turn."""
+    return np.cumsum(np.random.default_rng(0).random(count) < 0.4) % 3
+
+
+@pytest.mark.parametrize(
+    "values", [dwelling(2000), np.random.default_rng(1).integers(0, 3, 2000)], ids=["in turn", "by chance"]
+)
+def test_readings_of_a_sensor_with_few_values_are_readings_of_their_own(tmp_path, values):
+    found = read_logs(tmp_path, [values], joined=True)
+    assert len(found) == 2000 and found.notes == ()
+
+
+@pytest.mark.parametrize(("begin", "end"), [(110, 300), (110, 150), (120, 300), (125, 300), (150, 300)])
+def test_overlap_in_which_the_sensor_rests_counts_once(tmp_path, begin, end):
+    values = np.arange(300) * 7919 % 10007
+    values[120:135] = values[196:204] = 7
+    found = read_logs(tmp_path, [values[:200], values[begin:end]], joined=True)
+    assert found.x[:, 0].tolist() == values[: max(200, end)].tolist()
+
+
+def test_reading_for_a_prediction_has_an_answer_also_if_it_came_before(tmp_path):
+    rows = np.concatenate([np.arange(40), np.arange(20, 60)]) * 7919 % 10007
+    (tmp_path / "rows.csv").write_text(lines(rows))
+    form = ReadingsFormat(["v", "w"], "mode", CLASSES)
+    assert len(read(tmp_path, form)) == 60
+    assert read(tmp_path, form, for_prediction=True).x[:, 0].tolist() == rows.tolist()
+    assert len(from_frame(pd.DataFrame({"v": rows}), ["v"], None)) == 80
