@@ -53,7 +53,7 @@ def passing_mount(directory: Path, mounts: Path = _MOUNTS, fstab: Path = _FSTAB)
         return None
     if place := _unmounted(directory, known, fstab):
         return PassingMount(
-            f"{directory} is below {place}, which /etc/fstab mounts and which is not mounted now",
+            f"{directory} is on {place}, which /etc/fstab mounts and which is not mounted now",
             f"see whether its disk is there, and mount it (sudo mount {place})",
         )
     mount = _mount_of(directory, known)
@@ -75,7 +75,7 @@ def _unmounted(directory: Path, known: list[_Mount], fstab: Path) -> str:
     """Return the place of a file system of fstab that should hold a directory and is not mounted; "" if there is none."""
     path, mounted = os.path.realpath(directory), {mount.place for mount in known}
     for place in _places_of_boot(fstab):
-        if place not in mounted and path.startswith(f"{place}/"):
+        if place not in mounted and f"{path}/".startswith(f"{place}/"):
             return place
     return ""
 

@@ -66,7 +66,7 @@ def _mounts(tmp_path: Path, *lines: str) -> Path:
 def test_directory_is_lost_if_its_own_mount_does_not_last(tmp_path: Path, lines: tuple[str, ...], words: str):
     (tmp_path / "upper").mkdir()
     mounts = _mounts(tmp_path, *(line.replace("{dir}", str(tmp_path)) for line in lines))
-    found = passing_mount(tmp_path / "state", mounts)
+    found = passing_mount(tmp_path / "state", mounts, tmp_path / "no fstab")
     assert (found is not None) == bool(words)
     if found is not None:
         assert words.replace("{dir}", str(tmp_path)) in found.problem and "--state-dir" in found.remedy
@@ -78,15 +78,17 @@ def test_directory_is_lost_if_its_own_mount_does_not_last(tmp_path: Path, lines:
         (
             "UUID=1 {dir} ext4 defaults,nofail 0 2",
             False,
-            "is below {dir}, which /etc/fstab mounts and which is not mounted",
+            "is on {dir}, which /etc/fstab mounts and which is not mounted",
         ),
+        ("UUID=1 {dir}/state/ ext4 defaults 0 2", False, "is on {dir}/state, which /etc/fstab mounts"),
+        ("UUID=1 {dir}/sta ext4 defaults 0 2", False, ""),
         ("UUID=1 {dir} ext4 defaults,nofail 0 2", True, ""),
         ("UUID=1 {dir} ext4 noauto,user 0 2", False, ""),
         ("# UUID=1 {dir} ext4 defaults 0 2", False, ""),
         ("UUID=1 {dir}/state/below ext4 defaults 0 2", False, ""),
         ("UUID=1 / ext4 defaults 0 1\nnone none swap sw 0 0\n/dev/sdb1", False, ""),
     ],
-    ids=["not mounted", "mounted", "by hand", "comment", "below", "root and others"],
+    ids=["not mounted", "its own place", "other place", "mounted", "by hand", "comment", "below", "root and others"],
 )
 def test_directory_of_a_disk_that_is_not_mounted_is_named(tmp_path: Path, entry: str, mounted: bool, words: str):
     """As of a USB disk that is slow or missing: the state would begin anew in the empty directory below it."""
@@ -102,7 +104,7 @@ def test_directory_of_a_disk_that_is_not_mounted_is_named(tmp_path: Path, entry:
 def test_place_with_a_space_is_read(tmp_path: Path):
     place = tmp_path / "a card"
     line = f"30 22 0:5 / {str(place).replace(' ', chr(92) + '040')} rw - tmpfs none rw"
-    found = passing_mount(place / "state", _mounts(tmp_path, line))
+    found = passing_mount(place / "state", _mounts(tmp_path, line), tmp_path / "no fstab")
     assert found is not None and f"tmpfs at {place}" in found.problem
 
 
