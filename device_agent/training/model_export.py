@@ -366,9 +366,7 @@ class ModelExport:
             measured = self._measured(present, *(self._trainer.test_data if validation is None else validation))
             if measured is None:
                 return None
-            then = self._figure(metadata)
-            same_data = then is not None and math.isclose(measured, then, rel_tol=_SAME)
-            best = self._best(metadata, metadata.best) if same_data else None
+            best = self._best(metadata, metadata.best) if self._is_of_same_data(metadata, measured) else None
             return _Present(measured, measured if best is None else best)
         except (OSError, FedpatchError) as error:
             why = str(error)
@@ -377,6 +375,14 @@ class ModelExport:
             why = f"{type(error).__name__}: {error}"
         log.warning("personal model: the present one cannot be used, and is replaced: %s", why)
         return None
+
+    def _is_of_same_data(self, metadata: ModelMetadata, measured: float) -> bool:
+        """Return whether the present data are those of the metadata, by their numbers and the model's figure on them."""
+        validation, then = self._trainer.validation_data, self._figure(metadata)
+        counts = (0 if validation is None else len(validation[0]), len(self._trainer.test_data[0]))
+        if counts != (metadata.validation_examples, metadata.test_examples) or then is None:
+            return False
+        return math.isclose(measured, then, rel_tol=_SAME)
 
 
 def require_named_outputs(task: Task, outputs: Array) -> None:

@@ -173,6 +173,24 @@ def test_best_figure_is_forgotten_with_the_data_that_it_was_measured_on(tmp_path
     assert (device.personal.metadata.round, device.personal.metadata.best) == (2, 0.6)
 
 
+@pytest.mark.parametrize(
+    ("count", "figures"), [(10, [0.7, 0.82, 0.9]), (0, [0.82, 0.7])], ids=["fewer", "test data instead"]
+)
+def test_best_figure_is_forgotten_with_its_data_though_the_present_model_has_the_same_figure(tmp_path, count, figures):
+    """An accuracy of few examples is often the same by chance; else a best of other data might keep a model for ever."""
+    left = [0.5, 0.5, 0.7, 0.95]
+    device = Device(tmp_path, task_scored(left), keep_margin=0.1)
+    device.play(1)
+    left += [0.5, 0.5, 0.7, 0.9, 0.95]
+    device.play(2)
+    assert device.personal.metadata.best == 0.95
+    inputs, targets = device.trainer.validation_data
+    device.trainer.validation_data = (inputs[:count], targets[:count]) if count else None
+    left += [0.5, 0.5, *figures]
+    device.play(3)
+    assert left == [] and device.personal.metadata.round == 3
+
+
 def test_the_present_model_is_measured_anew(tmp_path):
     """A score on other data does not count: two models are compared on the same data."""
     left = [0.5, 0.5, 0.9, 0.9]
