@@ -45,6 +45,7 @@ _PROBE = "write-check"
 
 _CODE = re.compile(r"<Code>([\w.]+)</Code>")
 _METHOD = re.compile(r"\b(?:GET|HEAD|PUT|POST|DELETE) https?://[^\s?]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no header may have one; a tab is allowed
 _UNKNOWN_REQUEST = re.compile(r"\b(?:405 Method Not Allowed|501 Not Implemented)\b")
 _PASSING = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout")
 _RIGHTS = "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
@@ -149,9 +150,10 @@ class ObjectBlobs:
                 f"blobs: {self.where()}: AWS_ENDPOINT_URL is no URL; write http://HOST:PORT or https://HOST"
             )
         for name, value in os.environ.items():
-            if name.startswith("AWS_") and value.endswith(("\r", "\n")):  # obstore would panic
+            if name.startswith("AWS_") and _CONTROL.search(value):  # obstore would panic
                 raise UsageError(
-                    f"blobs: {self.where()}: {name} ends with a line end, as of a file of Windows; take it out"
+                    f"blobs: {self.where()}: {name} has a line end, as of a file of Windows, or another control character; "
+                    "take it out"
                 )
         self._scheme, self._host = urlsplit(endpoint).scheme or "https", urlsplit(endpoint).hostname or "amazonaws.com"
         self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
