@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -223,13 +224,23 @@ def _file_in_words(admission: str) -> list[str]:
     """Return the answer by the owner's file, which counts at each request."""
     from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
 
-    if not admission.startswith("file:/"):  # else it is in the working directory of the agent, which is not known here
-        return [f"whether it would accept work now, its owner's {admission} says"]
     order = parse_admission_mode(admission)
+    # A relative path is in the working directory of the agent, which is not known here.
+    if not order.path.startswith("/") or _is_closed(order.path):
+        return [f"whether it would accept work now, its owner's {admission} says"]
     verdict = decide(order, text_of(order, warn=False))
     if verdict.accept:
         return [f"it would accept work now: {order.path} says accept"]
     return [f"it would not accept work now: {verdict.why} ({order.path})"]
+
+
+def _is_closed(path: str) -> bool:
+    """Return whether this user has no right to read a file, which the agent may have."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return not os.access(path, os.R_OK, effective_ids=True)
 
 
 def _patch_remedy(path: Path) -> str:

@@ -20,6 +20,7 @@ from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
 from fedpatch.device_agent.state.status_file import AgentStatus, StatusFile, lock_state_dir
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.errors import ConfigError, UsageError
+from tests.support.other_users import acting_as_nobody, open_directory
 
 STATUS = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://hub", "state": "idle", "admission": "preferences"}
 
@@ -52,6 +53,19 @@ def test_status_says_what_the_owners_file_says(tmp_path, text, answer):
     if text is not None:
         file.write_text(text)
     assert shown({"admission": f"file:{file}", "unwilling": []})[2] == answer.format(file=file)
+
+
+@pytest.mark.parametrize("closed", ["order", ""], ids=["file", "folder"])
+def test_status_gives_no_answer_by_an_owners_file_that_this_user_may_not_read(closed):
+    """The agent may run as another user, who may."""
+    with open_directory() as place:
+        folder = place / "owner"
+        folder.mkdir()
+        (folder / "order").write_text("accept\n")
+        (folder / closed).chmod(0o700)
+        with acting_as_nobody():
+            answer = shown({"admission": f"file:{folder}/order", "unwilling": []})[2]
+    assert answer == f"whether it would accept work now, its owner's file:{folder}/order says"
 
 
 def test_status_knows_of_the_end_of_a_pause_before_the_agent_does():
