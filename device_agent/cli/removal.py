@@ -67,7 +67,10 @@ def clear_bus(file: Path, agent: AgentSettings, device: str, connect_s: float, s
     messages = [discovery(bus, settings.discovery_prefix, form, switch=True) for form in FORMS]
     retained = list(dict.fromkeys([topic for one in messages for topic in one] + [bus.state, bus.availability]))
     if _is_online(settings, bus, connect_s, send_s):
-        raise UsageError(f"{bus.device} is still on the bus; end it first: systemctl disable --now fedpatch-bus")
+        raise UsageError(
+            f"{bus.device} is still on the bus; end it first: systemctl disable --now fedpatch-bus; if it has ended and its "
+            "broker does not know (a power cut), start it before: systemctl start fedpatch-bus"
+        )
     _clear(settings, f"fedpatch-bus.{bus.fleet}.{bus.device}", retained, connect_s, send_s)
     return retained
 

@@ -299,7 +299,7 @@ def retained_at(url: str, names: Sequence[str]) -> set[str]:
 
 @pytest.mark.medium
 @pytest.mark.broker
-def test_remove_is_refused_while_the_bus_runs_which_would_retain_everything_again(agent, tmp_path):
+def test_remove_is_refused_while_the_bus_is_online_with_a_remedy_also_for_a_broker_that_missed_its_end(agent, tmp_path):
     with Mosquitto() as broker:
         link = MqttLink(broker.url, client_id="bus", events=lambda _: None, clean_start=True)
         link.start()
@@ -310,6 +310,7 @@ def test_remove_is_refused_while_the_bus_runs_which_would_retain_everything_agai
         names = ("--fleet", "lab", "--device-id", "pi", "--broker", broker.url, "--state-dir", tmp_path / "state")
         done = agent("remove", "--data", "x", *names, "--bus-config", tmp_path / "bus.toml")
     assert done.code == 2 and "systemctl disable --now fedpatch-bus" in done.err
+    assert "systemctl start fedpatch-bus" in done.err
 
 
 @pytest.mark.medium
