@@ -180,11 +180,6 @@ class PatchStore:
             return newest.before
         return previous.after if previous.round < round else previous.before
 
-    def has(self, key: PatchKey) -> bool:
-        """Return whether there is a version of a patch, damaged or not."""
-        path = self.directory / key.file_name
-        return path.exists() or previous_of(path).exists()
-
     def forget(self, key: PatchKey) -> None:
         """Delete all versions of a patch; StateError if the disk refuses."""
         path = self.directory / key.file_name
@@ -414,7 +409,7 @@ def _tighten(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-def key_of_round(task: str, schema: Schema, policy: PatchPolicy, kind: str, store: PatchStore) -> PatchKey:
+def key_of_round(task: str, schema: Schema, policy: PatchPolicy, kind: str, directory: Path) -> PatchKey:
     """Return the key of a round's patch: one for each set of private tensors and kind of plan.
 
     Policies are compared by the names that they keep. With a patch for each wording, a coordinator could have the same batches
@@ -425,11 +420,18 @@ def key_of_round(task: str, schema: Schema, policy: PatchPolicy, kind: str, stor
         schema: The model's schema without moments.
         policy: The policy of the round.
         kind: Kind of the plan.
-        store: The patches of the device.
+        directory: Directory of the patches; it may be absent.
     """
     worded = PatchKey.of_plan(task, schema.digest, str(policy), kind)
     try:
         named = PatchKey.of_plan(task, schema.digest, str(policy_of_names(policy.keeps(schema), schema)), kind)
     except UsageError:  # the names are too long for a text
         return worded
-    return worded if store.has(worded) and not store.has(named) else named  # earlier versions had one for each wording
+    # Earlier versions had one for each wording.
+    return worded if _has(directory, worded) and not _has(directory, named) else named
+
+
+def _has(directory: Path, key: PatchKey) -> bool:
+    """Return whether there is a version of a patch, damaged or not."""
+    path = directory / key.file_name
+    return path.exists() or previous_of(path).exists()

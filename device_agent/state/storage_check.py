@@ -28,7 +28,6 @@ from fedpatch.device_agent.state.patch_store import (
     RESIDUAL_LINE,
     RESIDUAL_SUFFIX,
     PatchKey,
-    PatchStore,
     key_of_round,
     patch_problem,
     patch_remedy,
@@ -65,7 +64,6 @@ class Storage:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._identity = _identity(directory)
-        self._patches = PatchStore(directory / PATCHES)
         self._schema: Schema | None = None
         # Only for the last key, since keys come from the network.
         self._known: tuple[object, str] | None = None
@@ -96,8 +94,9 @@ class Storage:
         """Return the key of the patch that the training process reads; by the policy's text where the model is another one."""
         schema, kind = self._schema, request.plan.kind
         if schema is not None and schema.digest == request.schema:
-            with suppress(FedpatchError):  # of a policy that is declined for this reason
-                return key_of_round(task, schema, parse_policy(request.private), kind, self._patches)
+            # Of a policy that is declined for this reason, or of files that cannot be looked at, which the check below names.
+            with suppress(FedpatchError, OSError):
+                return key_of_round(task, schema, parse_policy(request.private), kind, self._directory / PATCHES)
         return PatchKey.of_plan(task, request.schema, request.private, kind)
 
     def _directory_problem(self) -> StorageProblem | None:

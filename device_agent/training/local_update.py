@@ -153,7 +153,7 @@ class LocalUpdate:
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
         self._require_bounded(command)
-        key = key_of_round(trainer.task.name, trainer.schema, policy, plan.kind, self._store)
+        key = key_of_round(trainer.task.name, trainer.schema, policy, plan.kind, self._store.directory)
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
@@ -250,7 +250,7 @@ class LocalUpdate:
         trainer = self._trainer
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
-        key = key_of_round(trainer.task.name, trainer.schema, policy, command.plan.kind, self._store)
+        key = key_of_round(trainer.task.name, trainer.schema, policy, command.plan.kind, self._store.directory)
         known = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
         model = read_global_model(replace(command, hold=False), public, self._held)
@@ -400,7 +400,7 @@ class LocalUpdate:
             else None
         )
         report, update = read_blob(Downloaded(command.update_path), manifest, public, base)
-        key = key_of_round(trainer.task.name, trainer.schema, policy, command.plan.kind, self._store)
+        key = key_of_round(trainer.task.name, trainer.schema, policy, command.plan.kind, self._store.directory)
         after = self._store.load(key, command.key.run, command.key.round + 1)
         copies, copy = self._copy(command, key, after_round=True)
         if copies is not None and not copy.values:

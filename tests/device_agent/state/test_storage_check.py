@@ -197,6 +197,27 @@ def test_request_in_any_words_for_the_private_tensors_of_a_damaged_patch_is_decl
     assert storage.problem(TASK, replace(request, private="names:"), DownloadPlan(NOW.model)) is None
 
 
+@pytest.mark.parametrize("schema", [None, MODEL_SCHEMA], ids=["unknown model", "known model"])
+def test_request_is_declined_where_the_directory_of_patches_cannot_be_entered(schema: Schema | None):
+    """As after root has restored it from a copy: the agent goes on, and its status has the remedy."""
+    with open_directory() as place:
+        PatchStore(place / "patches")
+        with acting_as_nobody():
+            storage = Storage(place)
+            if schema is not None:
+                storage.take(schema)
+            found = storage.problem(TASK, NOW, DownloadPlan(NOW.model))
+    assert found is not None and "chown" in found.text
+
+
+def test_check_of_a_device_without_patches_makes_no_directory(tmp_path: Path):
+    """A relay checks the same, and never has patches."""
+    storage = Storage(tmp_path)
+    storage.take(MODEL_SCHEMA)
+    assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: Path):
     storage = Storage(state_dir)
     spoil(*paths(state_dir))
