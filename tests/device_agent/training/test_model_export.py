@@ -184,8 +184,9 @@ def test_best_figure_is_forgotten_with_its_data_though_the_present_model_has_the
     left += [0.5, 0.5, 0.7, 0.9, 0.95]
     device.play(2)
     assert device.personal.metadata.best == 0.95
-    inputs, targets = device.trainer.validation_data
-    device.trainer.validation_data = (inputs[:count], targets[:count]) if count else None
+    held_out = device.trainer.validation_data
+    assert held_out is not None
+    device.trainer.validation_data = (held_out[0][:count], held_out[1][:count]) if count else None
     left += [0.5, 0.5, *figures]
     device.play(3)
     assert left == [] and device.personal.metadata.round == 3
