@@ -47,9 +47,13 @@ def _first_line(path: Path) -> str:
         raise UsageError(f"{path}: {words}; write the passphrase into a file that only you may read") from None
 
 
-def _settings_of(state_dir: Path | None, config: Path | None) -> Path:
-    """Return the settings file: the option, else that of the agent in the state directory, else agent.toml."""
-    return config or settings_file({"state_dir": state_dir}, {}) or Path(_SETTINGS)
+def _settings_of(state_dir: Path | None, config: Path | None) -> tuple[Path, bool]:
+    """Return the settings file, and whether the user chose its name: not if the state directory names it.
+
+    The file is the option, else that of the agent in the state directory, else agent.toml.
+    """
+    found = None if config else settings_file({"state_dir": state_dir}, {})
+    return found or config or Path(_SETTINGS), found is None
 
 
 def _content_of(config: Path) -> bytes:
@@ -91,7 +95,7 @@ def _add_backup(app: typer.Typer) -> None:
         from fedpatch.device_agent.policy.usage import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
 
-        config = _settings_of(state_dir, config)
+        config, _ = _settings_of(state_dir, config)
         place = existing(place_of(state_dir, config))
         settings = _content_of(config)
         passphrase, today = _first_line(passphrase_file), local_now().date()
@@ -136,7 +140,7 @@ def _add_restore(app: typer.Typer) -> None:
         from fedpatch.shared.app.files import refusals_of, write_atomic
         from fedpatch.shared.config.toml_edit import toml_value
 
-        config = _settings_of(state_dir, config)
+        config, is_chosen = _settings_of(state_dir, config)
         if state_dir is None and not config.exists():
             raise UsageError(f"{config}: no such file; name the state directory with --state-dir")
         place = place_of(state_dir, None if state_dir else config).absolute()
@@ -153,7 +157,8 @@ def _add_restore(app: typer.Typer) -> None:
             owner = place.stat()
         with acting_as(owner), lock_state_dir(place):
             settings = restore_backup(archive, place, local_now().date())
-        if not config.exists():
+        # Root writes where the user says, and not at a place that the agent's user names and may have moved since.
+        if is_chosen and not config.exists():
             with refusals_of(config):
                 write_atomic(config, settings)
                 if os.geteuid() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -267,6 +268,30 @@ def test_root_restores_files_and_settings_as_those_of_the_directorys_owner(agent
         assert done.code == 0, done.err
         assert {path.lstat().st_uid for path in new.rglob("*")} == {NOBODY}
         assert (folder / "agent.toml").stat().st_uid == NOBODY
+
+
+def test_restore_writes_no_settings_at_a_place_that_the_state_directory_names(agent, card, tmp_path):
+    """The agent's user could move this place after the look at the settings: root would make a file of that user there."""
+    secret, file, new, goal = (tmp_path / name for name in ("passphrase", "x.backup", "new", "goal"))
+    file.write_bytes(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE))
+    (new / "etc").mkdir(parents=True)
+    (new / "etc" / SETTINGS).write_text("")
+    goal.mkdir()
+    StatusFile(new, {}).write({"settings": {"file": str(new / "etc" / SETTINGS)}})
+    os.mkfifo(secret)
+
+    def move() -> None:
+        with secret.open("w") as pipe:  # which waits until the command reads the passphrase
+            (new / "etc").rename(new / "away")
+            (new / "etc").symlink_to(goal)
+            pipe.write("secret\n")
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    done = agent("restore", file, "--passphrase-file", secret, "--state-dir", new)
+    thread.join()
+    assert (done.code, list(goal.iterdir())) == (2, [])
+    assert "name the settings file of the agent with --config" in done.err
 
 
 def test_remove_is_refused_while_the_agent_runs(agent, tmp_path):
