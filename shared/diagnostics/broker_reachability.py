@@ -80,7 +80,7 @@ def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
         answer = answers.get(timeout=STEP_TIMEOUT_S)
     except queue.Empty:
         text = f"the name {broker.host!r} was not resolved within {STEP_TIMEOUT_S:g} s"
-        checkup.fail("broker_name", text, name_remedy(broker))
+        checkup.fail("broker_name", text, name_remedy(broker, socket.gaierror(socket.EAI_AGAIN, "")))
         return []
     if isinstance(answer, Exception):
         reason = getattr(answer, "strerror", None) or str(answer)

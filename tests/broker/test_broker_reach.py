@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import BROKER
+from fedpatch.shared.diagnostics import broker_reachability
 from fedpatch.shared.diagnostics.broker_reachability import reach
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.mqtt.tls_context import TlsFiles
@@ -52,10 +53,32 @@ def test_machine_without_ipv6_reports_the_fault_of_the_other_address(monkeypatch
     assert "refuses connections" in next(one for one in checkup.findings if one.name == "broker_port").detail
 
 
-def test_unknown_host_name_fails():
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (socket.EAI_NONAME, "getent hosts no.such.host.invalid"),
+        (socket.EAI_AGAIN, "no name server answers"),
+        (None, "no name server answers"),
+    ],
+    ids=["unknown name", "no name server", "silent name server"],
+)
+def test_host_name_without_an_address_fails_with_the_remedy_of_its_cause(monkeypatch, code, remedy):
+    """By a resolver of the test, since a machine without a network never learns that a name is unknown."""
+    ended = threading.Event()
+
+    def resolve(*_: object, **__: object) -> list[Any]:
+        if code is None:
+            ended.wait()
+            return []
+        raise socket.gaierror(code, "no address")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    if code is None:
+        monkeypatch.setattr(broker_reachability, "STEP_TIMEOUT_S", 0.01)
     found = ask(settings_for("device", "mqtt://no.such.host.invalid"), "device")
+    ended.set()
     assert verdicts(found) == {"broker_name": "fail", "broker_login": "skip"}
-    assert "getent hosts no.such.host.invalid" in found["broker_name"].remedy
+    assert remedy in found["broker_name"].remedy
 
 
 @pytest.mark.medium
