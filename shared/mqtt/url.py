@@ -96,7 +96,9 @@ def parse_broker_url(text: str) -> BrokerUrl:
         port = parts.port
     except ValueError:
         if _is_bare_ipv6(rest):
-            right = f"{scheme}://[{rest}]:{DEFAULT_PORTS[scheme]}"
+            port = DEFAULT_PORTS[scheme]
+            address = rest.removesuffix(f":{port}")  # rather the port than the last part of an address
+            right = f"{scheme}://[{address if _is_bare_ipv6(address) else rest}]:{port}"
             raise UsageError(f"broker URL {text!r}: an address of IPv6 goes in brackets: write {right}") from None
         raise UsageError(
             f"broker URL {_hidden(text)!r}: wrong address or port; write {scheme}://host:{DEFAULT_PORTS[scheme]}"

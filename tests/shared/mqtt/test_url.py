@@ -32,6 +32,8 @@ def test_broker_url_is_parsed_to_its_parts(text, expected):
         ("", "write mqtts://host"),
         ("fd00::1", "an address of IPv6 goes in brackets: write mqtts://[fd00::1]:8883"),
         ("mqtt://fe80::1%eth0", "an address of IPv6 goes in brackets: write mqtt://[fe80::1%eth0]:1883"),
+        ("mqtt://fd00::1:1883", "an address of IPv6 goes in brackets: write mqtt://[fd00::1]:1883"),
+        ("mqtt://1:2:3:4:5:6:7:1883", "write mqtt://[1:2:3:4:5:6:7:1883]:1883"),
         ("tcp://broker.lan", "use mqtt:// or mqtts://"),
         ("mqtt://", "write mqtt://host"),
         ("mqtt://:1883", "write mqtt://host"),
