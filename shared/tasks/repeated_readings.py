@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LEAST_ALIKE = 5
 _LEAST_DIFFERENT = 3  # in a row; fewer readings are alike by chance
+_MOST_PLACES = 1000  # of the beginning of a file; where there are more, the sensor repeats itself
 _LEAST_IN_A_ROW = 8  # in one file, of which nobody knows whether it was joined
 
 
@@ -99,13 +100,24 @@ def _begun_elsewhere(
             if key in beginnings:
                 places.setdefault(key, []).append((file, at))
     for file, mine in enumerate(files):
-        counts = [0]
-        for other, at in places.get(tuple(numbers[mine[:_LEAST_DIFFERENT]].tolist()), ()):
-            count = min(len(mine), len(files[other]) - at)
-            same = other != file and np.array_equal(numbers[mine[:count]], numbers[files[other][at : at + count]])
-            counts.append(count if same and _is_a_row(numbers[mine[:count]]) else 0)
+        known = places.get(tuple(numbers[mine[:_LEAST_DIFFERENT]].tolist()), [])
+        elsewhere = [(other, at) for other, at in known if other != file]
+        if not 0 < len(elsewhere) <= _MOST_PLACES:
+            continue
+        # At many places some readings more are alike by chance: each of them halves the number of places at least.
+        least = _LEAST_DIFFERENT + 2 * (len(elsewhere).bit_length() - 1)
+        counts = (_count_alike(numbers, mine, files[other][at:], least) for other, at in elsewhere)
         if count := max(counts):
             yield mine, count
+
+
+def _count_alike(numbers: NDArray[np.int64], mine: NDArray[np.int64], theirs: NDArray[np.int64], least: int) -> int:
+    """Return how many readings are the same up to the end of one of both; 0 for fewer than `least`, or if others differ."""
+    count = min(len(mine), len(theirs))
+    if count < least or numbers[mine[count - 1]] != numbers[theirs[count - 1]]:
+        return 0
+    begin = numbers[mine[:count]]
+    return count if np.array_equal(begin, numbers[theirs[:count]]) and _is_a_row(begin) else 0
 
 
 def _joined(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

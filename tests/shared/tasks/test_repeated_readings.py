@@ -73,9 +73,9 @@ def test_equal_readings_of_a_sensor_that_rests_or_repeats_itself_are_readings_of
     assert len(found) == 121 and found.notes == ()
 
 
-def dwelling(count: int) -> np.ndarray:
+def dwelling(count: int, seed: int = 0) -> np.ndarray:
     """Return states of a machine that stays in each of three for a while, in turn."""
-    return np.cumsum(np.random.default_rng(0).random(count) < 0.4) % 3
+    return np.cumsum(np.random.default_rng(seed).random(count) < 0.4) % 3
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,19 @@ def dwelling(count: int) -> np.ndarray:
 def test_readings_of_a_sensor_with_few_values_are_readings_of_their_own(tmp_path, values):
     found = read_logs(tmp_path, [values], joined=True)
     assert len(found) == 2000 and found.notes == ()
+
+
+def test_short_files_of_a_sensor_with_few_values_are_parts_of_others_by_chance(tmp_path):
+    """Whole copies are left out before."""
+    logs = [dwelling(10, seed) for seed in range(60)]
+    found = read_logs(tmp_path, logs, joined=False)
+    assert len(found) == 10 * len(np.unique(logs, axis=0))
+
+
+def test_long_overlap_of_files_of_a_sensor_with_few_values_counts_once(tmp_path):
+    values = dwelling(400)
+    found = read_logs(tmp_path, [values[:250], values[190:]], joined=False)
+    assert found.x[:, 0].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(("begin", "end"), [(110, 300), (110, 150), (120, 300), (125, 300), (150, 300)])
