@@ -136,8 +136,14 @@ def _joined(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         if back and (back <= count < 2 * back or (count < back and begin + count == len(numbers))):
             rows.append((begin, min(count, back)))  # what follows the second time may be alike by chance
             others -= after - begin
-    if sum(count for _, count in rows) >= others:
-        yield from rows
+    if sum(count for _, count in rows) < others:
+        return
+    if rows and sum(rows[-1]) == len(numbers):
+        # The last row may have come several times, and its beginning from further back than its end.
+        known = np.flatnonzero(distance[: rows[-1][0]] == 0)
+        begin = max(int(known[-1]) + 1 if len(known) else 0, *(sum(row) for row in rows[-2:-1]), 0)
+        rows[-1] = begin, len(numbers) - begin
+    yield from rows
 
 
 def _distances(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

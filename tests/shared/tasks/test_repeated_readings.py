@@ -58,6 +58,12 @@ def test_reading_of_logs_that_overlap_counts_once_and_is_in_one_part(
         assert other is not None and not trained & set(np.asarray(other)[:, 0].ravel().tolist())
 
 
+def test_end_of_a_joined_file_that_is_partly_in_two_earlier_logs_counts_once(tmp_path):
+    values = np.arange(120) * 7919 % 10007
+    found = read_logs(tmp_path, [values[:60], values[14:], values[10:22]], joined=True)
+    assert found.x[:, 0].tolist() == values.tolist()
+
+
 def test_overlap_of_three_readings_between_two_files_counts_once(tmp_path):
     found = read_logs(tmp_path, [np.arange(40), np.arange(37, 80)], joined=False)
     assert found.x[:, 0].tolist() == list(range(80))
