@@ -40,7 +40,12 @@ def show_authority(directory: Path, *, as_json: bool) -> None:
             }
         )
         return
-    typer.echo(f"CA of fleet {index.fleet} in {directory}, good until {_date(ends, now)}")
+    until = (
+        f"good until {_date(ends, now)}"
+        if ends is not None
+        else "whose certificate is elsewhere: only its record is here"
+    )
+    typer.echo(f"CA of fleet {index.fleet} in {directory}, {until}")
     _print(found, now)
 
 

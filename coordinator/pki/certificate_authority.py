@@ -365,7 +365,9 @@ def _read_issuer(directory: Path) -> Issuer:
             raise UsageError(f"{path} is open to other users, who could make certificates with it; chmod 600 {path}")
         return read_issuer((directory / CERTIFICATE).read_bytes(), path.read_bytes())
     except OSError as error:
-        remedy = remedy_to_read(error, Path(error.filename), "put it back from a backup")
+        # A coordinator's host has the record of revoked devices only: there, the key of the CA would stop the run.
+        elsewhere = f"type this where the CA's {KEY} is (--ca-dir; with the playbooks the control host)"
+        remedy = remedy_to_read(error, Path(error.filename), f"{elsewhere}, or put it back from a backup")
         raise StateError(f"{error.filename}: {error.strerror}; {remedy}") from error
     except ValueError as error:
         raise StateError(

@@ -225,6 +225,17 @@ def test_commands_without_a_ca_are_usage_errors(fedpatch: Program, tmp_path: Pat
 
 
 @pytest.mark.medium
+def test_record_without_the_key_is_shown_and_changes_name_the_host_of_the_key(fedpatch: Program, tmp_path: Path):
+    """So it is on a coordinator's host, where the key in its place would stop the run."""
+    record = tmp_path / "hub" / "ca" / "index.json"
+    record.parent.mkdir(parents=True)
+    record.write_bytes((tmp_path / "fedpatch-state" / "ca" / "index.json").read_bytes())
+    shown = well(fedpatch("ca", "show", "--ca-dir", record.parent))
+    assert f"CA of fleet kitchen in {record.parent}, whose certificate is elsewhere" in shown.out
+    refused = fedpatch("device", "revoke", "pi-1", "--ca-dir", record.parent)
+    assert refused.code != 0 and "type this where the CA's ca.key is (--ca-dir;" in refused.err
+
+
 def test_without_cryptography_the_error_names_the_extra(fedpatch: Program):
     program = (
         "import sys; sys.modules['cryptography'] = None; from fedpatch.cli import main; "
