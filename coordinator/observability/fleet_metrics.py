@@ -84,7 +84,7 @@ class DeviceSeries(Collector):
         rows = self.rows
         state = GaugeMetricFamily(
             "fedpatch_device_state",
-            "Always 1; state in the open round, else in the fleet, with the reason of a decline or failure",
+            "Always 1; state in the open round, else or if held and away in the fleet, with the reason of a decline or failure",
             labels=("device", "state", "reason"),
         )
         for row in rows:
@@ -420,7 +420,8 @@ class FleetMetrics:
         member, history = self._engine.fleet.members[device], self._history(device)
         current = self._engine.open
         participant = current.round.participants.get(device) if current else None
-        if participant is not None:
+        # An operator who takes out an absent device need not wait for the end of the round: FedpatchDeviceOffline reads this.
+        if participant is not None and (member.state.online or not member.held):
             state: str = participant.state
             reason = participant.reason if participant.state in _TOLD_WHY else ""
         else:
