@@ -14,7 +14,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.telemetry.vitals import LEAST_S, REPEAT_S
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import Envelope, UpdateReport
+from fedpatch.shared.wire.messages import SUMS_FEATURE, Envelope, UpdateReport
 from fedpatch.shared.wire.vitals import LastRound
 from fedpatch.simulator.fleet import simulation
 from fedpatch.simulator.fleet.settings import FleetTerms
@@ -37,6 +37,8 @@ def text(tmp_path_factory) -> str:
         terms = FleetTerms(devices=20, rounds=3, participation=1.0, quorum=0.2, dropout_training=0.2, unwilling=0.2)
         played = MeteredFleet(terms, metrics, tmp_path_factory.mktemp("run"))
         played.run()
+    relay = next(one for one in played._engine.fleet.members.values() if one.state.online)
+    relay.state = replace(relay.state, features=(SUMS_FEATURE,))
     played.agenda.now += 10.0
     played.look()
     stop, url = serve(metrics.registry, parse_address("127.0.0.1:0"))
