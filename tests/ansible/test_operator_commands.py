@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import os
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import yaml
 
 from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, stub
 
 COMMANDS = {"coordinator": "fedpatch", "device_agent": "fedpatch-agent", "relay": "fedpatch-relay"}
+
+
+APPS = {"coordinator": "coordinator.cli.main", "device_agent": "device_agent.cli.main", "relay": "relay.cli"}
+
+
+@pytest.mark.parametrize("role", COMMANDS)
+def test_subcommands_that_the_command_treats_apart_exist_and_take_settings(role):
+    command = yaml.safe_load((ROLES / role / "vars" / "main.yml").read_text("utf-8"))[f"{role}_command"]
+    program: Any = typer.main.get_command(import_module(f"fedpatch.{APPS[role]}").app)
+    context = program.make_context(command["name"], ["--help"], resilient_parsing=True)
+    of_program = {name: program.get_command(context, name) for name in program.list_commands(context)}
+    assert set(command["of_service"]) <= set(of_program)
+    for name in command["with_settings"]:
+        assert "--config" in {option for one in of_program[name].params for option in one.opts}, name
 
 
 @pytest.fixture(scope="module")
