@@ -49,7 +49,7 @@ def read_sole(data: coverage.CoverageData) -> dict[str, dict[str, int]]:
         for contexts in data.contexts_by_lineno(path).values():
             files = _files_of(contexts)
             if len(files) == 1 and "" not in files:
-                sole[files.pop()][Path(path).relative_to(ROOT).as_posix()] += 1
+                sole[files.pop()][os.path.relpath(path, ROOT)] += 1
     return {file: dict(counts) for file, counts in sole.items()}
 
 
