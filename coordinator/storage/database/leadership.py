@@ -28,8 +28,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from fedpatch.coordinator.storage.boot_clock import seconds_with_suspension
 from fedpatch.coordinator.storage.database.postgresql import (
+    HELD_BY_ANOTHER,
     LEASE_S,
-    advisory_lock,
     in_words,
     known_leader,
     lock,
@@ -80,10 +80,6 @@ _TELL = {
     True: text("SELECT pg_try_advisory_lock_shared(hashtextextended(:name, 0))"),
     False: text("SELECT NOT pg_advisory_unlock_shared(hashtextextended(:name, 0))"),
 }
-_REACHED_BY_ANOTHER = text(
-    f"SELECT EXISTS (SELECT FROM pg_locks WHERE {advisory_lock('ShareLock', ':name')} AND pid <> pg_backend_pid())"
-)
-
 _log = logging.getLogger("fedpatch.leader")
 
 
@@ -255,7 +251,7 @@ class Leadership:
             self._told = bool(session.execute(_TELL[reaches], {"name": _BROKER + self._fleet}).scalar())
 
     def _another_reaches_broker(self, session: Connection) -> bool:
-        return bool(session.execute(_REACHED_BY_ANOTHER, {"name": _BROKER + self._fleet}).scalar())
+        return bool(session.execute(HELD_BY_ANOTHER, {"mode": _REACHES, "name": _BROKER + self._fleet}).scalar())
 
     def _watch(self) -> None:
         """Use the session, so that the lock stays; after a lost session take the lock again, unless another leader has it."""

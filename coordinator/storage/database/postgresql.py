@@ -58,6 +58,12 @@ _RIGHTS = (
     " has_table_privilege(to_regclass('runs'), 'INSERT')"
 )
 _LOCK = "fedpatch fleet "
+HELD_BY_ANOTHER = text(
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = :mode AND objsubid = 1"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()"
+    " AND ((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)) = hashtextextended(:name, 0)) AS held"
+)
+"""Whether another session has an advisory lock in this database. pg_locks has the key's 64 bits in two columns."""
 # The server ends the session of a process a moment after the process has ended.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
 _HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subquery()
@@ -236,7 +242,8 @@ class PostgresDatabase(Database):
 
     def is_led(self, fleet: str) -> bool:
         """Return whether a session, of this machine or of another, has the fleet's lock."""
-        return bool(self.read(_IS_LED.bindparams(name=_LOCK + fleet))[0]["led"])
+        held = self.read(HELD_BY_ANOTHER.bindparams(mode="ExclusiveLock", name=_LOCK + fleet))
+        return bool(held[0]["held"])
 
     def close(self) -> None:
         """Release the connection and its locks."""
@@ -505,24 +512,6 @@ def lock(db: Connection, fleet: str) -> bool:
     """Try to take the advisory lock of a fleet for a session; return whether it has it."""
     query = text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
     return bool(db.execute(query, {"name": _LOCK + fleet}).scalar())
-
-
-def advisory_lock(mode: str, name: str) -> str:
-    """Return the condition on rows of pg_locks that fits a granted advisory lock in this database.
-
-    Args:
-        mode: "ExclusiveLock" or "ShareLock".
-        name: SQL of the text whose hash is the lock's key.
-    """
-    # pg_locks has the 64 bits of the key in two columns; objsubid 1 says so.
-    return (
-        f"locktype = 'advisory' AND granted AND mode = '{mode}' AND objsubid = 1"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        f" AND ((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)) = hashtextextended({name}, 0)"
-    )
-
-
-_IS_LED = text(f"SELECT EXISTS (SELECT FROM pg_locks WHERE {advisory_lock('ExclusiveLock', ':name')}) AS led")
 
 
 def known_leader(db: Connection, fleet: str) -> tuple[int, str]:

@@ -345,7 +345,9 @@ def test_step_at_an_absurd_rate_moves_the_patch_of_a_masked_round_by_its_bound_o
         assert device.run(scene.command(plan=plan), lambda done, total: None, lambda: False) is not None
     command = scene.command(plan=plan)
     trainer = device._trainer
-    key = key_of_round(trainer.task.name, trainer.schema, parse_policy(command.private), plan.kind, device._store)
+    key = key_of_round(
+        trainer.task.name, trainer.schema, parse_policy(command.private), plan.kind, device._store.directory
+    )
     state = device._store.load(key, command.key.run, command.key.round + 1)
     initial = {name: array for name, array in initial_tensors(TOY, plan.seed).items() if name in state.values}
     trained = {name: array for name, array in initial.items() if name.startswith("bn.") and "running" not in name}
