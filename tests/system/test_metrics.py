@@ -77,7 +77,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def test_prometheus_has_every_documented_metric(watched):
-    """All names of both tables and no others, except those of certificates, evaluate rounds and relays, which the run does not have."""
+    """All names of both tables and no others, except those of certificates, evaluate rounds and relays: the run has none."""
     watched.wait_rounds()
     expected = set(documented(agent=True)) - {"fedpatch_agent_certificate_expiry_timestamp_seconds"}
     for name, (kind, _) in documented().items():
