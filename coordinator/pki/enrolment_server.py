@@ -7,22 +7,20 @@ request.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socketserver
 import sys
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
+from socket import AF_INET, AF_INET6
 
 import msgspec
 
 from fedpatch.coordinator.pki.invitations import DIRECTORY, InvitationStore
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import minute
+from fedpatch.shared.app.http_handler import LimitedHandler
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.enrolment_word import (
     ENDED,
@@ -110,27 +108,13 @@ def _reply(invitations: InvitationStore, data: bytes, sender: str, tell: Callabl
     return reply
 
 
-class _EnrolmentHandler(BaseHTTPRequestHandler):
-    """Serves one request."""
+class _EnrolmentHandler(LimitedHandler):
+    """Serves one request. The operator gets one line for each device that asks."""
 
     replies: Callable[[bytes, str], SealedAnswer]
     timeout = _CLIENT_LIMIT_S
-    server_version = "fedpatch"
-    sys_version = ""
 
-    def setup(self) -> None:
-        """Limit the time of a client, also of one that sends byte by byte, since the next one waits."""
-        super().setup()
-        self._limit = threading.Timer(self.timeout, _hang_up, (self.connection,))
-        self._limit.daemon = True
-        self._limit.start()
-
-    def finish(self) -> None:
-        """End the time limit."""
-        self._limit.cancel()
-        super().finish()
-
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  (http.server calls it by this name)
         """Answer a device."""
         length = self.headers.get("Content-Length", "")
         if self.path != PATH or not length.isdecimal() or len(length) > 6 or int(length) > MAX_REQUEST_BYTES:
@@ -148,16 +132,4 @@ class _EnrolmentHandler(BaseHTTPRequestHandler):
             self._send(_STATUS[reply.state], msgspec.json.encode(reply))
 
     def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log no requests: the operator gets one line for each device that asks."""
-
-
-def _hang_up(connection: socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(SHUT_RDWR)
+        self.send(status, "application/json", body)

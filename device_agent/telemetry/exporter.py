@@ -5,17 +5,16 @@ A failure of either does not affect the agent's work.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socketserver
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
+from socket import AF_INET, AF_INET6
 
 from fedpatch.shared.app.files import remedy_for
+from fedpatch.shared.app.http_handler import LimitedHandler
 from fedpatch.shared.config.listen_address import Address
 
 WRITE_EVERY_S = 60.0
@@ -58,43 +57,18 @@ class Endpoint:
         self._thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LimitedHandler):
     """Serves one page."""
 
     metrics: Callable[[], str]
     timeout = _CLIENT_LIMIT_S
     server_version = "fedpatch-agent"
-    sys_version = ""
 
-    def setup(self) -> None:
-        """Limit the time of a client, also of one that sends byte by byte, since the next one waits."""
-        super().setup()
-        self._limit = threading.Timer(self.timeout, _hang_up, (self.connection,))
-        self._limit.daemon = True
-        self._limit.start()
-
-    def finish(self) -> None:
-        """End the time limit."""
-        self._limit.cancel()
-        super().finish()
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  (http.server calls it by this name)
         """Serve the page, or 404."""
         found = self.path.partition("?")[0] == "/metrics"
         body = (self.metrics() if found else "The metrics are at /metrics.\n").encode()
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log no scrapes."""
-
-
-def _hang_up(connection: socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(SHUT_RDWR)
+        self.send(200 if found else 404, CONTENT_TYPE if found else "text/plain; charset=utf-8", body)
 
 
 class TextFile:
