@@ -63,7 +63,7 @@ HELD_BY_ANOTHER = text(
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()"
     " AND ((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)) = hashtextextended(:name, 0)) AS held"
 )
-"""Whether another session has an advisory lock in this database. pg_locks has the key's 64 bits in two columns."""
+"""The query tells whether another session has an advisory lock in this database; two columns hold the key's 64 bits."""
 # The server ends the session of a process a moment after the process has ended.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
 _HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subquery()

@@ -111,7 +111,7 @@ def test_next_process_has_the_groups_that_were_saved():
 def test_sums_of_redrawn_groups_have_one_solution_after_the_rounds_of_the_page_and_those_of_a_run_have_none(
     count, rounds
 ):
-    """What stays the same in the updates of a device is then known from the sums."""
+    """A value that is the same in each update of a device is then known from the sums."""
     sizes, devices, solved = {"size": 32 if count > 32 else 10, "least": 8}, names(count), []
     for drawn in (rounds - 1, rounds):
         redrawn = [draw_groups(devices, 3, number, **sizes) for number in range(drawn)]
