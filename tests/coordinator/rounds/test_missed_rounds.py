@@ -17,6 +17,7 @@ from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
     DevicePresence,
+    DevicesRevoked,
     ModelPublished,
     TimePassed,
     UpdateRejected,
@@ -326,6 +327,17 @@ class TestRounds:
         join(made, "abc")
         made.handle(ModelPublished(model()), 0.0)
         send(made, "c", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
+        report_all(made, "ab", 1.0)
+        made.handle(Aggregated(), 2.0)
+        assert made.records[-1].absent == made.fleet.absent == {}
+
+    def test_absent_device_that_is_revoked_between_its_rounds_is_no_longer_absent(self):
+        before = RoundRecord(1, "aggregated", 3, 2, 0, 2, absent={"c": 2})
+        made = engine([before], devices=3, rounds=9)
+        join(made, "abc")
+        made.handle(ModelPublished(model()), 0.0)
+        assert made.open is not None and "c" not in made.open.round.participants
+        made.handle(DevicesRevoked(frozenset("c")), 0.5)
         report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
         assert made.records[-1].absent == made.fleet.absent == {}
