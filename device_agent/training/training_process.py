@@ -46,7 +46,7 @@ from fedpatch.device_agent.job.training_messages import (
     write_message,
 )
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
-from fedpatch.device_agent.training.failure_cause import cause_of
+from fedpatch.device_agent.training.failure_cause import cause_of, tells_of_memory
 from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.network_filter import close_descriptors, close_network
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
@@ -177,9 +177,7 @@ def main() -> int:
         inbox.on_end = outbox.on_end = local_update.flush
     except Exception as error:
         _log_unexpected(error)
-        # Python's own C code may fail with a SystemError where memory runs out.
-        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError | SystemError)
-        limit = limit_in_words(setup) if isinstance(setup, WorkerSetup) and not ours else ""
+        limit = limit_in_words(setup) if isinstance(setup, WorkerSetup) and _may_lack_memory(error) else ""
         outbox.send(SetupFailed(error_text(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1
     outbox.send(ready)
@@ -391,6 +389,16 @@ def error_text(error: Exception) -> str:
     """Return one line about an error, which a message can hold: "?" stands for a byte of a file's name that is no text."""
     text = str(error) if isinstance(error, FedpatchError) else f"{type(error).__name__}: {error}"
     return printable(" ".join(text.split()))[:MAX_DETAIL]
+
+
+def _may_lack_memory(error: Exception) -> bool:
+    """Return whether the limit of memory may have caused an error of the setup."""
+    if not isinstance(error, FedpatchError):
+        return True
+    # Python's own C code may fail with a SystemError where memory runs out.
+    return (
+        isinstance(error.__cause__, SystemError) or tells_of_memory(error) or tells_of_memory(error.__cause__ or error)
+    )
 
 
 def _log_unexpected(error: Exception) -> None:

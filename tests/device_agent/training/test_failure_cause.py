@@ -48,6 +48,8 @@ def test_error_of_the_model_is_attributed_to_it():
         (DataError("no reading"), FailCause.DATA),
         (MemoryError(), FailCause.MEMORY),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"), FailCause.MEMORY),
+        (ImportError("libtorch_cpu.so: cannot map zero-fill pages"), FailCause.MEMORY),
+        (ImportError("libgomp.so.1: cannot allocate memory in static TLS block"), FailCause.PROCESS),
         (OSError("pipe"), FailCause.PROCESS),
     ],
     ids=str,

@@ -21,9 +21,9 @@ def start(installed, tmp_path):
     """Start a training process with such limits; return it and its first answer."""
     started = []
 
-    def begin(**limits: int):
+    def begin(task: str = "tests.device_agent.toy_tasks:TOY", **limits: int):
         events: queue.Queue = queue.Queue()
-        setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "p"), "ann")
+        setup = WorkerSetup(task, "ann:23", str(tmp_path), str(tmp_path / "p"), "ann")
         setup = replace(setup, **limits)  # type: ignore[arg-type]
         started.append(trainer := Trainer(setup, events.put))
         trainer.start()
@@ -52,6 +52,15 @@ def test_too_little_memory_error_names_the_setting(start):
     _, failed = start(max_memory_mib=100)
     assert isinstance(failed, SetupFailed | Died), failed
     assert "100 MiB (max_memory_mib)" in failed.detail
+
+
+@pytest.mark.medium
+def test_library_that_cannot_be_mapped_error_names_the_setting(start, tmp_path, monkeypatch):
+    (tmp_path / "sensors.py").write_text('raise ImportError("libtorch_cpu.so: cannot map zero-fill pages")\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    _, failed = start("sensors:TASK", max_memory_mib=4000)
+    assert isinstance(failed, SetupFailed)
+    assert "4000 MiB (max_memory_mib)" in failed.detail
 
 
 def mapping(heading: str, anonymous_kb: int = 0, swap_kb: int = 0) -> str:
