@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 from queue import SimpleQueue
 
 import pytest
@@ -13,6 +11,7 @@ from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import Connected, LinkEvent, Received
 from fedpatch.shared.mqtt.traffic import Traffic, traffic_of
 from tests.support.brokers import HOST, Mosquitto
+from tests.support.byte_meter import Meter
 
 
 def test_traffic_of_a_closed_or_missing_connection_is_nothing():
@@ -24,40 +23,6 @@ def test_traffic_of_a_closed_or_missing_connection_is_nothing():
 def test_traffic_adds_up_and_has_a_difference():
     assert Traffic(5, 7).plus(Traffic(1, 2)).since(Traffic(2, 3)) == Traffic(4, 6)
     assert Traffic(5, 7).total_bytes == 12
-
-
-class Meter:
-    """Forwards one connection to a broker within the `with`, and counts its bytes both ways."""
-
-    def __init__(self, port: int) -> None:
-        self.up = self.down = 0
-        self._broker_port = port
-        self._listener = socket.create_server((HOST, 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Meter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-
-    def _serve(self) -> None:
-        broker = (HOST, self._broker_port)
-        with self._listener, self._listener.accept()[0] as near, socket.create_connection(broker) as far:
-            back = threading.Thread(target=self._pass, args=(far, near, "down"))
-            back.start()
-            self._pass(near, far, "up")
-            back.join()
-
-    def _pass(self, source: socket.socket, target: socket.socket, way: str) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                setattr(self, way, getattr(self, way) + len(data))
-                target.sendall(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.medium
