@@ -8,19 +8,16 @@ request.
 from __future__ import annotations
 
 import logging
-import socketserver
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from socket import AF_INET, AF_INET6
 
 import msgspec
 
 from fedpatch.coordinator.pki.invitations import DIRECTORY, InvitationStore
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import minute
-from fedpatch.shared.app.http_handler import LimitedHandler
+from fedpatch.shared.app.http_server import LimitedHandler, LimitedServer
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.enrolment_word import (
     ENDED,
@@ -66,22 +63,12 @@ class EnrolmentServer:
         class Handler(_EnrolmentHandler):
             replies = staticmethod(lambda data, sender: _reply(invitations, data, sender, tell))
 
-        class Server(socketserver.TCPServer):
-            address_family = AF_INET6 if ":" in address.host else AF_INET
-            allow_reuse_address = True
-            request_queue_size = 128  # a fleet's devices may all wait for their approval
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Log a fault of this program; a client that disconnects is none."""
-                expected = isinstance(sys.exc_info()[1], OSError)
-                _log.log(logging.DEBUG if expected else logging.ERROR, "%s", client_address, exc_info=True)
-
         try:
-            self._server = Server((address.host, address.port), Handler)
+            self._server = LimitedServer(address.host, address.port, Handler)
         except OSError as error:
             self._lock.release()
             raise UsageError(f"{address}: {error.strerror or error}; name another address with --listen") from error
-        self.address = Address(address.host, self._server.server_address[1])
+        self.address = Address(address.host, self._server.port)
 
     def serve(self) -> None:
         """Serve until `stop` is called in another thread, or a signal raises."""

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import socketserver
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from socket import AF_INET, AF_INET6
 
 from fedpatch.shared.app.files import remedy_for
-from fedpatch.shared.app.http_handler import LimitedHandler
+from fedpatch.shared.app.http_server import LimitedHandler, LimitedServer
 from fedpatch.shared.config.listen_address import Address
 
 WRITE_EVERY_S = 60.0
@@ -37,16 +35,8 @@ class Endpoint:
         class Handler(_Handler):
             metrics = staticmethod(text)
 
-        class Server(socketserver.TCPServer):
-            address_family = AF_INET6 if ":" in address.host else AF_INET
-            allow_reuse_address = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Ignore a client that disconnects."""
-                _log.debug("metrics: %s", client_address, exc_info=True)
-
-        self._server = Server((address.host, address.port), Handler)
-        self.url = f"http://{Address(address.host, self._server.server_address[1])}/metrics"
+        self._server = LimitedServer(address.host, address.port, Handler)
+        self.url = f"http://{Address(address.host, self._server.port)}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
