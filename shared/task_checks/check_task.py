@@ -41,7 +41,7 @@ from fedpatch.shared.task_checks.trial_update import trial_update
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.reading.readings_table import notes_unlogged
-from fedpatch.shared.tasks.separation import sharing_runs
+from fedpatch.shared.tasks.separation import copies, sharing_runs
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
 from fedpatch.shared.tasks.validation_split import split_for
@@ -300,7 +300,7 @@ def _check_separation(data: DeviceData, part: str, checkup: Checkup) -> None:
     """Warn of test or validation examples that are training examples too, or overlap with them."""
     examples = data.test_x if part == "test" else data.val_x
     assert examples is not None
-    if twice := _shared_rows(data.train_x, examples):
+    if twice := int(copies(examples, data.train_x).sum()):
         text = f"{twice} of {len(examples)} {part} examples are training examples too, so that the accuracy is too good"
         remedy = (
             "remove duplicates before splitting (Examples.device_data leaves them out); fedpatch.splits splits by time, block "
@@ -342,11 +342,6 @@ def _check_rows(data: DeviceData, checkup: Checkup) -> None:
     if count >= max(_LONG_RUN, _LONG_SHARE * len(rows)) and rows[begin].any():
         text = f"one row repeats {count} times in train_x, from {place_of('train_x', begin, data)} on"
         checkup.warn("rows", text, "look whether the sensor was stuck; leave the repeated rows out")
-
-
-def _shared_rows(train: Array, test: Array) -> int:
-    known = {hash(np.ascontiguousarray(row).tobytes()) for row in train}
-    return sum(hash(np.ascontiguousarray(row).tobytes()) in known for row in test)
 
 
 def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup: Checkup) -> bool:

@@ -165,6 +165,20 @@ def test_copies_are_kept_where_equal_values_are_readings_of_their_own():
     assert len(data.test_x) == 40 and data.val_x is not None and len(data.val_x) == 16
 
 
+def test_example_that_differs_by_the_sign_of_a_zero_or_the_bits_of_a_nan_is_a_copy():
+    """Loggers write "-0.0" for a small value below zero, and processors compute several NaNs."""
+    other_nan = np.array(np.nan, np.float32)
+    other_nan.view(np.uint32)[...] |= 1
+    values = np.array([[0.0, 1.0], [1.0, np.nan]] * 10, np.float32)
+    values[16:] = [[-0.0, 1.0], [1.0, other_nan]] * 2
+    found = from_arrays(values, np.arange(20) % 2)
+    with pytest.raises(DataError, match="with the values of a training example: 4 of 4, left out"):
+        found.device_data(np.arange(20) >= 16)
+    data = DeviceData(values, found.y, values[:1] + 9, found.y[:1], readings=found.readings)
+    split = with_validation(data, 0.2, ordered=True)
+    assert split.val_x is not None and len(split.val_x) == 0
+
+
 @examples(60)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4))
 def test_no_window_crosses_a_gap_in_time_another_group_or_the_way_back(steps, length, stride, limit):
