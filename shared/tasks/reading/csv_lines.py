@@ -126,4 +126,5 @@ def cells_of(line: str, delimiter: str) -> list[str]:
 
 
 def _text(piece: bytes) -> str | None:
-    return None if b"\0" in piece else piece.rstrip(b"\r\n").decode("utf-8", "replace")
+    """Return the text of a line without its end, which may be "LF CR"; None if it holds NUL."""
+    return None if b"\0" in piece else piece.strip(b"\r\n").decode("utf-8", "replace")

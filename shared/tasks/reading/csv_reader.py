@@ -113,6 +113,11 @@ def _read_file(builder: TableBuilder, file: Path, form: ReadingsFormat, predicte
             continue
         if header and [one.strip(BLANKS) for one in cells] == header:
             continue  # the header again: files were joined, or the logger restarted
+        if _is_other_header(cells, header, places, form):
+            raise _Header(
+                f"line {number} names other columns than the first line, or in another order: {_shown(cells)}; "
+                "begin a new file with this line"
+            )
         builder.add(cells, places, number)
     return True
 
@@ -192,13 +197,45 @@ def _columns(text: str | None, form: ReadingsFormat, predicted: ReadingsFormat |
     needed, target = (form.needed, form.target) if predicted is None else (form.inputs, predicted.target)
     if all(name in found for name in needed):
         return found, len(found), _places(found, form, target)
-    if form.names and len(found) == len(form.names):
-        return [], len(form.names), _places(form.names, form, target)
+    is_cut = predicted is None and any(_is_number(one, form.decimal) for one in found)  # as where a log was rotated
+    if form.names and (is_cut or len(found) == len(form.names)):
+        return [], len(form.names), _where_values_are(found, _places(form.names, form, target), form, predicted)
     alike = {plain_spelling(one) for one in found} & {plain_spelling(one) for one in form.inputs}
     if predicted is not None and not alike:
-        return [], len(found), _without_header(text, found, form, predicted)
+        places = _without_header(text, found, form, predicted)
+        return [], len(found), _where_values_are(found, places, form, predicted)
     absent = ", ".join(name for name in needed if name not in found)
     raise _Header(f"no column {absent}; there is {_shown(found)}{_hint(text, found, needed, form)}")
+
+
+def _where_values_are(
+    found: Sequence[str], places: Places, form: ReadingsFormat, predicted: ReadingsFormat | None
+) -> Places:
+    """Return the positions in a file without a header. _Header if its first line is the header of other columns."""
+    if _has_words(found, places) and not {*found} & {*(predicted or form).classes}:
+        raise _Header(
+            f"its first line has {_shown(found)}, no values of {', '.join(form.inputs)}; write these names if it is the "
+            "header, else remove the line"
+        )
+    return places
+
+
+def _is_other_header(cells: Sequence[str], header: Sequence[str], places: Places, form: ReadingsFormat) -> bool:
+    """Return whether a line names columns again, at other places: the logger was changed, or another file was joined."""
+    if not _has_words(cells, places):
+        return False
+    names = dict(zip(places.inputs, form.inputs, strict=True))
+    names |= {places.target: form.target, places.time: form.time, places.group: form.group}
+    if header:
+        names = {place: header[place] for place in names if place >= 0}
+    there = {place: cells[place].strip(BLANKS) for place, name in names.items() if name and place >= 0}
+    return bool({*there.values()} & {*header, *form.needed}) and any(names[one] != name for one, name in there.items())
+
+
+def _has_words(cells: Sequence[str], places: Places) -> bool:
+    """Return whether all inputs of a line are words, as in a header."""
+    bare = [cells[place].strip(BLANKS) for place in places.inputs if place < len(cells)]
+    return all((one[:1].isalpha() or one[:1] == "_") and not is_missing(one) for one in bare)
 
 
 def _without_header(text: str, found: Sequence[str], form: ReadingsFormat, predicted: ReadingsFormat) -> Places:

@@ -178,6 +178,7 @@ def test_last_line_without_its_end_is_left_for_the_next_time(tmp_path, text):
         ("v,mode;\n1,off;\n2,on;\n", {}),
         ("v,mode\n1,off\nv,mode\n2,on\n", {}),
         ("v mode\n1   off\n2 on\n", {"delimiter": " "}),
+        ("v,mode\n\r1,off\n\r2,on\n\r", {}),
         ('"v", "mode"\n"1","off"\n2,on\n', {}),
         ("v;mode\n1,0;off\n2,0;on\n", {"delimiter": ";", "decimal": ","}),
         ("mode,°C,v\noff,3°,1\non,4°,2\n".encode("latin-1"), {}),
@@ -832,6 +833,61 @@ def test_header_of_another_spelling_is_named_in_prediction_too(tmp_path, text, w
     for form in (NAMED, replace(NAMED, names=(), group="")):
         with pytest.raises(DataError, match=words):
             read(tmp_path / "new.csv", form, for_prediction=True)
+
+
+TWO = ReadingsFormat(["x", "y"], "mode", CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("header", "lines"),
+    [
+        ("y,x,mode", "7,8,on\n"),
+        ("x,temp,mode", "7,8,on\n"),
+        ("x,mode,y", "7,8,9\n"),
+        ("y, x ,mode", "7,8,on\n"),
+    ],
+    ids=["order", "name", "target", "blanks"],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_file_whose_columns_change_below_another_header_is_refused(tmp_path, header, lines, named):
+    """A new program of the logger, or a joined file: its values would be read as those of other columns."""
+    first = "x,y,mode\n" if named else ""
+    (tmp_path / "one.csv").write_text(first + "1,2,off\n" * 20 + f"{header}\n{lines}")
+    form = TWO if named else replace(TWO, names=["x", "y", "mode"])
+    with pytest.raises(DataError, match=rf"line {21 + named} names other columns .* begin a new file with this line"):
+        read(tmp_path / "one.csv", form)
+
+
+def test_file_whose_time_changes_its_place_below_another_header_is_refused(tmp_path):
+    lines = "".join(f"{i},{i % 3},{i % 5},off\n" for i in range(20))
+    (tmp_path / "one.csv").write_text(f"time,beat,v,mode\n{lines}beat,time,v,mode\n{lines}")
+    with pytest.raises(DataError, match="line 22 names other columns"):
+        read_csv(tmp_path / "one.csv", ["v"], "mode", CLASSES)
+
+
+@pytest.mark.parametrize("line", ["x,y,mode", "x,?,mode", "x,y", "warm,cold,on", "x,0.5,on", ",,on"])
+def test_damaged_header_among_the_lines_costs_that_line(tmp_path, line):
+    (tmp_path / "one.csv").write_text("x,y,mode\n" + "1,2,off\n" * 9 + f"{line}\n3,4,on\n")
+    assert read(tmp_path / "one.csv", TWO).x[-1].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("text", ["y,x,state\n", "temp,hum,mode\n", "temp,hum,state\n"])
+def test_header_of_other_columns_is_not_taken_for_a_damaged_line(tmp_path, text):
+    """The columns would be read by their position."""
+    (tmp_path / "one.csv").write_text(text + "1,2,off\n" * 9)
+    with pytest.raises(DataError, match=rf"its first line has {', '.join(text.strip().split(','))}, no values of x, y"):
+        read(tmp_path / "one.csv", replace(TWO, names=["x", "y", "mode"]))
+    for names in ((), ("x", "y", "mode")):
+        (tmp_path / "new.csv").write_text("temp,hum\n" + "1,2\n" * 9)
+        with pytest.raises(DataError, match="its first line has temp, hum, no values of x, y; write these names"):
+            read(tmp_path / "new.csv", replace(TWO, names=names), for_prediction=True)
+
+
+@pytest.mark.parametrize("first", ["warm,0.5,on", "err,err,on", "?,,off", "5,on", "1,2,off,1", "1,2,of1,2,off"])
+def test_damaged_first_line_of_a_file_without_a_header_costs_that_line(tmp_path, first):
+    (tmp_path / "one.csv").write_text(f"{first}\n" + "1,2,off\n" * 9)
+    found = read(tmp_path / "one.csv", replace(TWO, names=["x", "y", "mode"]))
+    assert found.x[-9:].tolist() == [[1, 2]] * 9
 
 
 def test_input_that_is_called_time_keeps_its_place_without_a_header(tmp_path):
