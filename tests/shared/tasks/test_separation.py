@@ -170,7 +170,7 @@ def test_example_that_differs_by_the_sign_of_a_zero_or_the_bits_of_a_nan_is_a_co
     other_nan = np.array(np.nan, np.float32)
     other_nan.view(np.uint32)[...] |= 1
     values = np.array([[0.0, 1.0], [1.0, np.nan]] * 10, np.float32)
-    values[16:] = [[-0.0, 1.0], [1.0, other_nan]] * 2
+    values[16::2, 0], values[17::2, 1] = -0.0, other_nan
     found = from_arrays(values, np.arange(20) % 2)
     with pytest.raises(DataError, match="with the values of a training example: 4 of 4, left out"):
         found.device_data(np.arange(20) >= 16)
