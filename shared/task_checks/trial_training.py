@@ -187,6 +187,8 @@ def _doubt_of_loss(task: Task, outputs: Tensor, y: Tensor) -> str:
             f"{text}: outputs of shape {_batch(outputs)} and targets of shape {_batch(y)} broadcast to a table of each output "
             f"with each target; {'take outputs[:, 0] in the loss' if outputs.ndim == 2 else 'give both one shape in the loss'}"
         )
+    if not math.isfinite(mean):  # a loss that needs several examples, such as a correlation
+        return ""
     if y.is_floating_point() or not _alike(whole, twice):
         raise DataError(f"{text}; return the mean over the minibatch, with outputs and targets of one shape")
     return f"{text}; that is right for weights of the classes, else return the mean over the minibatch"

@@ -215,6 +215,17 @@ def test_loss_of_pairs_that_is_no_mean_is_not_said_to_broadcast(loss):
     assert "return the mean over the minibatch" in words and "broadcast" not in words
 
 
+def _correlation(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss without a value for one example."""
+    return 1 - torch.corrcoef(torch.stack([outputs[:, 0], targets]))[0, 1]
+
+
+def test_loss_without_a_value_for_one_example_is_refused_only_where_it_broadcasts():
+    require_trainable(replace(ERROR, loss=_correlation), NUMBERS, "device")
+    spread = replace(ERROR, loss=lambda outputs, targets: ((outputs - targets) ** 2).mean() + 0 * outputs.var())
+    assert "broadcast to a table" in _problem(spread, NUMBERS)
+
+
 def test_loss_that_is_a_mean_and_loss_with_weights_of_the_classes_pass():
     require_trainable(
         replace(ERROR, loss=lambda outputs, targets: F.l1_loss(outputs[:, 0], targets)), NUMBERS, "device"
