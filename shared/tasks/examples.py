@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
 from fedpatch.shared.tasks.part_masks import parts_of
-from fedpatch.shared.tasks.reading.array_values import is_picture, numbers_of, pixels_of
+from fedpatch.shared.tasks.reading.array_values import is_picture, numbers_of
 from fedpatch.shared.tasks.reading.cell_values import GREATEST, RefusedValue, shown
 from fedpatch.shared.tasks.reading.csv_reader import read_table
 from fedpatch.shared.tasks.reading.folder_listing import files_version
@@ -503,12 +503,13 @@ def from_dataset(
         with _named(f"{where}: transform failed"):
             made = found if transform is None else transform(found)
         numbers = _numbers(made, where)
-        depth = depth or numbers.dtype
-        if numbers.dtype != depth and not {numbers.dtype.name, depth.name}.isdisjoint(_DEPTHS):
+        kind = np.asarray(made).dtype if is_picture(made) else numbers.dtype
+        depth = depth or kind
+        if kind != depth and not {kind.name, depth.name}.isdisjoint(_DEPTHS):
             raise DataError(
-                f"{where}: values are {numbers.dtype}, those of item {rows[0]} {depth}; scale all alike, with `transform`"
+                f"{where}: values are {kind}, those of item {rows[0]} {depth}; scale all alike, with `transform`"
             )
-        values = _cast(pixels_of(made) if is_picture(made) else numbers, where, np.float32)
+        values = _cast(numbers, where, np.float32)
         if inputs and values.shape != inputs[0].shape:
             raise DataError(
                 f"{where}: shape {values.shape}, others have {inputs[0].shape}; give `transform` to make them equal"

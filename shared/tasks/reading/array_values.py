@@ -38,7 +38,7 @@ def numbers_of(values: Any) -> NDArray[Any]:
     """Return values as an array of numbers.
 
     Args:
-        values: An array, a list, a number, or a picture of Pillow of mode L, 1 or RGB.
+        values: An array, a list, a number, or a picture of Pillow of mode L, 1 or RGB, whose values are those of `pixels_of`.
 
     Returns:
         The array, of a floating, integer or boolean dtype.
@@ -46,11 +46,14 @@ def numbers_of(values: Any) -> NDArray[Any]:
     Raises:
         RefusedValue: A value is no number, a list is ragged, an array has masked values, or a picture has another mode.
     """
+    has_picture = False
     for part in _parts(values):
         if is_picture(part):
-            require_plain_picture(part)
+            has_picture = True
         elif np.ma.isMaskedArray(part) and np.ma.getmaskarray(part).any():
             raise RefusedValue("is a masked array with masked values; fill them with NaN: values.filled(numpy.nan)")
+    if has_picture:
+        values = _with_pixels(values)
     try:
         found = np.asarray(values)
     except Exception as error:  # the conversion is code of the value's class
@@ -119,6 +122,13 @@ def _parts(values: Any) -> Iterator[Any]:
         for one in values:
             if not isinstance(one, int | float):
                 yield from _parts(one)
+
+
+def _with_pixels(values: Any) -> Any:
+    """Return a value with the pixels of each picture in its place."""
+    if is_picture(values):
+        return pixels_of(values)
+    return [_with_pixels(one) for one in values] if isinstance(values, list | tuple) else values
 
 
 def _types_in(values: Any) -> set[type]:

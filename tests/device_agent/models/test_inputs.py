@@ -15,7 +15,8 @@ from numpy.lib.format import write_array_header_1_0
 
 from fedpatch.device_agent.models.inputs import read_inputs
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.tasks.examples import from_dataset
+from fedpatch.shared.tasks.examples import from_arrays, from_dataset
+from fedpatch.shared.tasks.reading.array_values import numbers_of
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
@@ -81,6 +82,10 @@ def test_picture_has_the_same_values_in_training_and_in_prediction(tmp_path, mod
     picture.save(tmp_path / "x.png")
     trained = from_dataset([(picture, 0)]).x
     np.testing.assert_array_equal(read_inputs(tmp_path / "x.png", trained.shape[1:], "float32"), trained)
+    np.testing.assert_array_equal(from_arrays([picture], [0]).x, trained)
+    np.testing.assert_array_equal(
+        numbers_of([picture]).astype(np.float32), trained
+    )  # as PersonalModel.predict takes it
 
 
 def test_grey_picture_for_a_model_of_colours_is_refused(tmp_path):
