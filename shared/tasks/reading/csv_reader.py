@@ -338,10 +338,15 @@ def _cells(form: ReadingsFormat) -> CellReaders:
     def number(text: str) -> float:
         return number_in(text, decimal)
 
-    def group(text: str) -> str:
+    def plain(text: str) -> str:
         return text.strip(BLANKS)
 
     target = None
     if form.target:
-        target = label_reader(form.classes, is_missing, group) if form.classes else partial(number_or_classes, number)
-    return CellReaders(number, target, lambda text: None if is_missing(text) else time_in(text, decimal), group)
+        target = label_reader(form.classes, is_missing, plain) if form.classes else partial(number_or_classes, number)
+    return CellReaders(
+        number,
+        target,
+        lambda text: None if is_missing(text) else time_in(text, decimal),
+        lambda text: "" if is_missing(text) else plain(text),
+    )

@@ -835,6 +835,17 @@ def test_header_of_another_spelling_is_named_in_prediction_too(tmp_path, text, w
             read(tmp_path / "new.csv", form, for_prediction=True)
 
 
+@pytest.mark.parametrize("missing", ["", "NaN", "NA", "null", "none", "?"])
+def test_missing_group_of_a_file_is_missing_in_a_frame_too(tmp_path, missing):
+    (tmp_path / "one.csv").write_text(f"who,v,mode\nann,1,on\n{missing},2,on\n")
+    frame = pd.DataFrame({"who": ["ann", missing], "v": [1.0, 2.0], "mode": "on"})
+    for found in (
+        read_csv(tmp_path / "one.csv", ["v"], "mode", CLASSES, group="who"),
+        from_frame(frame, ["v"], "mode", CLASSES, group="who"),
+    ):
+        assert found.groups == ("ann",) and found.notes[0].endswith("s without who: 1, left out")
+
+
 TWO = ReadingsFormat(["x", "y"], "mode", CLASSES)
 
 
