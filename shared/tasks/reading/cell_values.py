@@ -46,6 +46,7 @@ _REMEDIES = (
     (re.compile(_DASH), "write its sign as -"),
     (re.compile(_THOUSANDS), "write it without marks between the thousands"),
     (re.compile(_WITH_UNIT), "write the number without its unit"),
+    *((re.compile(f".*[{one}].*"), f"if {one!r} stands between columns, set delimiter={one!r}") for one in ";\t|"),
 )
 
 

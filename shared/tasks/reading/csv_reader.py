@@ -88,24 +88,22 @@ def read_table(place: Path, form: ReadingsFormat, *, for_prediction: bool = Fals
 def _read_file(builder: TableBuilder, file: Path, form: ReadingsFormat, predicted: ReadingsFormat | None) -> bool:
     """Add the rows of a file; False where it has no complete line yet."""
     lines = _plain_lines(file, form.comment)
-    first = next(lines, None)
-    if first is None:
+    head = list(islice(lines, _HEAD))
+    if not head:
         cut = has_unfinished_line(file)
         builder.note(
             f"{printable(str(file))}: holds no complete line yet{'; end its line with a line break' if cut else ''}"
         )
         return False
-    number, text = first
     try:
-        header, columns, places = _columns(text, form, predicted)
+        header, columns, places = _columns(_telling_line(head, form, predicted), form, predicted)
     except _Header as why:
-        raise _Header(f"{why}{_header_below(lines, form, predicted)}") from None
-    rows = lines if header else chain([first], lines)
+        raise _Header(f"{why}{_header_below(chain(head[1:], lines), form, predicted)}") from None
+    if header:
+        del head[0]
     if not form.time and places.time >= 0:
-        head = list(islice(rows, _HEAD))
         places = _with_usable_time(builder, head, columns, places, form, printable(str(file)))
-        rows = chain(head, rows)
-    for number, text in rows:
+    for number, text in chain(head, lines):
         try:
             cells = _whole_row(text, form.delimiter, columns)
         except DamagedRow as damage:
@@ -120,6 +118,25 @@ def _read_file(builder: TableBuilder, file: Path, form: ReadingsFormat, predicte
             )
         builder.add(cells, places, number)
     return True
+
+
+def _telling_line(
+    head: Sequence[tuple[int, str | None]], form: ReadingsFormat, predicted: ReadingsFormat | None
+) -> str | None:
+    """Return the line that shows the columns of a file: the first one, or another where the first one is cut.
+
+    A file without a header may begin in the middle of a line, as where a log was rotated.
+    """
+    first = head[0][1]
+    if not (form.names or predicted) or not _has_number(first, form):
+        return first
+    whole = [text for _, text in head if _has_number(text, form)]
+    counts = [str(text).rstrip(form.delimiter + BLANKS).count(form.delimiter) for text in whole]
+    return whole[counts.index(max(counts, key=counts.count))]
+
+
+def _has_number(text: str | None, form: ReadingsFormat) -> bool:
+    return text is not None and any(_is_number(one.strip(BLANKS), form.decimal) for one in text.split(form.delimiter))
 
 
 def _with_usable_time(
@@ -197,8 +214,7 @@ def _columns(text: str | None, form: ReadingsFormat, predicted: ReadingsFormat |
     needed, target = (form.needed, form.target) if predicted is None else (form.inputs, predicted.target)
     if all(name in found for name in needed):
         return found, len(found), _places(found, form, target)
-    is_cut = predicted is None and any(_is_number(one, form.decimal) for one in found)  # as where a log was rotated
-    if form.names and (is_cut or len(found) == len(form.names)):
+    if form.names and len(found) == len(form.names):
         return [], len(form.names), _where_values_are(found, _places(form.names, form, target), form, predicted)
     alike = {plain_spelling(one) for one in found} & {plain_spelling(one) for one in form.inputs}
     if predicted is not None and not alike:
@@ -234,7 +250,7 @@ def _is_other_header(cells: Sequence[str], header: Sequence[str], places: Places
 
 def _has_words(cells: Sequence[str], places: Places) -> bool:
     """Return whether all inputs of a line are words, as in a header."""
-    bare = [cells[place].strip(BLANKS) for place in places.inputs if place < len(cells)]
+    bare = [cells[place].strip(BLANKS) for place in places.inputs]
     return all((one[:1].isalpha() or one[:1] == "_") and not is_missing(one) for one in bare)
 
 
@@ -300,7 +316,10 @@ def _hint(text: str, found: Sequence[str], needed: Sequence[str], form: Readings
         mark = text.removeprefix(_EXCEL_MARK).strip("\r\n") or "\t"
         return f"; this line is for Excel: remove it, and set delimiter={mark!r}"
     for one in _SEPARATORS:
-        if one != form.delimiter and all(name in [part.strip(BLANKS) for part in text.split(one)] for name in needed):
+        parts = [part.strip(BLANKS) for part in text.split(one)]
+        if one != form.delimiter and (
+            all(name in parts for name in needed) or (len(parts) > len(found) and _are_values(parts, form, one))
+        ):
             return f"; the columns are separated by {one!r}: set delimiter={one!r}"
     if found and any(_is_number(one, form.decimal) for one in found):
         return "; if the file has no header line, name all its columns in order with names=[...]"
@@ -311,6 +330,12 @@ def _hint(text: str, found: Sequence[str], needed: Sequence[str], form: Readings
         if name not in found and plain_spelling(name) in alike:
             return f"; {name!a} is spelled {alike[plain_spelling(name)]!a} in the file: write it so"
     return ""
+
+
+def _are_values(parts: Sequence[str], form: ReadingsFormat, separator: str) -> bool:
+    """Return whether the parts of a line have enough numbers for the inputs; words with a number have blanks too."""
+    numbers = sum(_is_number(one, ".") or _is_number(one, ",") for one in parts)
+    return numbers >= max(len(form.inputs), 2 if separator == " " else 1)
 
 
 def _is_time(text: str, decimal: str) -> bool:

@@ -106,7 +106,7 @@ def number_of(value: Any) -> float:
         try:
             return number_in(value)
         except RefusedValue as why:
-            raise RefusedValue(str(why).replace("set decimal=", "read it with decimal=")) from None
+            raise RefusedValue(str(why).replace("set de", "read it with de")) from None
     if _is_missing(value):
         return math.nan
     if not isinstance(value, int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):

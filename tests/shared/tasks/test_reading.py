@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -899,6 +900,29 @@ def test_damaged_first_line_of_a_file_without_a_header_costs_that_line(tmp_path,
     (tmp_path / "one.csv").write_text(f"{first}\n" + "1,2,off\n" * 9)
     found = read(tmp_path / "one.csv", replace(TWO, names=["x", "y", "mode"]))
     assert found.x[-9:].tolist() == [[1, 2]] * 9
+
+
+@pytest.mark.parametrize("first", ["5", "2,off", "8,9,off", "1,2,off,", "3,1,2,off,4"])
+@pytest.mark.parametrize("names", [(), ("when", "x", "y", "mode")], ids=["order", "names"])
+def test_cut_first_line_of_a_file_for_prediction_costs_that_line(tmp_path, first, names):
+    """Its number of cells would make the columns others, such as inputs and target without the time."""
+    (tmp_path / "new.csv").write_text(f"{first}\n" + "".join(f"{i},1,2,off\n" for i in range(20)))
+    found = read(tmp_path / "new.csv", replace(TWO, time="when", names=names), for_prediction=True)
+    assert found.x.tolist() == [[1, 2]] * 20 and found.times is not None and found.times.tolist() == list(range(20))
+    assert "lines damaged: 1, left out, of 21" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "mark"), [("1,5;2,25;off", ";"), ("1.5;2.25;off", ";"), ("1.5\t2.25\toff", "\t"), ("1.5 2.25 off", " ")]
+)
+@pytest.mark.parametrize("for_prediction", [False, True])
+def test_file_without_a_header_of_another_separator_has_the_remedy(tmp_path, line, mark, for_prediction):
+    (tmp_path / "one.csv").write_text(f"{line}\n" * 9)
+    form = replace(TWO, names=["x", "y", "mode"])
+    with pytest.raises(DataError, match=f"set delimiter={re.escape(repr(mark))}"):
+        read(tmp_path / "one.csv", form, for_prediction=for_prediction)
+    right = replace(form, delimiter=mark, decimal="," if "," in line else ".")
+    assert read(tmp_path / "one.csv", right, for_prediction=for_prediction).x[0].tolist() == [1.5, 2.25]
 
 
 def test_input_that_is_called_time_keeps_its_place_without_a_header(tmp_path):
