@@ -135,6 +135,13 @@ def test_windows_hold_consecutive_readings_of_one_file_each_stride(lengths, leng
         assert readings.source[last - length + 1] == readings.source[last]
 
 
+def test_window_ends_with_its_file_also_where_the_next_one_begins_with_damaged_lines():
+    """Their numbers go on as if both were one file."""
+    both = series(5, 10).take([*range(5), *range(10, 15)])
+    assert both.first.tolist() == list(range(10))
+    assert windows(both, 4).y.tolist() == [3, 4, 13, 14]
+
+
 def test_window_of_no_length_is_a_usage_error():
     with pytest.raises(UsageError, match="at least 1"):
         windows(series(5), 0)

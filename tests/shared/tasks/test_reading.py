@@ -251,6 +251,7 @@ def test_what_is_no_file_of_readings_is_left_out(tmp_path):
     (tmp_path / "10.csv").write_text("v,mode\n3,on\n")
     (tmp_path / "9.CSV").write_text("v,mode\n1,off\n")
     (tmp_path / "._9.csv").write_bytes(b"\0\5\x16\7")
+    (tmp_path / ".10.csv").write_text("v,mode\n7,on\n")
     (tmp_path / "empty.csv").touch()
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "lost.csv").symlink_to(tmp_path / "nowhere")
