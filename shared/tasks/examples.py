@@ -297,8 +297,6 @@ def as_examples(found: Examples, form: ReadingsFormat, *, for_prediction: bool =
     """
     if not form.window:
         return found
-    if found.group is not None:  # lines of several persons may alternate
-        found = found.take(np.lexsort((found.first, found.group, found.source)))
     return windows(found, form.window, form.step, max_gap=form.max_gap, mixed="last" if for_prediction else form.mixed)
 
 

@@ -31,7 +31,7 @@ def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 
     run backwards. Without times, a line that was left out is a gap, and so is a jump of an input that counts like a clock.
 
     Args:
-        series: Readings with x of shape (n, channels).
+        series: Readings with x of shape (n, channels); those of several groups may alternate.
         length: Readings in a window.
         stride: Readings between the beginnings of two windows; below `length`, windows overlap.
         max_gap: Longest time between two readings, in the unit of the times; 0: one and a half times the usual one of the
@@ -57,6 +57,8 @@ def windows(series: Examples, length: int, stride: int = 1, *, max_gap: float = 
         raise UsageError(
             f"windows are cut from readings of shape (n, inputs), and these examples have shape {series.x.shape}"
         )
+    if series.group is not None:  # lines of several persons may alternate
+        series = series.take(np.lexsort((series.first, series.group, series.source)))
     bounds = _runs(series, max_gap)
     spans = [(begin, after) for begin, after in pairwise(bounds) if after - begin >= length]
     if not spans:

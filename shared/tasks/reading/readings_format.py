@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal, TypedDict, TypeVar, get_args
 
 from fedpatch.shared.errors import UsageError
@@ -85,6 +85,9 @@ class ReadingsFormat:
     def __post_init__(self) -> None:
         for name in ("inputs", "classes", "names"):
             object.__setattr__(self, name, names_of(name, getattr(self, name)))
+        for name in ("target", "time", "group", "delimiter", "decimal", "comment"):
+            if not isinstance(value := getattr(self, name), str):
+                raise UsageError(f"{name} is {value!r}, a {type(value).__name__}; give a text, or leave it out")
         if not self.inputs:
             raise UsageError("no columns are given as inputs; name the columns that the model sees")
         if self.target and self.target in self.inputs:
@@ -95,8 +98,8 @@ class ReadingsFormat:
             )
         if self.decimal not in (".", ","):
             raise UsageError(f"decimal is {self.decimal!r}; use '.' or ','")
-        if not 0.0 <= self.damaged_share <= 1.0:
-            raise UsageError(f"damaged_share is {self.damaged_share:g}; it must be from 0 to 1")
+        if not isinstance(self.damaged_share, Real) or not 0.0 <= self.damaged_share <= 1.0:
+            raise UsageError(f"damaged_share is {self.damaged_share!r}; it must be from 0 to 1")
         require_window(self.window or 1, self.stride or 1, self.max_gap, self.mixed)
         if self.names and (absent := [one for one in self.needed if one not in self.names]):
             raise UsageError(f"names has no {', '.join(absent)}; it must name all columns of the file, in order")
@@ -176,11 +179,11 @@ def require_window(length: int, stride: int, max_gap: float, mixed: str) -> None
     Raises:
         UsageError: The window cannot be cut.
     """
-    if not all(isinstance(one, Integral) for one in (length, stride)):
+    if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in (length, stride)):
         raise UsageError(f"windows of length {length!r} and stride {stride!r}; both must be integers")
     if length < 1 or stride < 1:
         raise UsageError(f"windows of length {length} and stride {stride}; both must be at least 1")
-    if not max_gap >= 0:
-        raise UsageError(f"max_gap is {max_gap:g}; it must be at least 0")
+    if not isinstance(max_gap, Real) or not max_gap >= 0:
+        raise UsageError(f"max_gap is {max_gap!r}; it must be a number of at least 0")
     if mixed not in get_args(Mixed):
         raise UsageError(f"mixed is {mixed!r}; use 'last' or 'drop'")

@@ -302,6 +302,12 @@ def test_memory_of_reading_is_near_that_of_the_arrays(tmp_path):
         ({"inputs": ["a"], "delimiter": ",", "decimal": ","}, "beside the decimal mark"),
         ({"inputs": ["a"], "names": ["b"]}, "names has no a"),
         ({"inputs": ["a"], "window": 5, "mixed": "first"}, "use 'last' or 'drop'"),
+        ({"inputs": ["a"], "target": 1}, "target is 1, a int; give a text"),
+        ({"inputs": ["a"], "group": None}, "group is None, a NoneType; give a text, or leave it out"),
+        ({"inputs": ["a"], "delimiter": 44}, "delimiter is 44, a int; give a text"),
+        ({"inputs": ["a"], "damaged_share": "0.2"}, "damaged_share is '0.2'; it must be from 0 to 1"),
+        ({"inputs": ["a"], "window": True}, "windows of length True .* must be integers"),
+        ({"inputs": ["a"], "max_gap": "1"}, "max_gap is '1'; it must be a number"),
     ],
 )
 def test_wrong_format_is_a_usage_error(arguments, words):
@@ -413,6 +419,8 @@ def test_lines_of_several_persons_may_alternate(tmp_path):
     form = ReadingsFormat(["v"], "mode", CLASSES, time="time", group="who", window=5)
     found = read(tmp_path / "all.csv", form).of_group("p1")
     assert (found.x % 2 == 1).all() and len(found) == 4
+    plain = read_csv(tmp_path / "all.csv", ["v"], "mode", CLASSES, time="time", group="who")
+    assert windows(plain, 5, 5).of_group("p1").x.tolist() == found.x.tolist()
     untimed = [line.replace(f",{i // 2},", ",", 1) for i, line in enumerate(lines)]
     untimed[19:21] = ["damaged\n", "damaged\n"]
     (tmp_path / "all.csv").write_text("who,v,mode\n" + "".join(untimed))
