@@ -23,6 +23,7 @@ from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.task_checks.trial_training import require_trainable
+from fedpatch.shared.tasks.task import DeviceData
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import SGD, Scene
 from tests.device_agent.growing_task import REFERENCE, TASK
@@ -53,6 +54,19 @@ def test_data_that_changed_are_read_again_once(growing, tmp_path):
         changed = growing.load_changed()
         assert changed is not None and len(changed.train_x) == count
         assert growing.load_changed() is None
+
+
+def test_validation_data_without_classes_of_the_test_data_are_named_by_the_device(tmp_path, caplog):
+    def load(spec: str, root: Path) -> DeviceData:
+        x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+        y = np.arange(60) % 6
+        chosen = y < 2
+        return DeviceData(x, y, x + 9, y, val_x=x[chosen] + 1, val_y=y[chosen])
+
+    names = tuple(f"class {number}" for number in range(6))
+    task = replace(TASK, load_data=load, class_names=names, input_shape=(3,), data_version=None)
+    ReloadingDataset(task, "", tmp_path).load()
+    assert "(class 2, class 3, class 4, class 5): they choose the personal model by the others" in caplog.text
 
 
 @pytest.mark.parametrize("hook", [None, lambda spec, root: None])
