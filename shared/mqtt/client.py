@@ -220,7 +220,7 @@ class MqttLink:
         elif now > attempt.answer_by:
             attempt.fail(connection_errors.silent(self.broker))
             return False
-        if attempt.connected is not None and self._session.is_overdue(now):
+        if attempt.connected is not None and (self._session.is_overdue(now) or attempt.is_deaf(now)):
             attempt.fail(connection_errors.unacknowledged(self.broker))
             return False
         if self._session.stopping.is_set():
@@ -238,7 +238,7 @@ class MqttLink:
         while wish := self._session.next_wish(time.monotonic()):
             if wish.wanted:
                 _, mid = client.subscribe([(topic_filter, 1) for topic_filter in wish.filters])
-                attempt.subscribing[mid or 0] = wish.filters
+                attempt.subscribing[mid or 0] = wish.filters, self._session.due_at(time.monotonic())
             else:
                 client.unsubscribe(list(wish.filters))
         while not client.want_write() and not self._gate():
@@ -296,7 +296,7 @@ class MqttLink:
         client.on_message = lambda _client, _data, message: self._on_message(message)
         client.on_publish = lambda _client, _data, mid, reason, _properties: self._on_publish(mid, reason)
         client.on_subscribe = lambda _client, _data, mid, reasons, _properties: self._on_subscribe(
-            attempt.subscribing.pop(mid, ()), reasons
+            attempt.subscribing.pop(mid, ((), 0.0))[0], reasons
         )
         return client
 

@@ -21,7 +21,8 @@ MAX_IN_FLIGHT = 20
 MAX_IN_FLIGHT_BYTES = 256 * 1024
 MAX_ATTEMPTS = 3
 ACK_S = 60.0
-"""Time for an acknowledgement. After it the connection is made anew: a lost PUBACK would block a place in flight for ever."""
+"""Time for an acknowledgement. After it the connection is made anew: a lost PUBACK would block a place in flight for ever, and
+with a lost SUBSCRIBE the link would be deaf."""
 _SLOWEST_BYTES_S = 2000.0
 
 
@@ -106,7 +107,11 @@ class Outbox:
             raise IllegalTransition(f"packet id {key} is on its way already")
         self._unacknowledged[key] = message
         self._in_flight_bytes += len(message.payload)
-        self._due[key] = now + ACK_S + self._in_flight_bytes / _SLOWEST_BYTES_S
+        self._due[key] = self.due_at(now)
+
+    def due_at(self, now: float) -> float:
+        """Return the latest time of the acknowledgement of a packet that is sent now: bytes in flight go first."""
+        return now + ACK_S + self._in_flight_bytes / _SLOWEST_BYTES_S
 
     def require_answer(self, by: float) -> None:
         """Require that the broker acknowledges something by a time; an earlier requirement stays."""

@@ -32,10 +32,15 @@ class ConnectionAttempt:
     fault: ConnectionFault | None = None
     connected: Connected | None = None
     window: int = MAX_IN_FLIGHT
-    subscribing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    # Filters that the broker has not acknowledged yet, and the latest time of that.
+    subscribing: dict[int, tuple[tuple[str, ...], float]] = field(default_factory=dict)
     drain_until: float | None = None
     goodbye_until: float | None = None
     socket: object = None
+
+    def is_deaf(self, now: float) -> bool:
+        """Return whether the acknowledgement of a subscription is overdue: nobody knows whether the broker has it."""
+        return any(now >= due for _, due in self.subscribing.values())
 
     def fail(self, fault: ConnectionFault) -> None:
         """Record a fault. Only the first one is kept, because later ones are its consequences."""

@@ -123,6 +123,11 @@ class Session:
         with self._changed:
             self._outbox.sent(key, message, now)
 
+    def due_at(self, now: float) -> float:
+        """Return the latest time of the acknowledgement of a subscription that is sent at `now`."""
+        with self._changed:
+            return self._outbox.due_at(now)
+
     def require_answer(self, by: float) -> None:
         """Require that the broker acknowledges something by a time."""
         with self._changed:

@@ -12,6 +12,7 @@ import time
 
 from tests.support.brokers import HOST
 
+PUBACK, SUBACK = 4, 9
 _CONNECT, _PUBLISH = 1, 3
 _MQTT_3_1_1 = 4
 _WRONG_VERSION = b"\x20\x02\x00\x01"
@@ -25,6 +26,7 @@ class Relay:
     message and every last will, like a broker that ignores the flag silently; for 3.1.1 only.
     It forwards packets of clients at `bytes_per_s`, unless that is 0. From a connection's first part of more than
     `most_back_bytes` from the broker on, it forwards nothing back, like a path whose packets must be small.
+    While `swallows` is a kind of packet (PUBACK or SUBACK), it loses packets of that kind from the broker.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class Relay:
         forgetful: bool = False,
         bytes_per_s: int = 0,
         most_back_bytes: int = 2**16,
+        swallows: int | None = None,
     ) -> None:
         self._broker_port = port
         self._bytes_per_s = bytes_per_s
         self._most_back_bytes = most_back_bytes
+        self.swallows = swallows
         self._old, self._forgetful = old, forgetful
         self._listener = socket.create_server((HOST, 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -100,7 +104,8 @@ class Relay:
                 self._spawn(self._serve, client, broker)
 
     def _serve(self, client: socket.socket, broker: socket.socket) -> None:
-        back = threading.Thread(target=self._copy_back, args=(broker, client), daemon=True)
+        give_back = self._copy_back if self.swallows is None else self._forward_back
+        back = threading.Thread(target=give_back, args=(broker, client), daemon=True)
         back.start()
         with contextlib.suppress(OSError, EOFError):
             self._forward(client, broker)
@@ -134,6 +139,14 @@ class Relay:
                 passes = passes and len(part) <= self._most_back_bytes
                 if passes and broker not in self._silent:
                     client.sendall(part)
+        _shut(client)
+
+    def _forward_back(self, broker: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError, EOFError), broker.makefile("rb") as stream:
+            while True:
+                packet = _read_packet(stream.read)
+                if packet[0] >> 4 != self.swallows:
+                    client.sendall(packet)
         _shut(client)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fedpatch.shared.mqtt import outbox
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from tests.broker.relay import PUBACK, SUBACK, Relay
 from tests.support.brokers import HOST, Client, Mosquitto, client, free_port
 
 pytestmark = pytest.mark.broker
@@ -105,3 +107,14 @@ def test_link_that_is_checked_stays_if_the_broker_answers(mosquitto):
         giver.link.check(5.0)
         giver.settle()
         assert not [event for event in giver.seen if isinstance(event, Disconnected)]
+
+
+@pytest.mark.parametrize("lost", [PUBACK, SUBACK], ids=["PUBACK", "SUBACK"])
+def test_link_is_made_anew_if_an_acknowledgement_is_lost(mosquitto, monkeypatch, lost):
+    """The broker answers everything else, so that no keepalive notices it."""
+    monkeypatch.setattr(outbox, "ACK_S", 0.3)
+    with Relay(mosquitto.port, swallows=lost) as path, client(path.url, "giver", "a") as giver:
+        giver.link.publish("t", b"kept", retain=True)
+        assert "did not acknowledge a message in time" in giver.wait(Disconnected).reason
+        path.swallows = None
+        giver.settle()
