@@ -232,14 +232,20 @@ class LiveView:
             self._console.print(line, markup=False, soft_wrap=True)
 
 
+_COUNT_EVERY_S = 10.0
+"""Least time between two lines about a wait in which only the number of devices differs."""
+
+
 class PlainView(PlainLines):
-    """One line per round, and one when the run begins to wait for devices or the reason of the wait changes."""
+    """One line per round, and one when the run begins to wait for devices, the reason changes or devices have come."""
 
     def __init__(self, stderr: TextIO) -> None:
         super().__init__(stderr)
         self._last_round: int | None = None  # the last round that needs no line
         self._waiting = self._silent = False
         self._causes = (False, "", "")
+        # The devices that the last line about a wait counted, and the time that was left.
+        self._counted, self._left_s = 0, 0.0
 
     def show(self, message: StatusMessage) -> None:
         """Print what is new since the last call."""
@@ -256,6 +262,9 @@ class PlainView(PlainLines):
                 f"the coordinator waits: {status.silent_stores}" if status.silent_stores else "the stores answer again"
             )
         self._silent = bool(status.silent_stores)
+        self._show_wait(status)
+
+    def _show_wait(self, status: RunStatus) -> None:
         waiting = is_short_of_devices(status)
         starting = _starting_text(status)
         unwilling = f"unwilling: {counted(reason_counts(status.unwilling))}" if status.unwilling else ""
@@ -263,7 +272,10 @@ class PlainView(PlainLines):
         details = "".join(f"; {text}" for text in (starting, unwilling, missing) if text)
         # In a large fleet no line is printed for each device that starts, comes or goes.
         causes = bool(starting), unwilling, "" if status.missing.endswith(" more") else missing
-        if waiting and (not self._waiting or causes != self._causes):
-            left = f"; {duration(status.waits_s)} left" if status.waits_s else ""
+        left_s = status.waits_s or 0.0
+        came = status.present != self._counted and 0 < left_s <= self._left_s - _COUNT_EVERY_S
+        if waiting and (not self._waiting or causes != self._causes or came):
+            left = f"; {duration(left_s)} left" if left_s else ""
             self.say(f"waiting for devices: {status.present} of {status.wanted} are there{details}{left}")
+            self._counted, self._left_s = status.present, left_s
         self._waiting, self._causes = waiting, causes

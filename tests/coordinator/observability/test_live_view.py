@@ -155,6 +155,15 @@ class TestPlainView:
             "waiting for devices: 2 of 10 are there",
         ]
 
+    def test_wait_is_printed_with_the_devices_that_have_come_every_ten_seconds_at_most(self):
+        shown = ((0, 120.0), (4, 119.0), (4, 111.0), (4, 110.0), (4, 50.0), (5, 49.0), (6, 45.0), (6, 38.0), (5, 0.0))
+        assert plain_lines(*(waiting(present=there, waits_s=left) for there, left in shown)) == [
+            "waiting for devices: 0 of 10 are there; 2 min 0 s left",
+            "waiting for devices: 4 of 10 are there; 1 min 50 s left",
+            "waiting for devices: 5 of 10 are there; 49 s left",
+            "waiting for devices: 6 of 10 are there; 38 s left",
+        ]
+
     def test_wait_is_printed_again_when_its_causes_change(self):
         prefix = "waiting for devices: 3 of 10 are there"
         hot = waiting(unwilling={"too_hot": 1, "not_charging": 2})
