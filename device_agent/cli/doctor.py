@@ -24,7 +24,7 @@ from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.lost_directory import agent_of_lost_directory
+from fedpatch.device_agent.state.lost_directory import loss_of
 from fedpatch.device_agent.state.machine import clone_problem
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
@@ -104,10 +104,8 @@ def _check_machine(directory: Path, checkup: Checkup, root: Path) -> None:
 
 def _check_agent(directory: Path, checkup: Checkup) -> None:
     """Check that a running agent has its state directory and accepts rounds; there is no finding without a problem."""
-    lost = agent_of_lost_directory(directory)
-    if lost is not None:
-        text = f"the agent with pid {lost} began in {directory}, which was deleted or replaced since; it declines every round"
-        checkup.fail("agent", text, "restore the directory, then restart the agent")
+    if (lost := loss_of(directory)) is not None:
+        checkup.fail("agent", *lost)
         return
     if not _is_running(directory):
         return

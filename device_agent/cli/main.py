@@ -30,11 +30,13 @@ from fedpatch.device_agent.cli.status import (
     unwilling_now,
 )
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.lost_directory import loss_of
 from fedpatch.device_agent.state.status_file import read_patches, read_standing
 from fedpatch.shared.app.command import AsJson, command, make_app, run_app
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import Source, cli_options
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.task_checks.command import add_check_task
 
 NAME = "fedpatch-agent"
@@ -114,6 +116,8 @@ def status(*, state_dir: Path, as_json: AsJson = False) -> None:
     In the JSON, state is starting until the task is loaded, declines is the reason to decline every request, and
     held_version is the digest of the held model.
     """
+    if (lost := loss_of(state_dir)) is not None:
+        raise StateError("; ".join(lost))
     standing = read_standing(state_dir)
     about = look_for_owner(state_dir, standing)
     if as_json:

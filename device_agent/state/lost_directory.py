@@ -20,24 +20,44 @@ def agent_of_lost_directory(directory: Path, proc: Path = Path("/proc")) -> int 
     Processes of other users are seen by root only.
 
     Args:
-        directory: The state directory, absolute; it may be absent.
+        directory: The state directory; it may be absent.
         proc: The file system of the kernel's processes.
     """
-    lock = directory / LOCK_NAME
+    lock = directory.resolve() / LOCK_NAME
     writer = status_pid(directory)
     for process in proc.glob("[0-9]*"):
         pid = int(process.name)
-        for name in _open_locks(process):
-            if name == f"{lock}{_DELETED}" or (pid == writer and name != str(lock)):
+        for name, descriptor in _open_locks(process):
+            if name == f"{lock}{_DELETED}" or (pid == writer and not _is_same(descriptor, lock)):
                 return pid
     return None
 
 
-def _open_locks(process: Path) -> list[str]:
-    """Return the paths of the lock files of agents that a process has open, as the kernel names them."""
+def _is_same(descriptor: Path, lock: Path) -> bool:
+    # A directory may have several names, such as a link or another mount of it.
+    with suppress(OSError):
+        return descriptor.samefile(lock)
+    return False
+
+
+def loss_of(directory: Path) -> tuple[str, str] | None:
+    """Return the problem of an agent at work whose state directory was deleted or replaced, and the remedy; None for none.
+
+    Args:
+        directory: The state directory; it may be absent.
+    """
+    place = directory.absolute()
+    if (pid := agent_of_lost_directory(place)) is None:
+        return None
+    text = f"the agent with pid {pid} began in {place}, which was deleted or replaced since; it declines every round"
+    return text, "restore the directory, then restart the agent"
+
+
+def _open_locks(process: Path) -> list[tuple[str, Path]]:
+    """Return the lock files of agents that a process has open: the path as the kernel names it, and the descriptor."""
     found = []
     with suppress(OSError):  # it has ended, or belongs to another user
         for descriptor in (process / "fd").iterdir():
             with suppress(OSError):
-                found.append(os.readlink(descriptor))
-    return [name for name in found if name.removesuffix(_DELETED).endswith(f"/{LOCK_NAME}")]
+                found.append((os.readlink(descriptor), descriptor))
+    return [one for one in found if one[0].removesuffix(_DELETED).endswith(f"/{LOCK_NAME}")]

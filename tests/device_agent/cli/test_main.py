@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,17 @@ def test_status_of_an_agent_that_does_not_run_ends_with_1(agent, state_dir, opti
     assert "it is training" not in ended.out
     with lock_state_dir(state_dir):
         assert agent("status", "--state-dir", state_dir, *options).code == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_status_of_an_agent_whose_state_directory_was_deleted_says_so(agent, state_dir, again):
+    with lock_state_dir(state_dir):
+        shutil.rmtree(state_dir)
+        if again:
+            state_dir.mkdir(mode=0o700)
+        ended = agent("status", "--state-dir", state_dir)
+    assert (ended.code, ended.out) == (1, "")
+    assert "was deleted or replaced since; it declines every round; restore the directory" in ended.err
 
 
 def test_status_for_programs(agent, state_dir):
