@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +78,29 @@ def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_dea
         assert sum(one["phase_seconds"].values()) < one["deadline_s"] / 2
     assert rounds[-1]["deadline_s"] < 600.0
     assert "absent: mute (3 in a row)" in done.err
+
+
+@pytest.mark.slow
+def test_agent_that_is_stopped_between_two_rounds_costs_one_round_and_is_named(tmp_path):
+    """Its connection stays open, so that the broker shows it as online, as with one that a router has forgotten."""
+    with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
+        for number, device in enumerate(("ann", "bob", "cyd")):
+            fleet.start(device, REFERENCE, f"n=20,test=10,seed={number}")
+        fleet.wait_ready()
+        terms = {"devices": 3, "rounds": 5, "round_interval_s": 3, "recruit_deadline_s": 3}
+        with fleet.coordinator(tmp_path / "c", task=REFERENCE, **terms) as run:
+            run.wait(lambda: "round 1/5" in run.err, "plays a round")
+            os.kill(fleet.agents["cyd"].pid, signal.SIGSTOP)
+            try:
+                done = run.done()
+            finally:
+                os.kill(fleet.agents["cyd"].pid, signal.SIGCONT)
+    assert done.code == 0, done.err
+    rounds = done.document["rounds"]
+    assert [one["outcome"] for one in rounds] == ["aggregated", "failed", *["aggregated"] * 3]
+    assert [one["reported"] for one in rounds[2:]] == [2] * 3
+    assert "cyd" in rounds[1]["absent"]
+    assert "shown online without any answer: cyd" in done.err
 
 
 def test_run_waits_for_starting_agents(tmp_path):

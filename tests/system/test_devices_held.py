@@ -58,6 +58,31 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
             again.interrupt()
 
 
+def test_run_begins_without_a_held_device_of_the_last_run_once_drained_and_when_resumed(
+    tmp_path: Path, mosquitto: Mosquitto
+):
+    """Its time to wait is longer than the patience of the test."""
+    state = tmp_path / "coordinator"
+    terms = ["--task", REFERENCE, "--devices", 3, "--wait-s", 600, "--quorum", 1.0]
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        for device in ("ann", "bob", "cyd"):
+            fleet.start(device, REFERENCE, DATA)
+        fleet.wait_ready()
+        where = ["--broker", mosquitto.url, "--fleet", fleet.name, "--state-dir", state]
+        assert run("fedpatch", "run", *where, *terms, "--rounds", 1).code == 0
+        fleet.agents["cyd"].terminate()
+        often = ["--new", "--rounds", 100_000, "--round-interval-s", 0.2]
+        with Command("fedpatch", "run", *where, *terms, *often) as coordinator:
+            coordinator.wait_err("are there; missing: cyd (offline); ")
+            _decide(state, "drain", "cyd")
+            coordinator.wait_err(" aggregated: 2/2 reported")
+            coordinator.kill()
+        with Command("fedpatch", "resume", "last", "--state-dir", state) as again:
+            # A resumed run waits a minute for devices that it misses.
+            again.wait(lambda: " aggregated: 2/2 reported" in again.err, "goes on at once", patience_s=50.0)
+            again.interrupt()
+
+
 def test_unknown_device_error_suggests_the_nearest_name(tmp_path: Path):
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 
