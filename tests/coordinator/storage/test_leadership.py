@@ -18,7 +18,7 @@ from fedpatch.coordinator.blobs.blob_store import run_blobs
 from fedpatch.coordinator.storage.database import leadership as module
 from fedpatch.coordinator.storage.database.leadership import Leadership, leader_in_words
 from fedpatch.coordinator.storage.database.opening import URL_FILE
-from fedpatch.coordinator.storage.database.postgresql import make_engine, next_epoch
+from fedpatch.coordinator.storage.database.postgresql import lock, make_engine, next_epoch
 from fedpatch.coordinator.storage.database.tables import offences
 from fedpatch.coordinator.storage.database.transactions import insert
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
@@ -293,6 +293,10 @@ def test_coordinator_without_the_broker_takes_a_free_lock_only_at_its_start_and_
         assert leader._take()
         standby._take(reaches=another, waits=True)
         leader.close()
+        with make_engine(url).connect() as session:
+            # The server frees the lock once it has noticed the end of the connection.
+            wait_until(lambda: lock(session, FLEET))
+            session.exec_driver_sql("SELECT pg_advisory_unlock_all()")
         assert blind._take(reaches=False, waits=waits) is takes
 
 
