@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from tests.support.brokers import Mosquitto
 from tests.support.disks import SmallDisk, small_disk
-from tests.system.commands import Command, run
-from tests.system.fleet import Fleet
+from tests.support.paths import ROOT
+from tests.system.commands import PATIENCE_S, Command, run
+from tests.system.fleet import Fleet, without_rights
 from tests.system.held_task import REFERENCE
 from tests.system.stage import (
     DEVICES,
@@ -120,6 +123,22 @@ def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
     assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
     assert outcomes(done.document) == all_went_well()
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+@pytest.mark.slow
+def test_checkpoint_that_may_not_be_read_now_ends_the_resume_and_costs_no_round_and_no_update(stage: Stage):
+    """The command has no rights of root, which may read each file."""
+    stage.kill_coordinator(round=3, step=2)
+    checkpoint = max(stage.state_dir.rglob("checkpoint-*.fp"))
+    before = sorted(stage.state_dir.rglob("*.fp"))
+    checkpoint.chmod(0)
+    resume = [sys.executable, "-m", "fedpatch", "resume", "last", "--state-dir", str(stage.state_dir)]
+    command = without_rights(resume)
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    checkpoint.chmod(0o600)
+    assert (refused.returncode, sorted(stage.state_dir.rglob("*.fp"))) == (1, before), refused.stderr
+    assert f"{checkpoint}: cannot be read now: Permission denied" in refused.stderr
+    assert_complete(stage, stage.resumed())
 
 
 def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):
