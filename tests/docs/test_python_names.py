@@ -1,9 +1,16 @@
-"""Each name of the API on docs/how-to/python.md exists, with the attributes and methods that the page gives it."""
+"""Each name of the API on docs/how-to/python.md exists, with the attributes and methods that the page gives it.
+
+Other pages with Python: each dotted name of a module, function or class exists.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
+from contextlib import suppress
+
+import pytest
 
 import fedpatch
 from tests.support.paths import ROOT
@@ -40,3 +47,26 @@ def test_figures_of_results_on_the_page_are_attributes_of_their_class():
     for name in results:
         used = {attribute for code in CODE for attribute in re.findall(rf"\b{name}\.(\w+)", code)}
         assert used and [one for one in used if not _has(owners[name], one)] == [], name
+
+
+def _exists(name: str) -> bool:
+    module, _, rest = name.partition(".")
+    found: object = importlib.import_module(module)
+    for part in rest.split("."):
+        module = f"{module}.{part}"
+        if not hasattr(found, part):
+            with suppress(ImportError):
+                importlib.import_module(module)
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("page", ["bring-your-task", "own-strategy", "python"])
+def test_every_dotted_name_of_a_page_of_python_exists(page):
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text("utf-8")
+    named = set(re.findall(r"\bfedpatch(?:\.[A-Za-z_]\w*)+(?![\w-]|\.\w)", text)) - {"fedpatch.toml"}
+    # Groups of entry points have the form of names.
+    named -= {"fedpatch.tasks", "fedpatch.strategies"}
+    assert named and [name for name in sorted(named) if not _exists(name)] == []
