@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpatch.device_agent.training.failure_cause import attributed
-from fedpatch.shared.errors import DataError
+from fedpatch.shared.errors import DataError, UpdateRefused
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import evaluating
 from fedpatch.shared.wire.reason_codes import FailCause
@@ -56,6 +56,7 @@ def user_accuracy(
     Raises:
         Cancelled: `cancelled` returned True.
         DataError: The metric breaks its declaration: an accuracy is a fraction from 0 to 1.
+        UpdateRefused: "not_finite": the metric has no value, and the model's outputs are not finite.
     """
     with evaluating(model), torch.inference_mode():
         outputs = []
@@ -64,11 +65,26 @@ def user_accuracy(
                 raise Cancelled
             with attributed(FailCause.MODEL):
                 outputs.append(model(x[batch].clone()))  # a model may change its inputs in place
+        return _value_of(task, torch.cat(outputs), y)
+
+
+def _value_of(task: Task, outputs: Tensor, y: Tensor) -> float:
+    """Return the metric of outputs. Its failure is the model's if a training that diverged made the outputs."""
+    try:
         with attributed(FailCause.METRIC):
-            accuracy = float(task.metric(torch.cat(outputs), y))
+            accuracy = float(task.metric(outputs, y))
             if not task.metric_terms.allows(accuracy):
                 raise DataError(
-                    f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return "
+                    f"task {task.name!r}: its metric gave {accuracy} on {len(y)} test examples; `metric` must return "
                     f"{task.metric_terms.range_words}"
                 )
+    except Exception as error:
+        if outputs.isfinite().all():
+            raise
+        with attributed(FailCause.MODEL):
+            raise UpdateRefused(
+                "not_finite",
+                f"the metric has no value, since outputs of the model are not finite on {len(y)} test examples; a smaller "
+                "learning rate may help",
+            ) from error
     return accuracy

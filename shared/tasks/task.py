@@ -99,6 +99,9 @@ class DeviceData:
             raise DataError(f"validation data has {counts}; give one per input")
 
 
+_FIELDS_OF_SPECS = {"demo_data": ("index", "count"), "simulation_data": ("index", "count", "seed")}
+
+
 @dataclass(frozen=True)
 class Task:
     """A model, the data of a device, a loss and a metric: all that fedpatch needs to train.
@@ -221,7 +224,19 @@ class Task:
             raise UsageError(f"task {self.name!r}: frozen is {self.frozen!r}; write a tuple of patterns, or True")
         if self.frozen_file is not None and not self.frozen:
             raise UsageError(f"task {self.name!r} has a frozen_file and no frozen values; add frozen=True")
+        for setting, fields in _FIELDS_OF_SPECS.items():
+            self._check_spec(setting, fields)
         _ = self.metric_terms
+
+    def _check_spec(self, setting: str, fields: Sequence[str]) -> None:
+        template = getattr(self, setting)
+        try:
+            template.format(**dict.fromkeys(fields, 0))
+        except (LookupError, ValueError, AttributeError, TypeError):
+            known = " and ".join(f"{{{field}}}" for field in fields)
+            raise UsageError(
+                f"task {self.name!r}: {setting} is {template!r}; its fields are {known}, and a brace is written twice"
+            ) from None
 
 
 def data_root() -> Path:

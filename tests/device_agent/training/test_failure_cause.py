@@ -12,6 +12,7 @@ from torch import nn
 from fedpatch.coordinator.rounds.known_devices import hint_for
 from fedpatch.device_agent.training.evaluation import user_accuracy
 from fedpatch.device_agent.training.failure_cause import attributed, cause_of
+from fedpatch.device_agent.training.training_process import fail_reason
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.wire.messages import Failed
 from fedpatch.shared.wire.reason_codes import FailCause, FailReason
@@ -36,6 +37,18 @@ def test_error_of_the_metric_is_attributed_to_it():
 
 def test_metric_beyond_its_declaration_is_attributed_to_the_metric():
     assert cause_of(raised(nn.Identity(), metric=lambda *_: 7.0)) is FailCause.METRIC
+
+
+class Diverged(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.inf
+
+
+@pytest.mark.parametrize("metric", [refuse, lambda outputs, _: float(outputs.mean())])
+def test_metric_without_a_value_for_outputs_that_are_not_finite_is_a_diverged_training(metric):
+    error = raised(Diverged(), metric=metric)
+    assert (fail_reason(error), cause_of(error)) == (FailReason.NOT_FINITE, FailCause.MODEL)
+    assert "learning rate" in str(error)
 
 
 def test_error_of_the_model_is_attributed_to_it():

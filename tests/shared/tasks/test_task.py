@@ -97,6 +97,12 @@ def test_task_needs_a_batch():
         _task(batch_size=0)
 
 
+@pytest.mark.parametrize("spec", ["machine-{devices}", "machine-{index", "{}", "{index.name}", "{seed}"])
+def test_demo_data_with_another_field_is_refused_with_the_fields_it_may_have(spec):
+    with pytest.raises(UsageError, match=r"demo_data is .*\{index\} and \{count\}"):
+        _task(demo_data=spec)
+
+
 def test_current_directory_is_importable_for_that_import_only(workdir):
     before = list(sys.path)
     (workdir / "my_path_task.py").write_text(MODULE.format(name="moons"))
