@@ -20,7 +20,6 @@ from fedpatch.shared.app.formatting import counted
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     MASKED_FEATURE,
-    REVOCATIONS_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
@@ -95,7 +94,6 @@ NO_PRIVACY = "its version does not know dp, which this run needs; update it"
 CANNOT_MASK = (
     "cannot mask its update in the groups of this version; update it, with `cryptography`, and let its owner allow it"
 )
-CANNOT_REVOKE = "reads no list of revoked certificates; update fedpatch on it"
 CANNOT_SIGN = "cannot sign its masking keys; give it a certificate (fedpatch-agent enrol), or take threshold = half"
 OF_RELAY = (
     "it is a relay, which passes on no dp or SCAFFOLD, and masked groups from this version on; update it, or have its devices "
@@ -107,7 +105,6 @@ _KEPT_FEATURES = (
     *DEVICE_FEATURES,
     MASKED_FEATURE,
     SIGNED_FEATURE,
-    REVOCATIONS_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
     SHARED_ID_FEATURE,
@@ -233,7 +230,7 @@ class Fleet:
         most = max((one.num_members for one in state.tasks), default=1)
         sums = SUMS_FEATURE in state.features and max(most, self._max_members) > 1
         (self._relays_of_sums.add if sums else self._relays_of_sums.discard)(device)
-        known_words = {*state.features, *((MASKED_FEATURE, SIGNED_FEATURE, REVOCATIONS_FEATURE) if sums else ())}
+        known_words = {*state.features, *((MASKED_FEATURE, SIGNED_FEATURE) if sums else ())}
         lacking = [why for word, why in self._needs.items() if state.tasks and word not in known_words]
         lacking = [OF_RELAY] if lacking and most > 1 else lacking
         if most > self._max_members:

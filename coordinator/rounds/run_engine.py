@@ -33,7 +33,6 @@ from fedpatch.coordinator.rounds.far_updates import far_rounds
 from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
-    CANNOT_REVOKE,
     CANNOT_SIGN,
     NO_PRIVACY,
     OLD_PLAN,
@@ -91,7 +90,6 @@ from fedpatch.shared.wire.messages import (
     MASKED_FEATURE,
     MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
-    REVOCATIONS_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     URL_FEATURE,
@@ -173,7 +171,6 @@ class Engine:
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
             needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
-            needs |= {REVOCATIONS_FEATURE: CANNOT_REVOKE} if spec.secure.revocations() is not None else {}
         needs |= {term: OLD_PLAN.format(term) for term in spec.plan.terms}
         needs |= {CONTROL: OLD_PLAN.format("control variates")} if spec.plan.has_controls else {}
         both = spec.privacy is not None and spec.secure is not None

@@ -91,7 +91,6 @@ from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Up
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
-    MASKED_BASES_FEATURE,
     MASKED_REASONS_FEATURE,
     OWNER_LIMITS_FEATURE,
     PRIVACY_FEATURE,
@@ -716,8 +715,6 @@ def _for_coordinator(decline: Decline, request: WorkRequest) -> Decline:
 def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> DeclineReason:
     """Return a code that the coordinator understands: an older one would ignore a message with an unknown code."""
     if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
-        return DeclineReason.UNWILLING
-    if reason is DeclineReason.BASE_SPENT and MASKED_BASES_FEATURE not in request.features:
         return DeclineReason.UNWILLING
     masked = (DeclineReason.INSECURE_REQUEST, DeclineReason.SECURE_TERMS)
     if reason in masked and MASKED_REASONS_FEATURE not in request.features:

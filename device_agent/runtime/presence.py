@@ -21,7 +21,6 @@ from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
     MASKED_FEATURE,
-    REVOCATIONS_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     URL_FEATURE,
@@ -117,7 +116,7 @@ class Presence:
         self._detector = detector
         self._vitals = vitals
         self._retain = True
-        masking = (MASKED_FEATURE, SIGNED_FEATURE, REVOCATIONS_FEATURE) if signs else (MASKED_FEATURE,)
+        masking = (MASKED_FEATURE, SIGNED_FEATURE) if signs else (MASKED_FEATURE,)
         self._features = (*features, *(masking if masks else ()), *((URL_FEATURE,) if fetches else ()))
         self._more_features = more_features
         self._encodings = encodings

@@ -2,7 +2,8 @@
 
 Devices with another model, other terms or another roster derive other masks, which do not cancel. So a coordinator that sends
 different models to different devices gets noise instead of a sum (Pasquini et al. 2022, Eluding Secure Aggregation). A model is
-its values, not the bytes on the way: a device may get it whole, by differences, or hold it from an earlier round.
+its values, not the bytes on the way: a device may get it whole, by differences, or hold it from an earlier round. The version
+of masking is in the digest too, so a group has one version.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from fedpatch.shared.wire.masking_messages import (
     SecureTerms,
     ThresholdRule,
 )
-from fedpatch.shared.wire.messages import WorkRequest
+from fedpatch.shared.wire.messages import MASKING_VERSION, WorkRequest
 
-_REQUEST, _GROUP = "fedpatch masked request 2", "fedpatch masked group 2"
+_REQUEST, _GROUP = "fedpatch masked request", "fedpatch masked group 2"
 MODEL_VALUES = ("digest", "schema")
 """Fields of the model's manifest in the digest of a request. The others are of the bytes on their way: however they come,
 a device trains only on values with the digest `content`."""
@@ -42,8 +43,6 @@ HARMLESS: Mapping[str, str] = {
     "leader_epoch": "a device ignores a request with a lower one",
 }
 """Fields of a work request that may differ between the members of a group, each with the reason why this is harmless."""
-_LATER = ("revocations",)
-"""Fields that are in the digest only where they are set: without them the digest is that of earlier versions."""
 _EXACT_WHOLE = 2**53
 
 
@@ -165,7 +164,7 @@ def write_grid(ranges: tuple[float, ...]) -> bytes:
 
 
 def request_digest(task: str, run: str, round_number: int, request: WorkRequest) -> bytes:
-    """Return the SHA-256 of a request: of each field but those in HARMLESS, and of the model the fields MODEL_VALUES.
+    """Return the SHA-256 of MASKING_VERSION and a request: of each field but those in HARMLESS, of the model MODEL_VALUES.
 
     Args:
         task: Name of the task.
@@ -178,12 +177,9 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
     """
     assert request.secure is not None
     covered = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in HARMLESS}
-    for name in _LATER:
-        if isinstance(covered[name], UnsetType):
-            del covered[name]
     covered["model"] = {name: getattr(request.model, name) for name in MODEL_VALUES}
     covered["evaluate"] = request.evaluates
-    return _digest([_REQUEST, task, run, round_number, _canonical(covered)])
+    return _digest([f"{_REQUEST} {MASKING_VERSION}", task, run, round_number, _canonical(covered)])
 
 
 def _canonical(value: Any) -> Any:

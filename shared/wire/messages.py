@@ -62,26 +62,23 @@ ENCODINGS = (
 # ("control" is a moment in plans in which devices keep control variates; it also covers `counted` of the request.)
 DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS, CONTROL)
 INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVALUATE_FEATURE = DEVICE_FEATURES[:5]
-# A feature of devices that have `cryptography` and whose owner allows it. Its number is that of the protocol of groups: all
-# members of a group need the same one, and earlier devices list "masked".
-MASKED_FEATURE = "masked_2"
+# The version of masked groups. It is in the features below, by which a coordinator chooses the members of a group, and in the
+# digest that members sign and derive their masks from. A new rule on which the other members rely needs a new number.
+MASKING_VERSION = 3
+# A feature of devices that have `cryptography` and whose owner allows it:
+MASKED_FEATURE = f"masked_{MASKING_VERSION}"
 # A feature of coordinators that know the reasons of devices to decline a masked round.
 MASKED_REASONS_FEATURE = "masked"
-# A feature of coordinators that know the reason `base_spent`, and move the base of a repeated masked round:
-MASKED_BASES_FEATURE = "masked_bases"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
 SIGNED_FEATURE = "masked_signed"
-# A feature of such devices that also leave out members with a revoked certificate, by `revocations` of the request:
-REVOCATIONS_FEATURE = "masked_revocations"
 # A feature of relays that play a masked round in their site and answer with its sum, in SUM_ENCODING:
-SUMS_FEATURE = "masked_sums_2"
+SUMS_FEATURE = f"masked_sums_{MASKING_VERSION}"
 # Features of a device's answers that the coordinator of this version understands:
 COORDINATOR_FEATURES: tuple[str, ...] = (
     "storage",
     "owner_limits",
     PRIVACY_FEATURE,
     MASKED_REASONS_FEATURE,
-    MASKED_BASES_FEATURE,
 )
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 # A word in the features of a request to a device that registered several members: the report of its update, or its evaluation,
@@ -275,8 +272,8 @@ class WorkRequest:
         content: `values_digest` (shared.tensors.arrays) of the model's tensors, which the device checks however the model came:
             whole, by differences, or held from an earlier round. A masked update is never asked for without. Earlier versions
             leave it out.
-        revocations: The CA's list of revoked certificates in DER (shared.masking.revocation), where keys must be signed. A
-            device without REVOCATIONS_FEATURE is never asked with one. Left out where the coordinator has none.
+        revocations: The CA's list of revoked certificates in DER (shared.masking.revocation), where keys must be signed. Left
+            out where the coordinator has none.
     """
 
     schema: Digest
@@ -496,8 +493,7 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE and
-            REVOCATIONS_FEATURE where it can sign keys,
+        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE where it can sign keys,
             SUMS_FEATURE of a relay, URL_FEATURE where it fetches models by URL, and SHARED_ID_FEATURE while another agent
             uses its id.
         path: Of a relay: its id, and the path of a relay below it, the longest of several. A relay that finds its own id in the

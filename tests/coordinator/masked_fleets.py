@@ -78,6 +78,7 @@ class MaskedDevice:
         self.request: WorkRequest | None = None
         self.tamper: Callable[[Envelope], Envelope] = lambda envelope: envelope
         self.cut_off = 0
+        self.masks = MASKED_FEATURE  # its version of masking
         self.features: tuple[str, ...] = ()
         self.spoil: Callable[[Array], Array] = lambda elements: elements
 
@@ -191,8 +192,8 @@ class MaskedFleet:
     def come(self) -> MaskedFleet:
         """Bring all devices online."""
         for name in self.devices:
-            presence = replace(there(), features=(*DEVICE_FEATURES, MASKED_FEATURE, *self.devices[name].features))
-            self._perform(DevicePresence(name, presence))
+            features = (*DEVICE_FEATURES, self.devices[name].masks, *self.devices[name].features)
+            self._perform(DevicePresence(name, replace(there(), features=features)))
         return self.settle()
 
     def settle(self) -> MaskedFleet:

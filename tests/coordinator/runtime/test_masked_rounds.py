@@ -19,7 +19,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import Reveal, Roster, Shares
-from fedpatch.shared.wire.messages import Envelope, Offer, WorkRequest
+from fedpatch.shared.wire.messages import MASKING_VERSION, Envelope, Offer, WorkRequest
 from tests.attacks.by_masking import MASKED_ATTACKS, MaskedAttack
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, examples, names
@@ -118,6 +118,19 @@ class TestCounts:
         [record] = records(fleet)
         assert (record.outcome, record.reported) == ("aggregated", 16)
         assert_equals_oracle(fleet, watched, names(16))
+
+    def test_devices_of_other_versions_of_masking_are_in_no_group_and_the_others_count(
+        self, tmp_path, prepared, registry, clock, watched
+    ):
+        fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 14, "quorum": 0.5}), clock)
+        fleet.devices["pi-06"].masks = f"masked_{MASKING_VERSION - 1}"
+        fleet.devices["pi-07"].masks = f"masked_{MASKING_VERSION + 1}"
+        fleet.come()
+        [record] = records(fleet)
+        others = sorted({*names(16)} - {"pi-06", "pi-07"})
+        assert (record.outcome, record.reported, record.failures) == ("aggregated", 14, {})
+        assert sorted(name for group in groups_of(fleet) for name in group) == others
+        assert_equals_oracle(fleet, watched, others)
 
     def test_record_has_means_and_sums_and_no_figure_of_a_device(self, fleet):
         fleet.come()

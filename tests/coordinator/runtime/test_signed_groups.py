@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.pki.masking_authority import RevocationSource, check_masking, masking_authorities
-from fedpatch.coordinator.rounds.known_devices import CANNOT_REVOKE, CANNOT_SIGN
+from fedpatch.coordinator.rounds.known_devices import CANNOT_SIGN
 from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
@@ -24,7 +24,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.keys import SecretKeys
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster
-from fedpatch.shared.wire.messages import REVOCATIONS_FEATURE, SIGNED_FEATURE, Accept
+from fedpatch.shared.wire.messages import SIGNED_FEATURE, Accept
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, names
 from tests.support.checkups import quiet_checkup
@@ -231,7 +231,7 @@ def revoking(certified, ca_file, tmp_path, prepared, registry, clock) -> MaskedF
         (tmp_path / name).mkdir()
         certificates = CertificateFiles.of(certified.files(name), name, "demo", tmp_path / name)
         device.rounds = MaskingRounds(name, random.Random(name).randbytes, certificates=certificates)
-        device.features = (SIGNED_FEATURE, REVOCATIONS_FEATURE)
+        device.features = (SIGNED_FEATURE,)
     return fleet
 
 
@@ -240,13 +240,6 @@ def test_revoked_device_is_out_of_its_round_only(revoking, tmp_path):
     [record] = records(revoking)
     assert (record.outcome, record.reported, record.failures) == ("aggregated", COUNT - 1, {"no_keys": 1})
     assert (tmp_path / "pi-00" / "revocations.bin").exists()
-
-
-def test_device_that_reads_no_lists_is_not_asked_where_there_is_one(revoking):
-    revoking.devices["pi-04"].features = (SIGNED_FEATURE,)
-    revoking.come()
-    barred = {name: member.barred for name, member in revoking.bench.engine.fleet.members.items() if member.barred}
-    assert barred == {"pi-04": CANNOT_REVOKE}
 
 
 def trusted(settings: RunSettings) -> Authorities:

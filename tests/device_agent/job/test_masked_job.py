@@ -44,7 +44,6 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, Roster, Unmask
 from fedpatch.shared.wire.messages import (
-    MASKED_BASES_FEATURE,
     MASKED_REASONS_FEATURE,
     Accept,
     Cancel,
@@ -408,19 +407,15 @@ def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
     assert accept == Accept(10)
 
 
-@pytest.mark.parametrize(
-    ("features", "reason"),
-    [((MASKED_BASES_FEATURE,), DeclineReason.BASE_SPENT), ((MASKED_REASONS_FEATURE,), DeclineReason.UNWILLING)],
-)
-def test_second_round_from_the_base_of_an_offered_update_is_declined_and_later_rounds_are_not(features, reason):
+def test_second_round_from_the_base_of_an_offered_update_is_declined_and_later_rounds_are_not():
     """For a lasting reason the coordinator would invite the device to no other round of the run either."""
     job, keys = training()
     in_group(job, keys)
     job.handle(VectorTrained(KEY), 15.0)
     job.handle(UpdateTrained(KEY, UPDATE), 16.0)
     receive(job, Cancel("late"))
-    [decline] = bodies(ask_masked(job, replace(MASKED, features=features), round_number=2, epoch=2))
-    assert (decline.reason, lasts(decline)) == (reason, False)
+    [decline] = bodies(ask_masked(job, MASKED, round_number=2, epoch=2))
+    assert (decline.reason, lasts(decline)) == (DeclineReason.BASE_SPENT, False)
     [accept] = bodies(ask_masked(job, replace(MASKED, content="ed" * 32), round_number=3, epoch=2))
     assert isinstance(accept, Accept)
 

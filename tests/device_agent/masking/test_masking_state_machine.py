@@ -11,6 +11,7 @@ from fedpatch.device_agent.masking.masking_round import MaskingPhase, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking import group_context
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest
 from fedpatch.shared.wire.masking_messages import (
     Agreed,
@@ -24,6 +25,7 @@ from fedpatch.shared.wire.masking_messages import (
     ThresholdRule,
     Unmask,
 )
+from fedpatch.shared.wire.messages import MASKING_VERSION
 from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
 from tests.support.identities import Certified
 from tests.support.masked_group import (
@@ -343,6 +345,18 @@ def test_roster_with_a_member_whose_keys_are_not_signed_is_refused(fleet, own, p
     assert f"pi-{place:02} are not signed" in answer.problem
 
 
+def test_roster_with_a_member_of_another_version_of_masking_is_refused(fleet, monkeypatch):
+    """A coordinator that lies may mix versions; the member's signature names its own."""
+    rounds, roster = signed_roster(fleet)
+    monkeypatch.setattr(group_context, "MASKING_VERSION", MASKING_VERSION - 1)
+    other = GroupMember("pi-02", signing(fleet, "pi-02").begin(NAME, STRICT))
+    monkeypatch.undo()
+    answer = rounds.handle(NAME, replace(roster, members=(*roster.members[:2], other)))
+    assert answer.body is None
+    assert "the signature of pi-02 is not one of these keys in this round" in answer.problem
+    assert rounds.state.phase is MaskingPhase.KEYED
+
+
 def test_device_without_a_certificate_begins_no_round_of_signed_keys():
     rounds = MaskingRounds("pi-00", random.Random(0).randbytes)
     with pytest.raises(WireError, match="no certificate"):
@@ -487,11 +501,14 @@ def test_update_before_the_masking_set_is_known_is_not_sent():
     assert shared().devices[0].rounds.note_update("ab" * 32) is None
 
 
-def test_device_whose_request_differs_shares_nothing_with_its_group():
+@pytest.mark.parametrize(("model", "version"), [("ac" * 32, MASKING_VERSION), ("ab" * 32, MASKING_VERSION - 1)])
+def test_device_whose_request_or_version_differs_shares_nothing_with_its_group(monkeypatch, model, version):
     """Its context differs, so neither its boxes nor the boxes for it can be opened."""
     group = keyed()
     stranger = MaskedDevice("pi-00", seed=9)
-    keys = stranger.accept(request_of(terms_of(SIZE), "ac" * 32))
+    with monkeypatch.context() as patched:
+        patched.setattr(group_context, "MASKING_VERSION", version)
+        keys = stranger.accept(request_of(terms_of(SIZE), model))
     members = (GroupMember("pi-00", keys), *group.roster.members[1:])
     roster = replace(group.roster, members=members)
     shares = stranger.share(roster)

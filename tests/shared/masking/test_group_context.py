@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking import group_context
 from fedpatch.shared.masking.group_context import (
     HARMLESS,
     MaskingGroup,
@@ -21,7 +22,7 @@ from fedpatch.shared.masking.group_context import (
     threshold_of,
 )
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster, ThresholdRule
-from fedpatch.shared.wire.messages import WorkRequest
+from fedpatch.shared.wire.messages import MASKED_FEATURE, MASKING_VERSION, SUMS_FEATURE, WorkRequest
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from tests.support.masked_group import request_of, terms_of
 
@@ -117,6 +118,13 @@ def test_every_field_of_a_request_is_in_the_digest_or_listed_as_harmless():
     assert others.keys() | HARMLESS.keys() == {one.name for one in fields(WorkRequest)}
     for name, value in others.items():
         assert request_digest("digits", "run-1", 1, replace(REQUEST, **{name: value})) != BASE, name
+
+
+def test_request_in_another_version_of_masking_has_another_digest(monkeypatch):
+    """The word by which a coordinator chooses devices, and the digest that they sign, have one number."""
+    assert {MASKED_FEATURE, SUMS_FEATURE} == {f"masked_{MASKING_VERSION}", f"masked_sums_{MASKING_VERSION}"}
+    monkeypatch.setattr(group_context, "MASKING_VERSION", MASKING_VERSION - 1)
+    assert request_digest("digits", "run-1", 1, REQUEST) != BASE
 
 
 def test_whole_number_in_a_field_of_floats_has_the_digest_of_the_float():
