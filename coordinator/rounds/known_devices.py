@@ -387,6 +387,18 @@ class Fleet:
         more = [f"{len(missing) - most} more"] if len(missing) > most else []
         return ", ".join(named + more)
 
+    def left_out_words(self, most: int = _NAMED) -> str:
+        """Return the first `most` present devices that are not asked in this run, each with what it lacks; "" for none.
+
+        Devices that declined are not among them: their rounds count them.
+        """
+        lacking = sorted(
+            name for name, one in self.members.items() if one.state.online and one.barred and not one.barred_for
+        )
+        named = [f"{name} ({self.members[name].barred})" for name in lacking[:most]]
+        more = [f"{len(lacking) - most} more"] if len(lacking) > most else []
+        return ", ".join(named + more)
+
     def missing_text(self, wanted: int, wait_s: float) -> str:
         """Return an error text for too few devices.
 

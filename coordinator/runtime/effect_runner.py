@@ -71,6 +71,7 @@ class EffectRunner:
         # Devices without the run's encoding that were shown to the operator.
         self._lacking: set[str] = set()
         self._told: list[str] = []
+        self._left_out = ""
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
         """Run one effect; yield the completion events that are available now, each made on demand."""
@@ -108,6 +109,7 @@ class EffectRunner:
         """Run an effect that the engine waits for."""
         match effect:
             case PublishModel():
+                self._show_left_out(effect.round)
                 if effect.trains:
                     self._aggregator.leave_used_base()
                 event = self._aggregator.publish(self._publisher, chunks=effect.chunks)
@@ -174,6 +176,13 @@ class EffectRunner:
             if line not in self._told:
                 self._say(f"warning: {line}")
         self._told = words
+
+    def _show_left_out(self, round_number: int) -> None:
+        """Show which devices are not asked because of their version or abilities, again only where this changes."""
+        words = self._engine.fleet.left_out_words()
+        if words and words != self._left_out:
+            self._say(f"round {round_number} is without {words}")
+        self._left_out = words
 
     def _show_lacking_encoding(self, device: str, body: Body) -> None:
         """Show once for each device that it lacks the run's encoding: it takes part, but its updates are larger."""

@@ -312,6 +312,16 @@ def test_device_that_cannot_mask_is_not_asked_in_a_masked_run_and_leaves_the_cou
     assert "a: cannot mask" in fleet.missing_text(2, 60.0)
 
 
+def test_devices_left_out_of_the_run_are_named_and_offline_and_declining_ones_are_not():
+    fleet = Fleet(TASK, needs={MASKED_FEATURE: "cannot mask"})
+    for device in "abcdefg":
+        fleet.update(device, there())
+    fleet.update("a", replace(there(), online=False))
+    fleet.update("h", replace(there(), features=(MASKED_FEATURE,)))
+    fleet.declined("h", Decline(DeclineReason.PRIVATE_POLICY), 0.0)
+    assert fleet.left_out_words(2) == "b (cannot mask), c (cannot mask), 4 more"
+
+
 def test_device_that_can_mask_after_all_is_asked():
     fleet = Fleet(TASK, needs={MASKED_FEATURE: CANNOT_MASK})
     fleet.update("a", there())
