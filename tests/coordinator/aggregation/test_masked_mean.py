@@ -140,6 +140,15 @@ def test_sum_of_a_measure_that_no_device_has_measured_is_impossible():
     assert not is_possible(LAYOUT, replace(total, figures=tuple(figures)), ACCURACY)
 
 
+def test_figure_that_one_device_has_measured_is_its_own_without_its_name():
+    """The device chose to measure; a mean of one hides nothing."""
+    alone = replace(REPORT, user_accuracy_independent=0.375)
+    found = mean_of([replace(REPORT, user_accuracy_independent=None)] * 2 + [alone]).report
+    assert found is not None
+    assert found.means["user_accuracy_independent"] == pytest.approx(0.375, abs=1e-5)
+    assert "pi-0" not in repr(found)
+
+
 def test_weight_below_one_for_each_device_is_impossible():
     """A bad device that takes weight from the others would lengthen the mean step of its group."""
     total = summed(*[replace(REPORT, num_examples=1)] * 3)
