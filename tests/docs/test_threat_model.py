@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from functools import partial
@@ -30,6 +31,7 @@ from tests.support.paths import ROOT
 
 EXPLANATION = ROOT / "docs" / "explanation"
 PAGE = (EXPLANATION / "threat-model.md").read_text("utf-8")
+RESULTS = ROOT / "results"
 
 
 @pytest.mark.parametrize(("kind", "attacks"), KINDS.items(), ids=list(KINDS))
@@ -113,3 +115,63 @@ def test_page_has_the_price_of_noise_of_the_devices():
     planned = plan(devices=1100, groups=groups, group_max=MAX_GROUP).ratio
     assert "1,100 devices (groups of 64) have the same ratio as 200 with `central`" in text
     assert planned == pytest.approx(plan(devices=200).ratio, rel=0.03)
+
+
+ATTACKED = {
+    "weights of 3e38": "weights of 3e38",
+    "noise x 1e6": "normal noise times 1e6 on all weights",
+    "running_var of 1e30": "`running_var` of 1e30",
+    "exp_avg_sq of 1e15": "`exp_avg_sq` of 1e15",
+    "what it learned, reversed x 100": "its own change, reversed, times 100",
+}
+"""Attacks of benchmarks.training.norm_bounds, each with its words on the page."""
+
+
+def _of_bounds(figure: str, fleet: str, bound: str, attack: str = "") -> float:
+    runs = json.loads((RESULTS / "benchmarks" / "norm-bounds.json").read_text("utf-8"))["runs"]
+    found = [one[figure] for one in runs if (one["fleet"], one["bound"], one["attack"]) == (fleet, bound, attack)]
+    return math.fsum(found) / len(found)
+
+
+@pytest.mark.parametrize(("attack", "words"), ATTACKED.items(), ids=list(ATTACKED))
+def test_page_has_the_measured_accuracy_under_an_attack_after_all_checks(attack, words):
+    off, bounded = (_of_bounds("user_accuracy", "digits, 6 devices", one, attack) for one in ("off", "auto:2"))
+    ends = ", and the run ends" if attack == "weights of 3e38" else ""
+    assert f"| {words} | {off:.3f}{ends} | {bounded:.3f} |" in PAGE
+
+
+def test_page_has_the_measured_cost_and_saving_of_the_default_bounds():
+    text = " ".join(PAGE.split())
+
+    def gain(fleet: str) -> float:
+        return _of_bounds("user_accuracy", fleet, "auto:2") - _of_bounds("user_accuracy", fleet, "off")
+
+    def rises(fleet: str) -> str:
+        return " to ".join(f"{_of_bounds('user_accuracy', fleet, bound):.3f}" for bound in ("off", "auto:2"))
+
+    def shares(*fleets: str) -> str:
+        return " to ".join(f"{100 * _of_bounds('bounded_share', fleet, 'auto:2'):.0f}" for fleet in fleets)
+
+    even, uneven = (
+        ("digits, 6 devices", "mnist, 6 of 100 devices"),
+        ("digits, 6 uneven devices", "mnist, 6 of 100 uneven devices"),
+    )
+    assert f"bound {shares(*even)} % of the updates" in text
+    assert f"{gain(even[0]):+.3f} (digits, 6 devices) and {gain(even[1]):+.3f} (MNIST, 6 of 100 devices)" in text
+    assert (
+        f"bound {shares(*uneven)} % of the updates, and UA rises from {rises(uneven[0])} and from {rises(uneven[1])}"
+        in text
+    )
+
+
+def test_page_has_the_measured_accuracy_of_a_run_with_noise_of_the_devices():
+    outcomes = json.loads((RESULTS / "privacy" / "outcomes.json").read_text("utf-8"))
+    [found] = [one for one in outcomes if one["fleet"] == "head, noise of devices"]
+    without, noised = (
+        f"{math.fsum(found[f'user_accuracy_{one}']) / len(found['seeds']):.3f}" for one in ("without", "with")
+    )
+    plan = found["plan"]
+    assert (
+        f"[{without} falls to {noised}](privacy.md#plan-a-run) with {plan['devices']} devices, {plan['rounds']} rounds"
+        in PAGE
+    )
