@@ -36,9 +36,11 @@ from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum
 from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
 from fedpatch.shared.privacy.skellam import SkellamNoise
+from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import SGD, Scene, traces
@@ -352,6 +354,20 @@ def test_step_at_an_absurd_rate_moves_the_patch_of_a_masked_round_by_its_bound_o
     initial = {name: array for name, array in initial_tensors(TOY, plan.seed).items() if name in state.values}
     trained = {name: array for name, array in initial.items() if name.startswith("bn.") and "running" not in name}
     assert moves[0] <= moved_by(trained, state.values) <= moves[1] * (1 + 1e-6)
+
+
+def test_honest_round_of_digits_moves_the_patch_by_less_than_half_of_the_bound(tmp_path):
+    """The bound cuts off no honest training: five epochs from the first model, in a group of nine."""
+    plan = TrainPlan("sgd", DIGITS.learning_rates["fedavg"], DIGITS.batch_size, epochs=5)
+    scene, store = Scene(tmp_path, DIGITS, plan, "affine"), PatchStore(tmp_path / "patches")
+    trainer = LocalTrainer(DIGITS, DIGITS.load_data("shard:0/9", tmp_path))
+    device = LocalUpdate(trainer, store, "ann", private="none")
+    assert device.run(scene.command(), lambda done, total: None, lambda: False) is not None
+    trained_by = key_of_round("digits", trainer.schema, scene.policy, plan.kind, store.directory)
+    after = store.load(trained_by, "run", 2).values
+    before = {name: array for name, array in initial_tensors(DIGITS, plan.seed).items() if name in after}
+    assert before.keys() == {"bn1.weight", "bn1.bias"}
+    assert 0.05 < moved_by(before, after) < 0.4 < AFFINE_MOVE / 2
 
 
 @pytest.mark.parametrize("role", ["affine", "weight"])
