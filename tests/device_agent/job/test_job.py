@@ -446,7 +446,6 @@ class TestDecline:
         ("reason", "replaced"),
         [
             (DeclineReason.STORAGE, DeclineReason.UNWILLING),
-            (DeclineReason.BASE_SPENT, DeclineReason.UNWILLING),
             (DeclineReason.PRIVATE_POLICY, DeclineReason.UNSUPPORTED),
             (DeclineReason.PLAN_LIMIT, DeclineReason.UNSUPPORTED),
             (DeclineReason.INSECURE_REQUEST, DeclineReason.UNSUPPORTED),
