@@ -53,3 +53,17 @@ def test_round_that_has_heard_anything_checks_nothing():
     made = asking("abc", deadline_s=600.0)
     made.handle(DevicePresence("a", gone()), 1.0)
     assert checks(made, 60.0) == []
+
+
+def test_link_that_was_down_while_devices_could_answer_is_not_checked_again():
+    made = asking("abc", deadline_s=600.0)
+    made.handle(LinkChanged(connected=False), 5.0)
+    assert checks(made, 10.0) == []
+    made.handle(LinkChanged(connected=True), 15.0)
+    assert checks(made, 60.0) == []
+    assert (made.records[0].failure, made.records[0].seconds) == ("too_few_accepted", 25.0)
+
+
+def test_round_that_ends_soon_checks_the_link_too():
+    made = asking("abc", deadline_s=10.5)
+    assert checks(made, 60.0) == [(10.0, CheckLink(1, LINK_CHECK_S))]

@@ -151,6 +151,7 @@ class TestAbsences:
         absences.restarted("d")
         chosen = drawn(absences, "abcd", 5)
         assert (chosen.target, "d" in chosen.invited) == (3, True)
+        assert absences.note(5, [], "abcd") == {}
 
     @pytest.mark.parametrize(
         ("devices", "absent"), [("ab", "b"), ("abcd", "cd"), ("abcdefghij", "bcdefghij"), ("a", "a")]
