@@ -62,6 +62,14 @@ def state(home: Client, fits: Callable[[dict], bool]) -> dict:
     return dict(json.loads(event.payload))
 
 
+def waits(state_dir: Path, process: subprocess.Popen[bytes], starts: int) -> None:
+    """Return once the log has the line of so many starts that wait for the agent's name."""
+    give_up_at = time.monotonic() + 60.0
+    while (state_dir / "bus.log").read_text().count("; waiting") < starts:
+        assert process.poll() is None and time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
 def available(home: Client, word: bytes) -> None:
     home.wait(Received, lambda one: one.topic == f"{DEVICE}/availability" and one.payload == word)
 
@@ -121,14 +129,13 @@ def test_device_is_announced_once_its_agent_has_written_its_name(state_dir):
     (state_dir / "status.json").unlink()
     with Mosquitto() as broker, client(broker.url, "home", "fedpatch-bus/#", "homeassistant/#") as home:
         with bus(broker, state_dir) as process:
-            time.sleep(2.0)
-            assert process.poll() is None
+            waits(state_dir, process, 1)
             (state_dir / "status.json").write_bytes(status)
             first = home.wait(Received, lambda one: True)
             assert "pi-7" in first.topic
         (state_dir / "status.json").unlink()
         with bus(broker, state_dir) as process:
-            time.sleep(2.0)
+            waits(state_dir, process, 2)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
 
@@ -182,6 +189,19 @@ def test_agent_whose_owners_file_declines_is_shown_as_not_willing(state_dir, tex
     with FileLock(state_dir / "agent.lock", "held"):
         shown = read_state(state_dir)
     assert (shown["state"], shown["willing"], shown["reasons"]) == ("idle", "OFF", [reason])
+
+
+@pytest.mark.parametrize("admission", ["preferences", "always", "never"])
+@pytest.mark.parametrize("known", ["its owner has paused it", "its owner has paused it, until 2026-05-04 12:00 CEST"])
+def test_each_reason_is_shown_once_though_the_agent_and_the_pause_file_both_have_it(state_dir, admission, known):
+    say_admission(state_dir, admission)
+    status = json.loads((state_dir / "status.json").read_text())
+    (state_dir / "status.json").write_text(json.dumps({**status, "unwilling": [known, "the link is metered"]}))
+    set_paused(state_dir, True)
+    with FileLock(state_dir / "agent.lock", "held"):
+        reasons = read_state(state_dir)["reasons"]
+    assert reasons[0] == "its owner has paused it" and reasons[-1] == "the link is metered"
+    assert reasons[1:-1] == (["its owner chose never"] if admission == "never" else [])
 
 
 def test_agent_that_declined_the_last_request_is_shown_as_not_willing_as_by_the_status(state_dir):
