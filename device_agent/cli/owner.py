@@ -13,11 +13,11 @@ import typer
 
 from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import existing, state_options
+from fedpatch.device_agent.sensors.host import local_minute
 from fedpatch.device_agent.state.history import KEEP_DAYS, read_history
 from fedpatch.device_agent.state.pause_file import pause as write_pause
 from fedpatch.device_agent.state.pause_file import resume as end_pause
 from fedpatch.shared.app.command import AsJson, command
-from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.errors import UsageError
 
 _DURATION = re.compile(r"(\d{1,6})([mhd])", re.ASCII)
@@ -55,7 +55,7 @@ def _add_pause(app: typer.Typer) -> None:
         until_s = time.time() + parse_duration(lasts) if lasts else None
         with acting_as_owner_of(existing(state_dir)):
             write_pause(state_dir, until_s)
-        end = "until `fedpatch-agent resume`" if until_s is None else f"until {minute(until_s)}"
+        end = "until `fedpatch-agent resume`" if until_s is None else f"until {local_minute(until_s)}"
         typer.echo(f"paused {end}")
 
 

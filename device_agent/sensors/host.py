@@ -148,7 +148,12 @@ def read_pause(pause_file: Path, now_s: float | None = None) -> Fact[bool]:
         return Fact(True, str(pause_file))
     if until_s <= (time.time() if now_s is None else now_s):
         return Fact(False, f"the pause in {pause_file} is over")
-    return Fact(True, f"{pause_file}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(until_s))}")
+    return Fact(True, f"{pause_file}, until {local_minute(until_s)}")
+
+
+def local_minute(unix_s: float) -> str:
+    """Format the end of a pause by the clock of the device, as the owner writes quiet hours: `2026-02-03 04:05 CET`."""
+    return time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(unix_s))
 
 
 def _pause_end(pause_file: Path) -> float | None:
