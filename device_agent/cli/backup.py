@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from fedpatch.device_agent.cli.state_dir import StateDir, existing, place_of, settings_file
+from fedpatch.device_agent.cli.state_dir import StateDir, existing, in_place, named_in, place_of, settings_file
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import host_as_device_id, lock_state_dir, status_entry
 from fedpatch.shared.app.command import command
 from fedpatch.shared.app.files import remedy_to_read
-from fedpatch.shared.config.load import Source, cli_options
+from fedpatch.shared.config.load import DEFAULT, Source, cli_options
 from fedpatch.shared.errors import UsageError
 
 _Passphrase = Annotated[
@@ -141,8 +141,9 @@ def _add_restore(app: typer.Typer) -> None:
         from fedpatch.shared.config.toml_edit import toml_value
 
         config, is_chosen = _settings_of(state_dir, config)
-        if state_dir is None and not config.exists():
-            raise UsageError(f"{config}: no such file; name the state directory with --state-dir")
+        if state_dir is None and not (config.exists() and named_in(config)):
+            why = "names no state directory" if config.exists() else "no such file"
+            raise UsageError(f"{config}: {why}; name that of the agent with --state-dir")
         place = place_of(state_dir, None if state_dir else config).absolute()
         archive = open_backup(read_backup(file), _first_line(passphrase_file), str(file))
         if config.exists():
@@ -153,7 +154,7 @@ def _add_restore(app: typer.Typer) -> None:
                     f"{file}: is a backup of {theirs!r}, and {config} is of {ours!r}; name the right backup"
                 )
         with refusals_of(place):
-            place.mkdir(parents=True, exist_ok=True, mode=0o750)
+            place.mkdir(parents=True, exist_ok=True, mode=0o710)  # as the service has it
             owner = place.stat()
         with acting_as(owner), lock_state_dir(place):
             settings = restore_backup(archive, place, local_now().date())
@@ -204,6 +205,9 @@ def _add_remove(app: typer.Typer) -> None:
         """
         from fedpatch.device_agent.cli.removal import clear_bus, clear_presence
 
+        settings = in_place(settings, source)
+        if source.load().origins["state_dir"] == DEFAULT:
+            existing(settings.state_dir)  # else a running agent would not be seen
         device = clear_presence(settings, CONNECT_S, SEND_S)
         typer.echo(f"cleared the presence of {device} at {settings.broker}")
         if bus_config is not None:

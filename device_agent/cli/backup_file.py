@@ -154,7 +154,7 @@ def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
                 "again"
             )
         _require_later(archive, today)
-        make_directory(state_dir, 0o750)
+        make_directory(state_dir, 0o710)
         spent = DayUsage(today, DailyBudget(today, ALL_SPENT))
         write_atomic(state_dir / RESTORED_NAME, b"")
         write_atomic(state_dir / USAGE_NAME, msgspec.json.encode(spent))
@@ -211,7 +211,8 @@ def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> byt
         return b""
     target = state_dir / path
     open_to_group = path.parts[0] == MODELS
-    make_directory(target.parent, 0o750 if open_to_group else 0o700)
+    for folder in list(path.parents)[-2::-1]:  # parents that make_directory makes itself are open to all
+        make_directory(state_dir / folder, 0o750 if open_to_group else 0o700)
     if one.issym():
         os.symlink(one.linkname, target)
     else:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpatch.device_agent.cli.state_dir import settings_file
+from fedpatch.device_agent.cli.state_dir import in_place, settings_file
 from fedpatch.device_agent.sensors.device_facts import Confidence, Fact
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command
-from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.config.load import Source, cli_options
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.cli.admission_preview import AdmissionPreview
 
+_log = logging.getLogger("fedpatch.agent")
 
 ConditionsRoot = Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")]
 
@@ -28,6 +30,7 @@ def add_conditions(app: typer.Typer) -> None:
     @cli_options(AgentSettings, find_file=settings_file)
     def conditions(
         settings: AgentSettings,
+        source: Source[AgentSettings],
         as_json: AsJson = False,
         root: ConditionsRoot = Path("/"),
     ) -> None:
@@ -37,6 +40,9 @@ def add_conditions(app: typer.Typer) -> None:
         """
         from fedpatch.device_agent.cli.admission_preview import look
 
+        settings = in_place(settings, source)
+        if not settings.state_dir.exists():
+            _log.warning("no agent has run in %s; say where its state is with --state-dir", settings.state_dir)
         found = look(settings, root)
         if as_json:
             typer.echo(json.dumps(_plain(found)))
@@ -66,12 +72,13 @@ def _in_words(found: AdmissionPreview) -> list[str]:
     ]
     lines += ["", f"private: {found.private['words']}"]
     lines += [f"not in force: {words}" for words in found.differences]
+    with_these = " with these settings" if found.differences else ""
     if not found.why_not:
-        lines.append("it would accept work now")
+        lines.append(f"it would accept work now{with_these}")
         lines += [f"  {words}" for words in found.terms]
         lines += [f"  independent of its preferences: {one.words}" for one in found.objections]
         return lines
-    return [*lines, "it would not accept work now:", *(f"  {words}" for words in found.why_not)]
+    return [*lines, f"it would not accept work now{with_these}:", *(f"  {words}" for words in found.why_not)]
 
 
 def _value(fact: Fact[Any]) -> str:

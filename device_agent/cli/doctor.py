@@ -175,15 +175,15 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
     for words in found.differences:
         text, _, remedy = words.rpartition("; ")
         checkup.warn("settings", text, remedy)
-    why_not = found.why_not
+    why_not, with_these = found.why_not, " with these settings" if found.differences else ""
     if not why_not:
-        checkup.good("preferences", "; ".join(["work would be accepted now", *found.terms]))
+        checkup.good("preferences", "; ".join([f"work would be accepted now{with_these}", *found.terms]))
         return
     remedy = (
         "nothing, if that is meant; `fedpatch-agent conditions` shows the facts, "
         "docs/reference/preferences.md lists the settings"
     )
-    checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", remedy)
+    checkup.warn("preferences", f"work would be declined now{with_these}: {'; '.join(why_not)}", remedy)
 
 
 def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:

@@ -20,7 +20,7 @@ from fedpatch.device_agent.cli.enrol import add_enrol
 from fedpatch.device_agent.cli.models import add_models, models_in_words, models_plain
 from fedpatch.device_agent.cli.new_task.new_task import register as add_new_task
 from fedpatch.device_agent.cli.owner import add_owner
-from fedpatch.device_agent.cli.state_dir import settings_file, state_options
+from fedpatch.device_agent.cli.state_dir import in_place, settings_file, state_options
 from fedpatch.device_agent.cli.status import (
     look_for_owner,
     patches_in_words,
@@ -93,7 +93,7 @@ def run(
 
 @command(app, "doctor", example="fedpatch-agent doctor --config agent.toml")
 @cli_options(AgentSettings, find_file=settings_file)
-def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
+def doctor(settings: AgentSettings, source: Source[AgentSettings], as_json: AsJson = False) -> None:
     """Check a device: installation, task and data, disk, memory, clock, broker, coordinator; print remedies.
 
     Exit code 1: a check failed. Beside a running agent the task is not loaded again.
@@ -101,8 +101,9 @@ def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
     from fedpatch.device_agent.cli.doctor import examine
     from fedpatch.shared.diagnostics.checks import conduct
 
+    placed = in_place(settings, source)
     with interruptible():
-        raise typer.Exit(conduct(lambda checkup: examine(settings, checkup), as_json=as_json))
+        raise typer.Exit(conduct(lambda checkup: examine(placed, checkup), as_json=as_json))
 
 
 add_conditions(app)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
-from fedpatch.device_agent.cli.state_dir import settings_file, state_options
+from fedpatch.device_agent.cli.state_dir import in_place, settings_file, state_options
 from fedpatch.device_agent.models.store import DIRECTORY, HELD_WORDS, ModelStore, ModelVersion
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import printable, size
-from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.config.load import Source, cli_options
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.model_metadata import SOURCES
 
@@ -114,13 +114,19 @@ def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array
 def _add_evaluate(app: typer.Typer) -> None:
     @command(app, "evaluate", example="fedpatch-agent evaluate --config agent.toml")
     @cli_options(AgentSettings, find_file=settings_file)
-    def evaluate(settings: AgentSettings, model: ModelPath = None, int8: Int8 = False, as_json: AsJson = False) -> None:
+    def evaluate(
+        settings: AgentSettings,
+        source: Source[AgentSettings],
+        model: ModelPath = None,
+        int8: Int8 = False,
+        as_json: AsJson = False,
+    ) -> None:
         """Measure the personal model on this device's test data; print its user accuracy when it was made too."""
         from fedpatch.device_agent.models.evaluate import evaluate_model
         from fedpatch.shared.tasks.task import data_root, find_task
 
         task = find_task(settings.task)
-        personal = _opened(settings.state_dir, task.name, model, int8)
+        personal = _opened(in_place(settings, source).state_dir, task.name, model, int8)
         measured, count = evaluate_model(personal, task, settings.data, settings.data_root or data_root())
         made = personal.metadata.int8 if personal.is_int8 else None
         then = (made or personal.metadata).user_accuracy

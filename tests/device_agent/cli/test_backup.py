@@ -135,6 +135,34 @@ def test_backup_is_opened_by_its_passphrase_only_and_shows_no_content(card):
         open_backup(b"hello", "secret", "file")
 
 
+def test_restored_directories_are_as_open_as_those_that_an_agent_makes(card, tmp_path):
+    """The group passes through to the personal models, whatever the umask."""
+    before = os.umask(0o022)
+    try:
+        restored(card, tmp_path / "new")
+    finally:
+        os.umask(before)
+    modes = {one: (tmp_path / "new" / one).stat().st_mode & 0o777 for one in ("", "models", "models/t", "patches")}
+    assert modes == {"": 0o710, "models": 0o750, "models/t": 0o750, "patches": 0o700}
+
+
+@pytest.mark.parametrize(("settings", "why"), [(None, "no such file"), ("nice = 1\n", "names no state directory")])
+def test_restore_without_a_state_directory_asks_for_it_and_writes_nothing(
+    agent, card, tmp_path, monkeypatch, settings, why
+):
+    """The service begins in its own directory: a state that lies where the owner typed would spend everything twice."""
+    secret, file, here = tmp_path / "passphrase", tmp_path / "x.backup", tmp_path / "here"
+    secret.write_text("secret\n")
+    file.write_bytes(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    if settings is not None:
+        (tmp_path / SETTINGS).write_text(settings)
+    done = agent("restore", file, "--passphrase-file", secret, "--config", tmp_path / SETTINGS)
+    assert done.code == 2 and done.err.endswith(f"{why}; name that of the agent with --state-dir\n")
+    assert list(here.iterdir()) == []
+
+
 def test_restore_into_a_state_changes_nothing(card):
     archive = open_backup(seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE), "secret", "file")
     before = {path: path.read_bytes() for path in card.rglob("*") if path.is_file()}
@@ -292,6 +320,14 @@ def test_restore_writes_no_settings_at_a_place_that_the_state_directory_names(ag
     thread.join()
     assert (done.code, list(goal.iterdir())) == (2, [])
     assert "name the settings file of the agent with --config" in done.err
+
+
+def test_remove_with_settings_that_name_no_state_directory_asks_for_it(agent, tmp_path, monkeypatch):
+    """Else it would not see a running agent, and cut it off from the broker."""
+    (tmp_path / SETTINGS).write_text('data = "x"\nbroker = "mqtt://127.0.0.1:1"\n')
+    monkeypatch.chdir(tmp_path)
+    done = agent("remove", "--config", SETTINGS)
+    assert done.code == 2 and done.err.endswith("say where its state is with --state-dir\n")
 
 
 def test_remove_is_refused_while_the_agent_runs(agent, tmp_path):

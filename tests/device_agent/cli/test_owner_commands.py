@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fedpatch.device_agent.state.history import DECLINED, WORKED, HistoryEntry
 from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
 from fedpatch.device_agent.state.status_file import AgentStatus, StatusFile, lock_state_dir
 from fedpatch.shared.config.load import Source
-from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.errors import ConfigError, StateError, UsageError
 from tests.support.other_users import acting_as_nobody, open_directory
 
 STATUS = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://hub", "state": "idle", "admission": "preferences"}
@@ -139,6 +140,66 @@ def test_command_finds_the_settings_of_the_agent_in_its_state_directory(tmp_path
     assert settings_file({"state_dir": str(tmp_path / "absent")}, {}) is None
 
 
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state directory of a service that was started with agent.toml, which names none; its owner is in a folder without."""
+    (tmp_path / "agent.toml").write_text('data = "shard:0/2"\ncharging = false\nunmetered = false\n')
+    service = tmp_path / "service"
+    service.mkdir()
+    StatusFile(service, {}).write({"settings": {"file": str(tmp_path / "agent.toml")}})
+    monkeypatch.setattr("fedpatch.device_agent.cli.state_dir.SERVICE", service)
+    monkeypatch.chdir(tmp_path)
+    return service
+
+
+def test_settings_that_name_no_state_directory_lead_to_that_of_their_service(agent, service):
+    assert agent("pause", "--config", "agent.toml").code == 0
+    assert is_paused(service)
+    shown = json.loads(agent("conditions", "--json", "--config", "agent.toml").out)
+    assert (shown["would_accept"], shown["why"]) == (False, "paused")
+    assert agent("evaluate", "--config", "agent.toml").err.count(str(service)) == 1
+
+
+def test_settings_of_another_agent_do_not_lead_to_the_service(agent, service, tmp_path):
+    """The conditions of a device that has not worked yet are shown, and the missing directory is named."""
+    (tmp_path / "other.toml").write_text('data = "shard:0/2"\ncharging = false\nunmetered = false\n')
+    pause(service)
+    assert place_of(None, tmp_path / "other.toml") == AgentSettings.state_dir
+    done = agent("conditions", "--config", "other.toml")
+    assert done.code == 0 and "paused it" not in done.out
+    assert f"no agent has run in {AgentSettings.state_dir}; say where its state is with --state-dir" in done.err
+
+
+def test_user_who_may_not_look_into_the_state_directory_is_told_so_and_asked_for_no_settings():
+    with open_directory() as folder:
+        place = folder / "state"
+        place.mkdir(mode=0o700)
+        (place / "status.json").write_text(json.dumps({"settings": {"file": str(folder / "agent.toml")}}))
+        with acting_as_nobody(), pytest.raises(StateError, match="Permission denied; run as the user that owns it"):
+            settings_file({"state_dir": str(place)}, {})
+
+
+def test_settings_file_that_this_user_may_not_read_is_named():
+    with open_directory() as folder:
+        file = folder / "agent.toml"
+        file.write_text("")
+        file.chmod(0o600)
+        (folder / "status.json").write_text(json.dumps({"settings": {"file": str(file)}}))
+        with acting_as_nobody():
+            assert settings_file({"state_dir": str(folder)}, {}) == file
+
+
+def test_pause_and_status_name_the_same_end_by_the_clock_of_the_device(agent, tmp_path, monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        end = agent("pause", "--for", "2h", "--state-dir", tmp_path).out.strip().partition("until ")[2]
+        assert read_pause(tmp_path / "pause").source.endswith(f", until {end}") and " CE" in end
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+
 def test_status_declines_where_the_last_request_was_beyond_a_limit():
     lines = shown({"refused": "the owner lets no update leave this device unmasked"})
     assert any(line.startswith("it would not accept work now: a request like the last one") for line in lines)
@@ -237,6 +298,17 @@ def test_conditions_show_the_reasons_and_the_settings_of_the_running_agent(agent
     assert (shown["would_accept"], shown["why"]) == (False, f"every request is declined: {status['declines']}")
     threads, *others = [one for one in shown["settings_not_in_force"] if "charging" not in one and "unmet" not in one]
     assert threads.startswith("threads is 2 in the running agent and 1 in these settings; an option") and others == []
+
+
+def test_answer_by_edited_settings_is_told_from_that_of_the_running_agent(agent, tmp_path):
+    """The agent declines by its quiet hours, which the file no longer has."""
+    file, state_dir = tmp_path / "agent.toml", tmp_path / "state"
+    file.write_text('data = "shard:0/2"\ncharging = false\nunmetered = false\n')
+    source = source_of(file, quiet_hours="00:00-24:00")
+    with lock_state_dir(state_dir):
+        StatusFile(state_dir, STATUS).write({"settings": SettingsInForce(source.load().settings, source).status()})
+        shown = agent("conditions", "--config", file, "--state-dir", state_dir).out.splitlines()
+    assert shown[-1] == "it would accept work now with these settings"
 
 
 def test_owner_pauses_resumes_and_reads_the_history_with_the_same_options(agent, tmp_path):
