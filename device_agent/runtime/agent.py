@@ -308,6 +308,7 @@ class Agent:
             case Facts():
                 return self._on_facts(event, now)
             case NameChecked():
+                self._runner.moved_beside(event.traffic)
                 return self._on_name(event.in_use)
             case ChunkFetched() | FetchEnded():
                 return self._effects_of(self._runner.fetched(event), now)

@@ -136,7 +136,7 @@ class EffectRunner:
         self._fetcher = fetcher
         self._history = DeviceHistory(None) if history is None else history
         self._shares_reasons = shares_reasons
-        self._by_url_bytes = 0
+        self._beside = Traffic()
         self._work: tuple[JobKey, str] | None = None  # the last work that trained, and its global model
         self._fetch: ModelFetch | None = None
         self._downloaded: dict[str, MemoryBlob] = {}
@@ -297,7 +297,7 @@ class EffectRunner:
             case WriteChunk() if self._downloads is not None:
                 self._downloads.write(effect.chunk)
                 if self._fetch is not None:  # else the link counts
-                    self._moved_by_url(len(effect.chunk.data))
+                    self.moved_beside(Traffic(received_bytes=len(effect.chunk.data)))
                 self.times.downloaded["mqtt" if self._fetch is None else "url"] += len(effect.chunk.data)
             case StartTraining():
                 return self._train(effect)
@@ -329,11 +329,12 @@ class EffectRunner:
     @property
     def _traffic(self) -> Traffic:
         """All bytes that this process has moved."""
-        return self._link.traffic.plus(Traffic(received_bytes=self._by_url_bytes))
+        return self._link.traffic.plus(self._beside)
 
-    def _moved_by_url(self, count: int) -> None:
-        self._by_url_bytes += count
-        self._usage.moved(count)
+    def moved_beside(self, traffic: Traffic) -> None:
+        """Count what was moved beside the link: models by URL, and the look for another agent of this name."""
+        self._beside = self._beside.plus(traffic)
+        self._usage.moved(traffic.total_bytes)
 
     def stop(self) -> None:
         """The agent has ended, and so has its connection: count its last bytes."""
@@ -485,9 +486,9 @@ class EffectRunner:
             event.fetch.taken()
             if current:
                 return [ChunkReceived(event.chunk)]
-            self._moved_by_url(len(event.chunk.data))
+            self.moved_beside(Traffic(received_bytes=len(event.chunk.data)))
             return []
-        self._moved_by_url(event.wasted_bytes)
+        self.moved_beside(Traffic(received_bytes=event.wasted_bytes))
         if not current or not event.problem or self._downloads is None:
             return []
         self._fetch = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from fedpatch.device_agent.runtime.presence import Identity
@@ -17,6 +18,7 @@ from fedpatch.shared.errors import FedpatchError, WireError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings, link_options
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import LinkEvent, Received
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import DeviceState
@@ -29,9 +31,10 @@ RETAINED_S = 0.3
 
 @dataclass(frozen=True)
 class NameChecked:
-    """The answer: whether another agent is online under this device's name."""
+    """The answer: whether another agent is online under this device's name, and what the look has moved."""
 
     in_use: bool
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 def ask_in_thread(
@@ -47,13 +50,13 @@ def ask_in_thread(
     """
 
     def ask() -> None:
-        events(NameChecked(is_name_in_use(settings, identity, boots)))
+        events(check_name(settings, identity, boots))
 
     threading.Thread(target=ask, name="name check", daemon=True).start()
 
 
-def is_name_in_use(settings: BrokerSettings, identity: Identity, boots: Collection[str]) -> bool:
-    """Return whether the broker retains an online state of another agent; False where that cannot be found out.
+def check_name(settings: BrokerSettings, identity: Identity, boots: Collection[str]) -> NameChecked:
+    """Find out whether the broker retains an online state of another agent; not in use where that cannot be found out.
 
     Args:
         settings: How to reach the broker.
@@ -69,16 +72,19 @@ def is_name_in_use(settings: BrokerSettings, identity: Identity, boots: Collecti
             **link_options(settings),
             clean_start=True,
         )
-        link.subscribe(topics.device_state(identity.fleet, identity.device))
+    except FedpatchError:
+        return NameChecked(in_use=False)
+    link.subscribe(topics.device_state(identity.fleet, identity.device))
+    state = None
+    with suppress(FedpatchError):
         link.start()
         try:
             link.wait_connected(CONNECT_S)
             state = _state(received)
         finally:
             link.stop(0.0)
-    except FedpatchError:
-        return False
-    return state is not None and state.online and state.boot not in (*boots, identity.boot)
+    in_use = state is not None and state.online and state.boot not in (*boots, identity.boot)
+    return NameChecked(in_use, link.traffic)
 
 
 def _state(received: SimpleQueue[LinkEvent]) -> DeviceState | None:

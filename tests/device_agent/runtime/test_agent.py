@@ -572,3 +572,11 @@ def test_all_bytes_of_the_link_count_for_the_day(tmp_path):
     wire.traffic = wire.traffic.plus(Traffic(sent_bytes=3 * 2**20, received_bytes=2**20))
     agent.turn(None)
     assert UsageLedger(tmp_path).today.traffic_bytes == wire.traffic.total_bytes
+
+
+def test_bytes_of_the_look_for_another_agent_count_for_the_day(tmp_path):
+    wire = Wire()
+    agent = agent_in(tmp_path, wire, asks=True)
+    for event in (CONNECTED, READY, NameChecked(in_use=False, traffic=Traffic(3 * 2**20, 2**20)), None):
+        agent.turn(event)
+    assert UsageLedger(tmp_path).today.traffic_bytes == wire.traffic.total_bytes + 4 * 2**20

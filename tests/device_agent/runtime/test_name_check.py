@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.runtime.name_check import is_name_in_use
+from fedpatch.device_agent.runtime.name_check import check_name
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.config.load import load
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
@@ -12,7 +12,8 @@ from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import DeviceState, Envelope
-from tests.support.brokers import Mosquitto
+from tests.support.brokers import HOST, Mosquitto
+from tests.support.byte_meter import Meter
 
 ME = Identity("lab", "pi", "mine")
 
@@ -26,7 +27,7 @@ def settings_of(url: str) -> BrokerSettings:
 def test_name_is_in_use_while_another_start_of_it_is_online():
     answers = []
     with Mosquitto() as broker:
-        answers.append(is_name_in_use(settings_of(broker.url), ME, ()))
+        answers.append(check_name(settings_of(broker.url), ME, ()).in_use)
         for online in (True, False):
             link = MqttLink(broker.url, client_id="twin", events=lambda _: None, clean_start=True)
             link.start()
@@ -34,9 +35,17 @@ def test_name_is_in_use_while_another_start_of_it_is_online():
             state = encode(Envelope(DeviceState(online=online, boot="other")))
             link.publish(topics.device_state("lab", "pi"), state, retain=True)
             link.stop(5.0)
-            answers += [is_name_in_use(settings_of(broker.url), ME, boots) for boots in ((), ("other",))]
+            answers += [check_name(settings_of(broker.url), ME, boots).in_use for boots in ((), ("other",))]
     assert answers == [False, True, False, False, False]
 
 
 def test_name_is_free_where_no_broker_answers():
-    assert not is_name_in_use(settings_of("mqtt://127.0.0.1:1"), ME, ())
+    assert not check_name(settings_of("mqtt://127.0.0.1:1"), ME, ()).in_use
+
+
+@pytest.mark.medium
+@pytest.mark.broker
+def test_look_for_the_name_tells_the_bytes_of_its_connection():
+    with Mosquitto() as broker, Meter(broker.port) as meter:
+        traffic = check_name(settings_of(f"mqtt://{HOST}:{meter.port}"), ME, ()).traffic
+    assert (traffic.sent_bytes, traffic.received_bytes) == pytest.approx((meter.up, meter.down), rel=0.05)
