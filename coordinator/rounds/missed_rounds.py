@@ -159,9 +159,8 @@ class Absences:
         self._last = number
         for device in self._missed.keys() - counts.keys():
             self._due.pop(device, None)
-            if lapses := self._lapses.get(device, 0):
-                probation = min(PROBATION << min(lapses - 1, 10), _LONGEST_PROBATION)
-                self._counts_from[device] = number + 1 + probation
+            probation = min(PROBATION << min(self._lapses[device] - 1, 10), _LONGEST_PROBATION)
+            self._counts_from[device] = number + 1 + probation
         for device in counts.keys() - self._missed.keys():
             self._lapses[device] = self._lapses.get(device, 0) + 1
         for device, count in counts.items():

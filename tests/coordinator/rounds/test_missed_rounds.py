@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.cohort.selection import Selection, Standing, select
+from fedpatch.coordinator.cohort.selection import Selection, Standing, draw, select
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, PROBATION, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
@@ -152,6 +152,13 @@ class TestAbsences:
         chosen = drawn(absences, "abcd", 5)
         assert (chosen.target, "d" in chosen.invited) == (3, True)
         assert absences.note(5, [], "abcd") == {}
+
+    def test_absent_devices_that_are_due_are_invited_in_the_share_of_the_others(self):
+        """The engine draws a given number of devices, so the draw itself knows no share."""
+        absences = Absences()
+        absences.note(1, list("klmn"), list("abcdefghij"))
+        chosen = absences.choose("abcdefghijklmn", lambda some: draw(some, 2, 1.0, 7, 2), 2, all_count=False)
+        assert (chosen.target, len(chosen.invited), len(chosen.absent)) == (2, 3, 1)
 
     @pytest.mark.parametrize(
         ("devices", "absent"), [("ab", "b"), ("abcd", "cd"), ("abcdefghij", "bcdefghij"), ("a", "a")]
