@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET
@@ -383,9 +383,7 @@ class Fleet:
     def missing_words(self, most: int = _NAMED) -> str:
         """Return the first `most` missing devices, each with its reason; "" if no known device is missing."""
         missing = sorted({*self.missing(), *(self.awaited - self._held.keys() - self._able)})
-        named = [f"{device} ({self._why_missing(device)})" for device in missing[:most]]
-        more = [f"{len(missing) - most} more"] if len(missing) > most else []
-        return ", ".join(named + more)
+        return _with_reasons(missing, self._why_missing, most)
 
     def left_out_words(self, most: int = _NAMED) -> str:
         """Return the first `most` present devices that are not asked in this run, each with what it lacks; "" for none.
@@ -395,9 +393,7 @@ class Fleet:
         lacking = sorted(
             name for name, one in self.members.items() if one.state.online and one.barred and not one.barred_for
         )
-        named = [f"{name} ({self.members[name].barred})" for name in lacking[:most]]
-        more = [f"{len(lacking) - most} more"] if len(lacking) > most else []
-        return ", ".join(named + more)
+        return _with_reasons(lacking, lambda name: self.members[name].barred, most)
 
     def missing_text(self, wanted: int, wait_s: float) -> str:
         """Return an error text for too few devices.
@@ -596,6 +592,13 @@ class Fleet:
 
 def _is_starting(member: Member) -> bool:
     return member.state.online and not member.state.tasks and not member.held
+
+
+def _with_reasons(devices: Sequence[str], why: Callable[[str], str], most: int) -> str:
+    """Return the first `most` devices, each with its reason, and the number of the others."""
+    named = [f"{device} ({why(device)})" for device in devices[:most]]
+    more = [f"{len(devices) - most} more"] if len(devices) > most else []
+    return ", ".join(named + more)
 
 
 def _first(reasons: Mapping[str, str]) -> str:
