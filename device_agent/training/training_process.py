@@ -396,9 +396,8 @@ def _may_lack_memory(error: Exception) -> bool:
     if not isinstance(error, FedpatchError):
         return True
     # Python's own C code may fail with a SystemError where memory runs out.
-    return (
-        isinstance(error.__cause__, SystemError) or tells_of_memory(error) or tells_of_memory(error.__cause__ or error)
-    )
+    cause = error.__cause__ or error
+    return isinstance(cause, SystemError) or tells_of_memory(cause) or tells_of_memory(error)
 
 
 def _log_unexpected(error: Exception) -> None:

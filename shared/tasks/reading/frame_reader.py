@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import sys
 from collections.abc import Hashable, Sequence
 from functools import partial
@@ -33,6 +34,8 @@ from fedpatch.shared.tasks.reading.readings_table import (
 if TYPE_CHECKING:
     import pandas as pd
 
+# A remedy of a file names a setting; a frame was read before.
+_SETTING = re.compile("set (?=(?:decimal|delimiter)=)")
 _GREATEST_TIME = sys.float_info.max
 _HEAD = 10  # rows in one of which a column that is only called like one of times must have a time
 
@@ -106,7 +109,7 @@ def number_of(value: Any) -> float:
         try:
             return number_in(value)
         except RefusedValue as why:
-            raise RefusedValue(str(why).replace("set de", "read it with de")) from None
+            raise RefusedValue(_SETTING.sub("read it with ", str(why))) from None
     if _is_missing(value):
         return math.nan
     if not isinstance(value, int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
