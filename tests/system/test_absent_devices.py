@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -57,13 +58,19 @@ def _accept(voice: Client, fleet: str, device: str, accepted: list[int], over: t
             voice.link.publish(topics.up(fleet, device), encode(replace(asked, body=Accept(10))))
 
 
-@pytest.mark.slow
-def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_deadline(tmp_path):
-    """It costs one round over a minute, the others at most the grace period; it is asked less often, and named absent."""
-    with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
+@contextmanager
+def three_agents(broker: Mosquitto, folder: Path) -> Iterator[Fleet]:
+    with Fleet(broker.url, folder / "devices") as fleet:
         for number, device in enumerate(("ann", "bob", "cyd")):
             fleet.start(device, REFERENCE, f"n=20,test=10,seed={number}")
         fleet.wait_ready()
+        yield fleet
+
+
+@pytest.mark.slow
+def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_deadline(tmp_path):
+    """It costs one round over a minute, the others at most the grace period; it is asked less often, and named absent."""
+    with Mosquitto() as broker, three_agents(broker, tmp_path) as fleet:
         coordinator = fleet.coordinator(tmp_path / "c", task=REFERENCE, devices=4, rounds=7)
         with mute(broker, fleet.name, "mute") as accepted, coordinator as run:
             done = run.done(600.0)
@@ -83,10 +90,7 @@ def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_dea
 @pytest.mark.slow
 def test_agent_that_is_stopped_between_two_rounds_costs_one_round_and_is_named(tmp_path):
     """Its connection stays open, so that the broker shows it as online, as with one that a router has forgotten."""
-    with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
-        for number, device in enumerate(("ann", "bob", "cyd")):
-            fleet.start(device, REFERENCE, f"n=20,test=10,seed={number}")
-        fleet.wait_ready()
+    with Mosquitto() as broker, three_agents(broker, tmp_path) as fleet:
         terms = {"devices": 3, "rounds": 5, "round_interval_s": 3, "recruit_deadline_s": 3}
         with fleet.coordinator(tmp_path / "c", task=REFERENCE, **terms) as run:
             run.wait(lambda: "round 1/5" in run.err, "plays a round")
