@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.observability.metric_definitions import TrafficGauges
@@ -113,7 +114,8 @@ class TrafficMetrics:
 
 def _size_of(spool: Path) -> int:
     """Bytes of the updates in a directory; a file that disappears meanwhile counts 0."""
-    try:
-        return sum(path.stat().st_size for path in spool.glob("*/*.fp"))
-    except OSError:
-        return 0
+    total = 0
+    for path in spool.glob("*/*.fp"):
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total

@@ -18,6 +18,7 @@ import io
 import os
 import re
 import tarfile
+import time
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
@@ -62,10 +63,11 @@ _KEPT = (
 )
 _SALT, _NONCE = 16, 12
 _UNKNOWN_DAY, _DAY_S = date(1970, 1, 1), 86_400
+_PAUSES_S = (0.1, 0.4, 1.0, 2.0)
 
 
 def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *, salt: bytes, nonce: bytes) -> bytes:
-    """Return the backup of a state directory. The agent may run: its files are replaced as a whole.
+    """Return the backup of a state directory as it was at one moment. The agent may run.
 
     Args:
         state_dir: State directory of the agent.
@@ -76,22 +78,13 @@ def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *,
         nonce: 12 random bytes.
 
     Raises:
-        StateError: A file cannot be read.
+        StateError: A file cannot be read, or the agent wrote during each attempt.
         UsageError: `cryptography` is not installed, or the passphrase is empty.
     """
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        _add(tar, SETTINGS, settings, day=day)
-        for path in _files(state_dir):
-            with refusals_of(path):
-                name = path.relative_to(state_dir).as_posix()
-                if path.is_symlink():
-                    link = tarfile.TarInfo(name)
-                    link.type, link.linkname = tarfile.SYMTYPE, os.readlink(path)
-                    tar.addfile(link)
-                else:
-                    _add(tar, name, path.read_bytes(), path.stat().st_mode & 0o777)
-    return MAGIC + salt + nonce + _cipher(passphrase, salt).encrypt(nonce, archive.getvalue(), MAGIC)
+    cipher = _cipher(passphrase, salt)
+    with refusals_of(state_dir):
+        archive = _archive_of_one_moment(state_dir, settings, day)
+    return MAGIC + salt + nonce + cipher.encrypt(nonce, archive, MAGIC)
 
 
 def open_backup(data: bytes, passphrase: str, where: str) -> bytes:
@@ -220,18 +213,60 @@ def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> byt
     return b""
 
 
-def _files(state_dir: Path) -> Iterator[Path]:
-    """Return all files of the backup, by name. StateError where a directory cannot be read."""
+def _archive_of_one_moment(state_dir: Path, settings: bytes, day: date) -> bytes:
+    """Return the archive of all files, read again if the agent replaced one meanwhile; StateError if it always did.
+
+    A publication moves a model and its link, and a new patch moves the one before it: parts of both states are neither.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            before = _versions(state_dir)
+            archive = _archive(state_dir, before, settings, day)
+            if _versions(state_dir) == before:
+                return archive
+        except FileNotFoundError:
+            pass
+        if pause_s is not None:
+            time.sleep(pause_s)
+    attempts = len(_PAUSES_S) + 1
+    raise StateError(
+        f"{state_dir}: the agent wrote here during each of {attempts} attempts to read it; try again later"
+    )
+
+
+def _archive(state_dir: Path, files: Iterable[Path], settings: bytes, day: date) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        _add(tar, SETTINGS, settings, day=day)
+        for path in files:
+            name = path.relative_to(state_dir).as_posix()
+            if path.is_symlink():
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, os.readlink(path)
+                tar.addfile(link)
+            else:
+                _add(tar, name, path.read_bytes(), path.stat().st_mode & 0o777)
+    return archive.getvalue()
+
+
+def _versions(state_dir: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return all files of the backup in order, each with inode, time of change and size. OSError if one cannot be read."""
+    return {path: (about.st_ino, about.st_mtime_ns, about.st_size) for path, about in _files(state_dir)}
+
+
+def _files(state_dir: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Return all files of the backup by name, without hidden ones: locks, and parts of writes and of models."""
     for name in _KEPT:
         place = state_dir / name
-        with refusals_of(place):
-            if place.is_file():
-                yield place
-            for folder, _, files in os.walk(place, onerror=_raise):
-                links = [one for one in os.listdir(folder) if (Path(folder) / one).is_symlink()]
-                for file in sorted({*files, *links}):
-                    if RESIDUAL_SUFFIX not in file and not file.endswith((".tmp", ".lock")):
-                        yield Path(folder) / file
+        if place.is_file():
+            yield place, place.lstat()
+        for folder, folders, files in os.walk(place, onerror=_raise):
+            links = [one for one in folders if (Path(folder) / one).is_symlink()]
+            folders[:] = sorted(one for one in folders if not one.startswith("."))
+            for file in sorted({*files, *links}):
+                if RESIDUAL_SUFFIX not in file and not file.startswith("."):
+                    path = Path(folder) / file
+                    yield path, path.lstat()
 
 
 def _raise(error: OSError) -> None:

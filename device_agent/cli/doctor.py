@@ -132,7 +132,7 @@ def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
     found = False
     try:
         with refusals_of(directory):
-            for declines, text, remedy in stored_problems(directory, private):
+            for declines, text, remedy in _lasting_problems(directory, private):
                 found = True
                 (checkup.fail if declines else checkup.warn)("stored", text, remedy)
             stored = any((directory / name).exists() for name in (PATCHES, SPOOL))
@@ -145,6 +145,16 @@ def _check_stored(directory: Path, checkup: Checkup, private: str = "") -> None:
             "patches, records, residuals, models trained alone, held model, waiting update and personal models are what was "
             "written",
         )
+
+
+def _lasting_problems(directory: Path, private: str) -> list[tuple[bool, str, str]]:
+    """Return the problems that two looks find: between two reads of one look, a running agent may replace the files."""
+    found = None
+    with suppress(FileNotFoundError):
+        found = list(stored_problems(directory, private))
+    if found == []:
+        return found
+    return [one for one in stored_problems(directory, private) if found is None or one in found]
 
 
 def _check_personal(directory: Path, checkup: Checkup) -> None:

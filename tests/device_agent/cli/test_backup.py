@@ -9,14 +9,17 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.bus.home_assistant import BusTopics, discovery
+from fedpatch.device_agent.cli import backup_file
 from fedpatch.device_agent.cli.backup import REMAINS
 from fedpatch.device_agent.cli.backup_file import (
     MAGIC,
@@ -28,6 +31,7 @@ from fedpatch.device_agent.cli.backup_file import (
     seal_backup,
     settings_in,
 )
+from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector
@@ -35,13 +39,15 @@ from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.status_file import StatusFile, former_boots, lock_state_dir
-from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import LinkEvent, Received
 from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, DeviceState
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from tests.device_agent.exported_models import RUN, describe, present, publish
 from tests.device_agent.jobs import REQUEST
 from tests.support.brokers import Mosquitto
 from tests.support.examples import examples
@@ -81,6 +87,37 @@ def test_new_card_has_settings_patch_model_and_identity_and_nothing_of_rounds_th
         assert (new / name).read_bytes() == (card / name).read_bytes()
     assert (new / "identity/client.pem").stat().st_mode & 0o077 == 0
     assert not any((new / name).exists() for name in ("status.json", "masking.bin", "patches/t-1.residual"))
+
+
+def test_backup_beside_an_agent_that_publishes_a_model_meanwhile_has_one_whole_model(card, tmp_path, monkeypatch):
+    """The publication falls between the list of files and their contents, where a staged model gets its name."""
+    models = ModelStore(card / "models", 1)
+    publish(models, 1)
+    models.stage(b"second", describe(2, b"second"))
+
+    def add(tar: tarfile.TarFile, name: str, *arguments: Any, **options: Any) -> None:
+        if name.startswith("models/toy/"):
+            models.publish("toy", RUN, 2)
+        add_file(tar, name, *arguments, **options)
+
+    add_file = backup_file._add
+    monkeypatch.setattr(backup_file, "_add", add)
+    restored(card, tmp_path / "new")
+    again = ModelStore(tmp_path / "new" / "models", 1)
+    assert (present(tmp_path / "new" / "models"), list(again.problems())) == (2, [])
+    assert [one.name for one in (tmp_path / "new/models/toy").iterdir() if one.name.startswith(".")] == []
+
+
+def test_backup_beside_an_agent_that_writes_in_each_attempt_is_refused_and_says_so(card, monkeypatch):
+    def add(*arguments: Any, **options: Any) -> None:
+        write_atomic(card / "patches/t-1.patch", bytes(next(sizes)))
+        add_file(*arguments, **options)
+
+    sizes, add_file = count(1), backup_file._add
+    monkeypatch.setattr(backup_file, "_add", add)
+    monkeypatch.setattr(backup_file, "_PAUSES_S", (0.0, 0.0))
+    with pytest.raises(StateError, match="during each of 3 attempts"):
+        seal_backup(card, b"", "secret", DAY, salt=SALT, nonce=NONCE)
 
 
 def test_backup_of_the_morning_restored_in_the_evening_has_spent_the_allowance_of_the_day(card, tmp_path):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.known_devices import lasts
+from fedpatch.device_agent.cli import doctor
 from fedpatch.device_agent.cli.doctor import _check_stored
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_events import AdmissionDecision
@@ -344,6 +345,27 @@ def findings(state_dir: Path) -> list[tuple[str, str, str]]:
 def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path: Path):
     assert [verdict for verdict, *_ in findings(whole)] == ["ok"]
     assert findings(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_file_that_an_agent_replaces_while_the_doctor_reads_is_no_finding(
+    whole: Path, tmp_path: Path, monkeypatch, gone
+):
+    """The first look reads a mixture of two states, or misses a file; the second one reads the state after."""
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    data = (state_dir / "masking.bin").read_bytes()
+    spoil(state_dir / "masking.bin")
+
+    def problems(directory: Path, private: str) -> list[tuple[bool, str, str]]:
+        found = list(stored_problems(directory, private))
+        mixed = (state_dir / "masking.bin").read_bytes() != data
+        (state_dir / "masking.bin").write_bytes(data)
+        if mixed and gone:
+            raise FileNotFoundError
+        return found
+
+    monkeypatch.setattr(doctor, "stored_problems", problems)
+    assert [verdict for verdict, *_ in findings(state_dir)] == ["ok"]
 
 
 @examples(200)
