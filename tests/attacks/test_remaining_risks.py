@@ -73,14 +73,13 @@ def steering(liar: LyingCoordinator, salt: str, bias: float) -> dict[str, Array]
     return {**base, **changed, "fc3.weight": shown}
 
 
-@pytest.mark.parametrize(("bad_rounds", "least", "most"), [(1, 0.0, 0.8), (4, 0.85, 1.0)])
+@pytest.mark.parametrize(
+    ("bad_rounds", "least", "most"), [(0, 0.5, 0.7), (1, 0.5, 0.8), (2, 0.55, 0.8), (4, 0.85, 1.0), (40, 0.999, 1.0)]
+)
 def test_steered_patches_show_the_update_of_one_device_after_several_bad_rounds_only(
     tmp_path_factory, bad_rounds, least, most
 ):
-    """Steps at rate 100 for all but the victim, then sums of all, from models in which low shifts leave no gradients.
-
-    With a bound of 4 in place of AFFINE_MOVE the correlation is 0.9998 after one bad round.
-    """
+    """Steps at rate 100 for all but the victim, then sums of all, from models in which low shifts leave no gradients."""
     with lying_fleet(
         tmp_path_factory.mktemp("steered"), ALL, task="digits", data="shard:{}/9", batch_size=BATCH_OF_DIGITS
     ) as liar:
