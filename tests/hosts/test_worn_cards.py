@@ -23,6 +23,7 @@ from tests.hosts.wheelhouses import wheelhouse
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DEVICE, NEW = "pi-1", "card-2"
+SETTINGS = "/etc/fedpatch/agent.toml"
 STICK, PASSPHRASE = "/media/stick", "/etc/fedpatch/backup.passphrase"
 ROUNDS_PER_DAY = 6
 
@@ -87,6 +88,19 @@ def test_broker_whose_database_is_damaged_comes_back_with_an_empty_one(worn):
     await_serving(worn.machines, DEVICE)
     before = updates(worn)
     until(lambda: updates(worn) > before, "a round with an update")
+
+
+def test_reload_of_the_service_takes_an_edited_limit_without_a_restart(worn):
+    """As an owner edits it in an editor; then the settings of before come back, which the next play expects."""
+    machines = worn.machines
+    process = "systemctl show -p MainPID --value fedpatch-agent"
+    before = machines.ssh(DEVICE, process)
+    edit = f"""sed -i.before '1i quiet_hours = ["00:00-24:00"]' {SETTINGS}"""
+    machines.ssh(DEVICE, f"{edit} && systemctl reload fedpatch-agent")
+    until(lambda: "quiet hours" in str(status(machines, DEVICE)["unwilling"]), "the agent declines for its quiet hours")
+    machines.ssh(DEVICE, f"mv {SETTINGS}.before {SETTINGS} && systemctl reload fedpatch-agent")
+    until(lambda: not status(machines, DEVICE)["unwilling"], "the agent has no quiet hours any more")
+    assert machines.ssh(DEVICE, process) == before
 
 
 def test_timer_writes_backups_that_only_the_passphrase_opens(worn):
