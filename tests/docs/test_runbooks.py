@@ -13,10 +13,10 @@ import yaml
 
 from tests.monitoring.prometheus import promtool
 from tests.support.paths import ROOT
+from tests.support.runbooks import COMMANDS, RUNBOOKS
 
 FILES = ROOT / "ansible" / "roles" / "monitoring" / "files"
 ALERTS = FILES / "alerts" / "fedpatch.yml"
-RUNBOOKS = (ROOT / "docs" / "how-to" / "runbooks.md").read_text("utf-8")
 MONITORING = (ROOT / "docs" / "how-to" / "monitoring.md").read_text("utf-8")
 RULES = [
     rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"] if "alert" in rule
@@ -53,9 +53,6 @@ def test_the_links_of_both_pages_lead_somewhere():
 def _program(name: str) -> Any:
     module = {"fedpatch": "fedpatch.coordinator.cli.main", "fedpatch-agent": "fedpatch.device_agent.cli.main"}[name]
     return typer.main.get_command(import_module(module).app)
-
-
-COMMANDS = sorted(set(re.findall(r"`((?:fedpatch|fedpatch-agent) [^`]+)`", RUNBOOKS)))
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -36,10 +36,20 @@ from tests.hosts.apart import (
     prepared,
 )
 from tests.hosts.bases import BOOKWORM
-from tests.hosts.looking import COORDINATOR, await_rounds, reached, rounds_of, runs_of, until, versions_of
+from tests.hosts.looking import (
+    COORDINATOR,
+    ask_prometheus,
+    await_rounds,
+    reached,
+    rounds_of,
+    runs_of,
+    until,
+    versions_of,
+)
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import BROKEN_COORDINATOR, with_version
 from tests.support.paths import ROOT
+from tests.support.runbooks import COMMANDS, COMMANDS_OF_HOSTS, ENDLESS, WITHOUT_SERVICE
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -131,6 +141,54 @@ def test_a_device_that_joins_takes_part_in_the_run_that_is_under_way(site):
     site.control.play("site.yml")
     until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
     assert site.run == run
+
+
+def alerts(site: Site, state: str = "pending|firing") -> set[str]:
+    """The alerts whose condition holds, or only those that it holds for long enough."""
+    found = ask_prometheus(site.machines, WATCH, f'ALERTS{{alertname=~"Fedpatch.*",alertstate=~"{state}"}}')
+    return {one["metric"]["alertname"] for one in found}
+
+
+def test_no_alert_begins_in_a_healthy_run(site):
+    until(lambda: not alerts(site), "the alerts of what was played before end")
+    begun = time.monotonic()
+    await_rounds(site.machines, HUB, 5)
+    lately = f'ALERTS{{alertname=~"Fedpatch.*"}}[{time.monotonic() - begun:.0f}s]'
+    assert ask_prometheus(site.machines, WATCH, f"count_over_time({lately})") == []
+
+
+@pytest.mark.parametrize(
+    ("alert", "state", "host", "service"),
+    [
+        ("FedpatchCoordinatorDown", "firing", HUB, "fedpatch-coordinator"),
+        ("FedpatchBrokerDisconnected", "firing", BROKER, "mosquitto"),
+        ("FedpatchDeviceOffline", "pending", FIRST, "fedpatch-agent"),
+        ("FedpatchHostDown", "pending", SECOND, "prometheus-node-exporter"),
+    ],
+)
+def test_alert_begins_when_a_service_ends_and_ends_when_it_is_back(site, alert, state, host, service):
+    """The two that fire do so after two minutes; the others are given half an hour and ten minutes."""
+    run = site.run
+    site.machines.ssh(host, f"systemctl stop {service}")
+    until(lambda: alert in alerts(site, state), f"{alert} begins")
+    site.machines.ssh(host, f"systemctl start {service}")
+    until(lambda: not alerts(site), f"{alert} ends, and no other is left")
+    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
+    assert site.run == run
+
+
+def test_each_command_of_the_runbooks_succeeds_as_it_stands_on_the_host_that_it_is_for(site):
+    lines = sorted({*COMMANDS, *COMMANDS_OF_HOSTS} - WITHOUT_SERVICE - ENDLESS)
+    failed = {}
+    for line in lines:
+        host = HUB if line.startswith("fedpatch ") or "coordinator" in line else WATCH if "promtool" in line else FIRST
+        typed = line.replace("DEVICE", SECOND).replace("TEXT", "broken")
+        out = site.machines.ssh(host, f"({typed}) 2>&1; echo $?")
+        if out.split()[-1] != "0":
+            failed[host, line] = out
+    assert failed == {}
+    assert len(lines) > 15
+    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
 
 
 def test_a_device_that_is_drained_is_asked_again_once_it_is_resumed(site):

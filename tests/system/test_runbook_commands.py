@@ -16,16 +16,12 @@ from fedpatch.coordinator.pki.issued_certificates import Index, write_index
 from tests.hosts.plays import ROLES, by_ansible, fleet_of, played
 from tests.support.brokers import Mosquitto
 from tests.support.paths import ROOT
+from tests.support.runbooks import COMMANDS, ENDLESS, WITHOUT_SERVICE
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.medium, pytest.mark.timeout(600), by_ansible]
 
-PAGE = (ROOT / "docs" / "how-to" / "runbooks.md").read_text("utf-8")
-COMMANDS = sorted(set(re.findall(r"`((?:fedpatch|fedpatch-agent) [^`]+)`", PAGE)))
-# Work of a service, or beside a service: these commands are named for hosts without one.
-WITHOUT_SERVICE = {"fedpatch resume last", "fedpatch metrics last --serve 127.0.0.1:9464"}
-ENDLESS = {"fedpatch watch"}
 # One of each program, and of each kind of settings, in each CI run.
 QUICK = {"fedpatch doctor", "fedpatch-agent doctor", "fedpatch ca show", "fedpatch devices drain DEVICE"}
 VALUES = {"DEVICE": "bob", "TEXT": "broken"}
