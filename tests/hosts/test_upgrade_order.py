@@ -72,10 +72,16 @@ def _asked(out: str) -> dict[str, list[str]]:
     return {name: sorted(hosts) for name, hosts in decided.items()}
 
 
-def test_a_device_that_is_away_since_its_batch_stops_those_after_it(tmp_path):
-    """Ansible would go on: it counts hosts that fail, and not those that it reaches no more."""
+@pytest.mark.parametrize("late", [{}, {"upgrade_canary": "{{ lookup('pipe', 'sleep 1; echo pi-1') }}"}])
+def test_a_device_that_is_away_since_its_batch_stops_those_after_it(tmp_path, late):
+    """Ansible would go on: it counts hosts that fail, and not those that it reaches no more.
+
+    Batches are in the order of the inventory, also where a device answers later than those after it.
+    """
+    fleet = _fleet(tmp_path)
+    fleet["children"]["devices"]["hosts"]["pi-2"] = late
     batches = json.dumps({"upgrade_batches": [2, "100%"]})
-    done = played(tmp_path, _fleet(tmp_path), ANSIBLE / "upgrade.yml", "-e", "away=pi-2", "-e", batches)
+    done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "-e", "away=pi-2", "-e", batches)
     assert done.returncode != 0
     assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-3"]], done.stdout + done.stderr
     assert refused(done) == {"pi-4": "pi-2 cannot be reached any more; no further host is upgraded"}
