@@ -132,6 +132,14 @@ def test_whole_number_in_a_field_of_floats_has_the_digest_of_the_float():
     assert request_digest("digits", "run-1", 1, one) == request_digest("digits", "run-1", 1, other)
 
 
+def test_whole_numbers_that_are_one_float_have_digests_of_their_own():
+    digests = {
+        request_digest("digits", "run-1", 1, replace(REQUEST, plan=replace(REQUEST.plan, seed=2**53 + more)))
+        for more in range(-1, 3)
+    }
+    assert len(digests) == 4
+
+
 def test_digest_does_not_depend_on_what_may_differ_between_devices_and_epochs():
     other = replace(REQUEST, deadline_s=5.0, chunk_bytes=7, features=("x",))
     other = replace(other, model=replace(other.model, chunk_bytes=5, chunk_count=2))
