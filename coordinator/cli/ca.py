@@ -83,6 +83,13 @@ CaDir = Annotated[
     ),
 ]
 Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="Validity of the certificate.")]
+DeviceId = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
+DeviceBroker = Annotated[
+    str,
+    typer.Option(
+        envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: from the device's settings."
+    ),
+]
 _CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="Validity of the CA.")]
 _BrokerName = Annotated[
     list[str] | None,

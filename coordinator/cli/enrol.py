@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpatch.coordinator.cli.ca import CaDir, Days, add_ca, ca_directory, tell_broker, tell_rules
+from fedpatch.coordinator.cli.ca import (
+    CaDir,
+    Days,
+    DeviceBroker,
+    DeviceId,
+    add_ca,
+    ca_directory,
+    tell_broker,
+    tell_rules,
+)
 from fedpatch.coordinator.cli.invite import add_invitations, add_serve
 from fedpatch.coordinator.pki.issued_certificates import DAYS
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
@@ -15,14 +24,7 @@ from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 if TYPE_CHECKING:
     from fedpatch.coordinator.pki.certificate_authority import Authority
 
-_Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Bundle to write, mode 0600; default: ID.bundle.")]
-_Broker = Annotated[
-    str,
-    typer.Option(
-        envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: from the device's settings."
-    ),
-]
 _Password = Annotated[bool, typer.Option("--password", help="Make a password instead of a certificate.")]
 
 
@@ -43,9 +45,9 @@ def add_identities(app: typer.Typer) -> None:
 def _add_bundles(group: typer.Typer) -> None:
     @command(group, "add", example="fedpatch device add pi-1 --broker mqtts://broker.local --out pi-1.bundle")
     def add(
-        device: _Id,
+        device: DeviceId,
         out: _Out = None,
-        broker: _Broker = "",
+        broker: DeviceBroker = "",
         days: Days = DAYS,
         password: _Password = False,
         ca_dir: CaDir = None,
@@ -58,9 +60,9 @@ def _add_bundles(group: typer.Typer) -> None:
 
     @command(group, "rotate", example="fedpatch device rotate pi-1 --out pi-1.bundle")
     def rotate(
-        device: _Id,
+        device: DeviceId,
         out: _Out = None,
-        broker: _Broker = "",
+        broker: DeviceBroker = "",
         days: Days = DAYS,
         password: _Password = False,
         ca_dir: CaDir = None,
@@ -96,7 +98,7 @@ def _write(
 def _add_revoke(group: typer.Typer) -> None:
     @command(group, "revoke", example="fedpatch device revoke pi-1 --reason stolen")
     def revoke(
-        device: _Id,
+        device: DeviceId,
         reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")] = "",
         old: Annotated[
             bool, typer.Option("--old", help="Revoke only the replaced ones; the newest stays valid.")

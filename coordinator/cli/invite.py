@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedpatch.coordinator.cli.ca import CaDir, Days, ca_directory, tell_rules
+from fedpatch.coordinator.cli.ca import CaDir, Days, DeviceBroker, DeviceId, ca_directory, tell_rules
 from fedpatch.coordinator.cli.tables import print_json, print_table
 from fedpatch.coordinator.pki.issued_certificates import DAYS, must_read
 from fedpatch.shared.app.command import AsJson, command, say
@@ -18,14 +18,7 @@ from fedpatch.shared.config.enrolment_word import PORT
 
 _HOURS = 24
 _ANYWHERE = f"0.0.0.0:{PORT}"  # devices are on other machines
-_Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
 _Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Names of devices.")]
-_Broker = Annotated[
-    str,
-    typer.Option(
-        envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: from the device's settings."
-    ),
-]
 
 
 def add_invitations(group: typer.Typer) -> None:
@@ -38,8 +31,8 @@ def add_invitations(group: typer.Typer) -> None:
 def _add_invite(group: typer.Typer) -> None:
     @command(group, "invite", example="fedpatch device invite pi-2 --broker mqtts://broker.local")
     def invite(
-        device: _Id,
-        broker: _Broker = "",
+        device: DeviceId,
+        broker: DeviceBroker = "",
         hours: Annotated[int, typer.Option(min=1, max=720, metavar="HOURS", help="Validity of the word.")] = _HOURS,
         days: Days = DAYS,
         renew: Annotated[
