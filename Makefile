@@ -387,6 +387,9 @@ system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, PgBoun
 		echo "make: no Prometheus here, so the tests that let it read the metrics will be skipped"
 		echo "make: on Debian: apt install prometheus (that starts it as a service, too)"
 	fi
+	found() { command -v prometheus-node-exporter; } >/dev/null
+	found || install_asleep prometheus-node-exporter prometheus-node-exporter.service || true
+	found || echo "make: no node_exporter here, so the tests of the hosts' alerts will be skipped (on Debian: apt install prometheus-node-exporter)"
 	found() { PATH="$$PATH:/usr/sbin" command -v pgbouncer; } >/dev/null
 	found || install_asleep pgbouncer pgbouncer.service || true
 	found || echo "make: no PgBouncer here, so the tests of a pooler will be skipped (on Debian: apt install pgbouncer)"

@@ -29,7 +29,8 @@ from tests.support.specs import model, report, there, update
 class Metered:
     """A run whose devices are online and whose first round began at second 0.
 
-    Publishing the model, aggregating and saving take `busy_s` each. Devices report `accuracies`.
+    Publishing the model, aggregating and saving take `busy_s` each. Devices report `accuracies`, and `aggregated` is the result
+    of each aggregation.
     """
 
     def __init__(self, directory: Path, devices: str = "ab", *, busy_s: float = 0.0, **changes: Any) -> None:
@@ -38,6 +39,7 @@ class Metered:
         self.meter = RunMetrics(self.metrics, self.engine, directory, strategy="fedavg", max_devices=50)
         self.now = 0.0
         self.accuracies: dict[str, float | None] = {}
+        self.aggregated = Aggregated()
         self._busy_s = busy_s
         for device in devices:
             self.state(device, there())
@@ -90,9 +92,10 @@ class Metered:
         self.now += self._busy_s if isinstance(effect, PublishModel | AggregateUpdates | SaveRecord) else 0.0
         match effect:
             case PublishModel():
-                yield ModelPublished(model())
+                version = sum(record.outcome == "aggregated" for record in self.engine.records)
+                yield ModelPublished(model(), version=version)
             case StoreUpdate(device=device, manifest=manifest):
                 yield UpdateStored(effect.round, device, manifest.digest, report(self.accuracies[device]))
             case AggregateUpdates():
-                yield Aggregated()
+                yield self.aggregated
         self.meter.performed(effect, began_at, self.now)

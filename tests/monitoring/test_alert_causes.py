@@ -1,34 +1,39 @@
 """Alerts by their causes: an engine meets a cause, and promtool evaluates the rules on the metrics that it then exports.
 
-The plays of tests/monitoring/alerts have thresholds and times on series that are written by hand.
+The free space of the disk is set by hand. The plays of tests/monitoring/alerts have thresholds and times on series that are
+written by hand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 
+from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.observability.ended_run import ended_metrics
-from fedpatch.coordinator.rounds.run_events import DevicesRevoked, HoldsChanged
-from fedpatch.shared.wire.reason_codes import LinkKind
+from fedpatch.coordinator.observability.metrics_endpoint import of_files
+from fedpatch.coordinator.pki.x509 import Period, make_ca, new_key
+from fedpatch.coordinator.rounds.run_events import Aggregated, DevicesRevoked, HoldsChanged
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.wire.messages import Accept, Progress
+from fedpatch.shared.wire.reason_codes import Condition, JobPhase, LinkKind
 from fedpatch.shared.wire.vitals import Vitals
 from tests.coordinator.metered_run import Metered
 from tests.coordinator.observability.test_ended_run import GOOD, INFO, MISSED
-from tests.monitoring.prometheus import promtool
-from tests.support.paths import ROOT
+from tests.monitoring.rule_play import ALERTS, Scrape, complaints, series_name
 from tests.support.specs import gone, there
 
-ALERTS = ROOT / "ansible" / "roles" / "monitoring" / "files" / "alerts" / "fedpatch.yml"
+TARGET = {"job": "fedpatch", "instance": "hub:9464"}
 DEVICES = "abcdefgh"
 WELL = Vitals(True, 0.75, False, False, 61.5, LinkKind.WIFI, 0.5, 2**29, 2**33)
-
-Scrape = Mapping[str, float]
 
 
 def _scrape(fleet: Metered) -> Scrape:
@@ -39,47 +44,17 @@ def _scrape(fleet: Metered) -> Scrape:
 def _series(registry: CollectorRegistry) -> Scrape:
     """Return the present series as Prometheus stores them."""
     return {
-        _name(sample.name, sample.labels): float(sample.value)
+        series_name(sample.name, {**TARGET, **sample.labels}): float(sample.value)
         for metric in registry.collect()
         for sample in metric.samples
         if not math.isnan(sample.value) and sample.name.startswith("fedpatch_")
     }
 
 
-def _name(name: str, labels: Mapping[str, str]) -> str:
-    of_target = {"job": "fedpatch", "instance": "hub:9464", **labels}
-    return name + "{" + ",".join(f'{label}="{value}"' for label, value in of_target.items()) + "}"
-
-
 def _round(fleet: Metered, accuracy: float = 0.5) -> None:
     """Play the open round, to which all devices report."""
     fleet.upload_all(DEVICES, accuracy)
     fleet.tick(1.0)
-
-
-def _firing(folder: Path, phases: Sequence[tuple[int, Scrape]], expected: set[str]) -> str:
-    """Return promtool's complaints, if other alerts fire at the end of the phases (minutes and series of each)."""
-    values = {
-        name: " ".join(
-            f"{series[name]}x{minutes - 1}" if name in series else f"stale _x{minutes - 1}"
-            for minutes, series in phases
-        )
-        for name in {name for _, series in phases for name in series}
-    }
-    values['up{job="fedpatch",instance="hub:9464"}'] = f"1x{sum(minutes for minutes, _ in phases)}"
-    firing = {
-        "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
-        "eval_time": f"{sum(minutes for minutes, _ in phases) - 1}m",
-        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(expected)],
-    }
-    series = [{"series": name, "values": of} for name, of in sorted(values.items())]
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": [firing]}
-    play = folder / "play.yml"
-    play.write_text(
-        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [test]}), "utf-8"
-    )
-    done = promtool("test", "rules", play)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 def _away(*devices: str) -> Callable[[Metered], None]:
@@ -125,6 +100,38 @@ def _no_link(fleet: Metered) -> None:
     fleet.meter.link(connected=False)
 
 
+def _full_disk(fleet: Metered) -> None:
+    fleet.metrics.traffic.free.set(9e8)
+
+
+def _ending_certificate(fleet: Metered) -> None:
+    """The clock of promtool begins in 1970."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "ca.crt")
+        file.write_bytes(make_ca("kitchen", new_key(), 1, Period(0, 20 * 86_400)))
+        ends = of_files(RunSettings(ca_file=file))["ca"]()
+    assert ends is not None
+    fleet.metrics.traffic.expiry.labels("ca").set(ends)
+
+
+def _unwilling(fleet: Metered) -> None:
+    """The round ends, and too few devices are left for the next one."""
+    for device in "abcde":
+        fleet.state(device, replace(there(), unwilling=Condition.NOT_CHARGING))
+    _round(fleet)
+
+
+def _pulled(rounds: int, pull: float) -> Callable[[Metered], None]:
+    """The bounds take a share of one device's change away, and little of the others'."""
+
+    def cause(fleet: Metered) -> None:
+        fleet.aggregated = Aggregated(pulls={"h": pull}, pull_quantiles={"p50": 0.1, "p90": 0.2, "max": pull})
+        for _ in range(rounds):
+            _round(fleet)
+
+    return cause
+
+
 CAUSES: dict[str, tuple[Callable[[Metered], None], set[str]]] = {
     "nothing": (lambda fleet: None, set()),
     "device away": (_away("h"), {"DeviceOffline"}),
@@ -140,14 +147,25 @@ CAUSES: dict[str, tuple[Callable[[Metered], None], set[str]]] = {
     "two rounds without a quorum": (_silent, {"QuorumMissed"}),
     "connection lost": (_no_link, {"BrokerDisconnected"}),
     "accuracy lost": (lambda fleet: _round(fleet, 0.2), {"UserAccuracyDrop"}),
+    "disk nearly full": (_full_disk, {"DiskLow"}),
+    "certificate near its end": (_ending_certificate, {"CertificateExpiring"}),
+    "too few devices for a round": (_unwilling, {"TooFewDevices"}),
+    "device pulled far in four rounds": (_pulled(4, 0.9), set()),
+    "device pulled far in five rounds": (_pulled(5, 0.9), {"UpdatePulledFar"}),
+    "device pulled by nearly all of its change": (_pulled(1, 0.99999), {"UpdatePulledFar"}),
 }
+
+
+def _on_a_healthy_host(fleet: Metered) -> Metered:
+    fleet.metrics.traffic.free.set(2e10)
+    fleet.metrics.traffic.size.set(3e10)
+    fleet.metrics.traffic.expiry.labels("ca").set(400 * 86_400)
+    return fleet
 
 
 def _healthy(folder: Path) -> Metered:
     """A fleet of eight devices after a round, in the next one."""
-    fleet = Metered(folder, devices=DEVICES, rounds=99, quorum=0.5, recruit_deadline_s=1e5)
-    fleet.metrics.traffic.free.set(2e10)
-    fleet.metrics.traffic.size.set(3e10)
+    fleet = _on_a_healthy_host(Metered(folder, devices=DEVICES, rounds=99, quorum=0.5, recruit_deadline_s=1e5))
     for device in DEVICES:
         fleet.vitals(device, WELL)
     _round(fleet)
@@ -162,19 +180,70 @@ def test_cause_at_an_engine_fires_exactly_its_alerts(tmp_path, name):
     healthy = _scrape(fleet)
     cause(fleet)
     expected = {f"Fedpatch{alert}" for alert in alerts}
-    assert _firing(tmp_path, [(60, healthy), (80, _scrape(fleet))], expected) == ""
+    assert complaints(tmp_path, [(60, healthy), (80, _scrape(fleet))], expected) == ""
+
+
+FLAPPING = {"h": {"FedpatchDeviceFlapping"}, DEVICES: {"FedpatchDeviceFlapping", "FedpatchFleetFlapping"}}
 
 
 @pytest.mark.medium
-def test_device_that_comes_and_goes_fires_its_alert_alone(tmp_path):
+@pytest.mark.parametrize("devices", FLAPPING)
+def test_devices_that_come_and_go_fire_their_alerts(tmp_path, devices):
     fleet = _healthy(tmp_path)
     phases = [(60, _scrape(fleet))]
     for _ in range(8):
-        fleet.state("h", gone())
+        for device in devices:
+            fleet.state(device, gone())
         phases.append((2, _scrape(fleet)))
-        fleet.state("h", there())
+        for device in devices:
+            fleet.state(device, there())
         phases.append((4, _scrape(fleet)))
-    assert _firing(tmp_path, phases, {"FedpatchDeviceFlapping"}) == ""
+    assert complaints(tmp_path, phases, FLAPPING[devices]) == ""
+
+
+STALE: dict[int, set[str]] = {1: {"FedpatchStalenessAtCap"}, 4: set()}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("max_staleness", STALE)
+def test_work_that_is_ended_at_max_staleness_fires_its_alert(tmp_path, max_staleness):
+    """Two devices make three versions while a third one trains for the first."""
+    carry = CarryPolicy(max_staleness=max_staleness, power=0.5)
+    buffered: dict[str, Any] = {
+        "quorum_updates": 2,
+        "grace_s": 0.0,
+        "carries": True,
+        "carry": carry,
+        "recruit_deadline_s": 1e5,
+    }
+    fleet = _on_a_healthy_host(Metered(tmp_path, "abc", rounds=99, **buffered))
+    fleet.receive("c", Accept(10))
+    fleet.receive("c", Progress(JobPhase.TRAINING, 1, 10))
+    before = _scrape(fleet)
+    for _ in range(3):
+        fleet.upload_all("ab")
+    assert complaints(tmp_path, [(60, before), (30, _scrape(fleet))], STALE[max_staleness]) == ""
+
+
+# By a real Prometheus and a real node_exporter.
+ELSEWHERE = {
+    "test_alerts.py": {"FedpatchCoordinatorDown", "FedpatchNothingMeasured", "FedpatchHostDown"},
+    "test_host_alerts.py": {
+        "FedpatchHostHot",
+        "FedpatchHostDiskFull",
+        "FedpatchHostMemoryLow",
+        "FedpatchHostThrottled",
+    },
+}
+
+
+def test_each_alert_is_fired_by_a_cause():
+    caused = {f"Fedpatch{alert}" for _, alerts in CAUSES.values() for alert in alerts}
+    caused = caused.union(*FLAPPING.values(), *STALE.values(), *ELSEWHERE.values())
+    assert set(re.findall(r"- alert: (\w+)", ALERTS.read_text("utf-8"))) == caused
+    for file, alerts in ELSEWHERE.items():
+        text = Path(__file__).with_name(file).read_text("utf-8")
+        assert [alert for alert in alerts if alert not in text] == []
 
 
 @pytest.mark.medium
@@ -184,4 +253,4 @@ def test_device_that_comes_and_goes_fires_its_alert_alone(tmp_path):
 def test_last_metrics_of_a_finished_run_fire_nothing(tmp_path, records):
     """A run that failed serves none, so its coordinator is down."""
     ended = _series(ended_metrics(INFO, records))
-    assert _firing(tmp_path, [(60, _scrape(_healthy(tmp_path))), (300, ended)], set()) == ""
+    assert complaints(tmp_path, [(60, _scrape(_healthy(tmp_path))), (300, ended)], set()) == ""

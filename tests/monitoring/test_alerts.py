@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, start_http_server
 
 from tests.monitoring.prometheus import Prometheus, promtool, scraping
 from tests.support.brokers import HOST, free_port
@@ -36,15 +37,42 @@ def test_play_has_exactly_the_expected_alerts(play):
     assert played.returncode == 0, played.stdout + played.stderr
 
 
+def _at_once(folder: Path, config: str) -> str:
+    """Return a configuration whose rules are evaluated each second, and whose alerts fire without delay."""
+    rules = folder / "fedpatch.yml"
+    rules.write_text(re.sub(r"(?m)^( +)for: .*$", r"\1for: 0s", ALERTS.read_text("utf-8")))
+    return f"{config}rule_files: ['{rules}']\n".replace("global: {", "global: {evaluation_interval: 1s, ")
+
+
+@pytest.mark.medium
+def test_coordinator_and_host_that_do_not_answer_are_alerted_on_by_name(tmp_path: Path):
+    """Another coordinator and another host answer."""
+    server, _ = start_http_server(0, HOST, CollectorRegistry())
+    served, dead = f"{HOST}:{server.server_port}", f"{HOST}:{free_port()}"
+    hosts = [{"targets": [target], "labels": {"host": host}} for target, host in ((served, "hub"), (dead, "pi-1"))]
+    job = yaml.safe_dump([{"job_name": "node", "static_configs": hosts}], default_flow_style=True)
+    config = scraping(served, dead).replace("scrape_configs: [", f"scrape_configs: [{job.strip()[1:-1]}, ")
+    expected = {
+        ("FedpatchCoordinatorDown", f"No coordinator answers at {dead}"),
+        ("FedpatchHostDown", "The host pi-1 does not answer"),
+    }
+    with Prometheus(_at_once(tmp_path, config)) as prometheus:
+
+        def alerts() -> set[tuple[str, str]]:
+            found = prometheus.get("alerts")["alerts"]
+            return {(one["labels"]["alertname"], one["annotations"]["summary"]) for one in found}
+
+        prometheus.wait_until(lambda: alerts() == expected, "has these alerts and no other")
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.mark.medium
 def test_prometheus_whose_clock_was_ahead_is_alerted_on_without_a_sample(tmp_path: Path):
     """Blocks from the future refuse all samples, also those of the alerts themselves."""
     ahead = time.time() + 2 * 86_400
     samples = "".join(f'up{{job="fedpatch"}} 1 {ahead + second:.0f}\n' for second in range(0, 7200, 60))
-    rules = tmp_path / "fedpatch.yml"
-    rules.write_text(re.sub(r"(?m)^( +)for: .*$", r"\1for: 0s", ALERTS.read_text("utf-8")))
-    config = f"{scraping(f'{HOST}:{free_port()}')}rule_files: ['{rules}']\n"
-    config = config.replace("global: {", "global: {evaluation_interval: 1s, ")
+    config = _at_once(tmp_path, scraping(f"{HOST}:{free_port()}"))
     with Prometheus(config, f"# TYPE up gauge\n{samples}# EOF\n") as server:
         server.wait_until(lambda: server.get("alerts")["alerts"], "has an alert")
         (alert,) = server.get("alerts")["alerts"]
