@@ -1,6 +1,7 @@
 """upgrade.yml where hosts are away or left out: those are named, and nothing goes past a device that fails or has gone.
 
-Every host is this machine, and has the version of the wheelhouse already: each part of the playbook is played and does nothing.
+Every host is this machine, and has the version of the wheelhouse already, unless a test gives it a former one: each part of the
+playbook is played and does nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ VERSION, WHEEL = "0.1.0", b"a wheel"
 
 
 def _fleet(folder: Path) -> dict[str, Any]:
-    """A hub and four devices; one goes away before its batch (`-e away=NAME`), or was never there (`-e absent=NAME`)."""
+    """A hub and four devices.
+
+    One was never there (`-e absent=NAME`), or goes away before its batch (`-e away=NAME`), or while the version is copied to it
+    (`-e cut=NAME`).
+    """
     kind = f"{platform.machine()}-cp{sys.version_info.major}{sys.version_info.minor}"
     house = folder / "house"
     house.mkdir()
@@ -52,6 +57,7 @@ def _fleet(folder: Path) -> dict[str, Any]:
     # None listens at port 1, and the lab has no sudo.
     lost = "(away | default('')) == inventory_hostname and ansible_play_name is search('batch by batch')"
     lost = f"{lost} or (absent | default('')) == inventory_hostname"
+    lost = f"{lost} or ((cut | default('')) == inventory_hostname and program_has_libraries is defined)"
     reached = {
         "ansible_connection": f"{{{{ 'ssh' if {lost} else 'local' }}}}",
         "ansible_host": "127.0.0.1",
@@ -72,19 +78,59 @@ def _asked(out: str) -> dict[str, list[str]]:
     return {name: sorted(hosts) for name, hosts in decided.items()}
 
 
-@pytest.mark.parametrize("late", [{}, {"upgrade_canary": "{{ lookup('pipe', 'sleep 1; echo pi-1') }}"}])
-def test_a_device_that_is_away_since_its_batch_stops_those_after_it(tmp_path, late):
+def _with_former_version(folder: Path, host: str) -> Path:
+    """Let a host have the version 0.0.9 in use; return its folder."""
+    place = folder / host
+    (place / "versions" / "0.0.9").mkdir()
+    (place / "current").unlink()
+    (place / "current").symlink_to("versions/0.0.9")
+    return place
+
+
+def _with_service(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A service that hosts may have; options of the playbook that name it.
+
+    The connection is lost after its move (`-e lost=NAME`), or it is not healthy (`-e unwell=true`).
+    """
+    tasks = folder / "roles" / "service" / "tasks"
+    tasks.mkdir(parents=True)
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    move = [
+        tasks_of("program", "activate.yml"),
+        {"ansible.builtin.ping": {}, "vars": away, "when": "(lost | default('')) == inventory_hostname"},
+    ]
+    watch = [{"ansible.builtin.fail": {"msg": "unwell"}, "when": "unwell | default(false)"}]
+    for name, part in (("move", move), ("watch", watch)):
+        (tasks / f"{name}.yml").write_text(json.dumps(part))
+    monkeypatch.setenv("ANSIBLE_ROLES_PATH", f"{folder}/roles:{ROLES}")
+    return ["-e", json.dumps({"program_services": ["service"]})]
+
+
+def test_device_that_goes_away_after_its_services_began_to_move_stops_those_after_it(tmp_path, monkeypatch):
     """Ansible would go on: it counts hosts that fail, and not those that it reaches no more.
 
-    Batches are in the order of the inventory, also where a device answers later than those after it.
+    Its batch is that of the inventory, though it answers after the others.
     """
     fleet = _fleet(tmp_path)
-    fleet["children"]["devices"]["hosts"]["pi-2"] = late
-    batches = json.dumps({"upgrade_batches": [2, "100%"]})
-    done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "-e", "away=pi-2", "-e", batches)
+    fleet["children"]["devices"]["hosts"]["pi-2"] = {"upgrade_canary": "{{ lookup('pipe', 'sleep 1; echo pi-1') }}"}
+    _with_former_version(tmp_path, "pi-2")
+    options = [*_with_service(tmp_path, monkeypatch), "-e", json.dumps({"upgrade_batches": [2, "100%"]})]
+    done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "-e", "lost=pi-2", *options)
     assert done.returncode != 0
-    assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-3"]], done.stdout + done.stderr
+    assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-2", "pi-3"]], done.stdout + done.stderr
     assert refused(done) == {"pi-4": "pi-2 cannot be reached any more; no further host is upgraded"}
+
+
+@pytest.mark.parametrize(
+    ("gone", "batch"), [("away=pi-2", 1), ("cut=pi-2", 2)], ids=["before its batch", "in its batch"]
+)
+def test_device_that_goes_away_before_its_services_move_is_left_out_and_named(tmp_path, gone, batch):
+    """In a large fleet some device goes away in each upgrade, and has its version still."""
+    batches = json.dumps({"upgrade_batches": [batch, "100%"]})
+    done = played(tmp_path, _fleet(tmp_path), ANSIBLE / "upgrade.yml", "-e", gone, "-e", batches)
+    assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-3", "pi-4"]], done.stdout + done.stderr
+    assert refused(done) == {}
+    assert "pi-2: away, not upgraded; repeat the command when back" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -131,24 +177,10 @@ def test_there_is_no_upgrade_of_a_coordinator_without_a_canary(tmp_path):
 def test_upgrade_whose_connection_was_lost_is_repeated_with_its_check_and_its_rollback(tmp_path, monkeypatch):
     """The link names the version already; the service may still run with the former one, or not at all."""
     fleet = _fleet(tmp_path)
-    place = tmp_path / "pi-1"
-    (place / "versions" / "0.0.9").mkdir()
-    (place / "current").unlink()
-    (place / "current").symlink_to("versions/0.0.9")
-    tasks = tmp_path / "roles" / "service" / "tasks"
-    tasks.mkdir(parents=True)
-    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
-    move = [
-        tasks_of("program", "activate.yml"),
-        {"ansible.builtin.ping": {}, "vars": away, "when": "lost | default(false)"},
-    ]
-    watch = [{"ansible.builtin.fail": {"msg": "unwell"}, "when": "unwell | default(false)"}]
-    for name, part in (("move", move), ("watch", watch)):
-        (tasks / f"{name}.yml").write_text(json.dumps(part))
-    monkeypatch.setenv("ANSIBLE_ROLES_PATH", f"{tmp_path}/roles:{ROLES}")
-    given = ["--limit", "pi-1", "-e", json.dumps({"program_services": ["service"]})]
+    place = _with_former_version(tmp_path, "pi-1")
+    given = ["--limit", "pi-1", *_with_service(tmp_path, monkeypatch)]
 
-    lost = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given, "-e", '{"lost": true}')
+    lost = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given, "-e", "lost=pi-1")
     assert re.search(r"^pi-1 .* unreachable=1", lost.stdout, re.MULTILINE), lost.stdout + lost.stderr
     assert os.readlink(place / "current") == f"versions/{VERSION}"
     unwell = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *given, "-e", '{"unwell": true}')
