@@ -35,6 +35,38 @@ def test_device_is_not_revoked_by_a_play_that_leaves_out_its_broker_or_its_coord
 
 @pytest.mark.slow
 @by_ansible
+@pytest.mark.parametrize("retired", ["pi-9", "site-7"], ids=["device without ssh", "relay"])
+def test_name_that_is_no_host_of_the_inventory_is_revoked_and_has_no_access_rule_any_more(tmp_path, retired):
+    """The dry run shows what the broker would get; it installs nothing and revokes nothing."""
+    stub(tmp_path / "fedpatch", f'echo "$*" >>{tmp_path}/calls; echo rules')
+    given: dict[str, Any] = {"fleet_control_command": str(tmp_path / "fedpatch"), "fleet_ca_dir": str(tmp_path)}
+    given |= {"fleet_other_devices": ["pi-8", "pi-9"], "fleet_relays": ["site-7"]}
+    groups = {"broker": ["hub"], "coordinator": ["hub"], "devices": ["pi-1"]}
+    children: dict[str, Any] = {group: {"hosts": {host: {} for host in hosts}} for group, hosts in groups.items()}
+    options = ["-e", f"retired={retired}"]
+    done = played(tmp_path, {"vars": HERE | AWAY | given, "children": children}, ANSIBLE / "retire.yml", *options)
+    revoked, *more = (tmp_path / "calls").read_text().splitlines()
+    assert (revoked.startswith(f"device revoke {retired} "), more) == (True, []), done.stdout + done.stderr
+    here = {"ansible_become": False, "fleet_bare": True}
+    inventory = {"vars": HERE | here | given, "children": children}
+    done = played(tmp_path, inventory, ANSIBLE / "retire.yml", *options, "--check")
+    (rules,) = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("broker acl ")]
+    allowed = {"pi-1", "pi-8", "pi-9", "site-7"} - {retired}
+    assert set(re.findall(r"--device (\S+)", rules)) == allowed, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@by_ansible
+def test_name_that_the_inventory_does_not_have_is_not_retired(tmp_path):
+    groups = {"broker": ["hub"], "coordinator": ["hub"], "devices": ["pi-1"]}
+    children: dict[str, Any] = {group: {"hosts": {host: {} for host in hosts}} for group, hosts in groups.items()}
+    done = played(tmp_path, {"vars": HERE | AWAY, "children": children}, ANSIBLE / "retire.yml", "-e", "retired=hub")
+    assert refused(done)["hub"].startswith("no device or relay of the inventory is named"), done.stdout + done.stderr
+    assert "UNREACHABLE" not in done.stdout
+
+
+@pytest.mark.slow
+@by_ansible
 def test_device_is_blocked_at_each_node_of_a_cluster_whose_first_node_is_away(tmp_path):
     """Here the second node is away too, but it was tried."""
     stub(tmp_path / "fedpatch", "true")
