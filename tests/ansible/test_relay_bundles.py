@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.hosts.plays import by_ansible, fleet_of, played, refused, tasks_of
+from tests.hosts.plays import ANSIBLE, by_ansible, fleet_of, played, refused, tasks_of
 
 PROGRAM = str(Path(sysconfig.get_path("scripts"), "fedpatch"))
 RELAYS: dict[str, Any] = {"fleet_control_command": PROGRAM, "fleet_relays": ["site-7"]}
-PLAY: dict[str, Any] = {
-    "hosts": "broker",
-    "roles": ["authority"],
-    "tasks": [tasks_of("authority", "scale_out.yml")],
-}
+
+
+def _play_of(playbook: str) -> dict[str, Any]:
+    """The play of a playbook that makes the CA on the control host."""
+    plays: list[dict[str, Any]] = yaml.safe_load((ANSIBLE / playbook).read_text("utf-8"))
+    [found] = [play for play in plays if {"role": "authority"} in play.get("roles", [])]
+    return found
 
 
 @pytest.mark.slow
@@ -28,13 +31,13 @@ def test_relay_gets_another_certificate_before_its_own_ends_unless_it_was_revoke
     """An interrupted renewal is repeated; the former certificate stays valid until the site has the bundle."""
     ca = tmp_path / "ca"
     inventory = fleet_of({"hub": {}}, fleet_ca_dir=str(ca), **RELAYS)
-    play = PLAY
+    of_site = play = _play_of("site.yml")
     bundle = ca / "relays" / "site-7.bundle"
     changed, certificates = [], []
     for renew_days in (30, 30, 400):
         if renew_days > 30:
             bundle.with_suffix(".bundle.new").write_text("torn")
-            play = {"hosts": "broker", "tasks": PLAY["tasks"]}
+            play = {name: part for name, part in of_site.items() if name != "roles"}
         done = played(tmp_path, inventory, play, "-e", f"authority_renew_days={renew_days}")
         assert done.returncode == 0, done.stdout + done.stderr
         changed += re.findall(r"changed=(\d+)", done.stdout)
@@ -60,7 +63,7 @@ def test_relay_with_a_password_gets_the_renewed_certificate_of_the_ca(tmp_path):
     for renewed in (False, True, False):
         if renewed:
             (ca / "ca.crt").write_text((ca / "ca.crt").read_text() + "renewed\n")
-        done = played(tmp_path, inventory, PLAY)
+        done = played(tmp_path, inventory, _play_of("scale_out.yml"))
         assert done.returncode == 0, done.stdout + done.stderr
         changed += re.findall(r"changed=(\d+)", done.stdout)
         texts.append(bundle.read_text())
