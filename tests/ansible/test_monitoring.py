@@ -6,9 +6,10 @@ import json
 import re
 from typing import Any
 
+import pytest
 import yaml
 
-from tests.hosts.plays import HERE, ROLES, by_ansible, played
+from tests.hosts.plays import HERE, ROLES, by_ansible, fleet_of, played, stub, tasks_of
 from tests.monitoring.prometheus import promtool
 
 MONITORING = ROLES / "monitoring"
@@ -22,6 +23,18 @@ def test_grafana_reads_the_dashboards_where_they_are_installed_and_keeps_its_own
     provider = yaml.safe_load((MONITORING / "templates" / "grafana-dashboards.yaml.j2").read_text())["providers"][0]
     assert not [folder for folder in folders if folder.startswith("/var/lib")]
     assert installed.rstrip("/") == provider["options"]["path"] == folders[-1]
+
+
+@pytest.mark.slow
+@by_ansible
+def test_grafana_that_apt_does_not_have_is_named_with_the_remedy(tmp_path):
+    stub(tmp_path / "bin" / "apt-cache", "exit 100")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    play = {"hosts": "monitoring", "environment": environment, "tasks": [tasks_of("monitoring", "grafana.yml")]}
+    done = played(tmp_path, fleet_of({"hub": {}}), play, "--check")
+    words = "Grafana is not installed, because apt on hub has no package grafana: add Grafana's apt source"
+    assert words in done.stdout, done.stdout + done.stderr
+    assert "Install Grafana" not in done.stdout
 
 
 @by_ansible
