@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from importlib import import_module
 from typing import Any
 
@@ -79,6 +81,51 @@ def test_no_command_of_the_page_is_refused_on_hosts_of_the_playbooks(service):
     refused = [f"{command['name']} {word}" for word in command["of_service"]]
     paragraphs = [text for text in RUNBOOKS.split(". ") if any(f"`{one}" in text for one in refused)]
     assert all("Without a service, " in text for text in paragraphs), paragraphs
+
+
+# Words of the page that are no commands.
+WORDS = {"out of bounds", "too old sample", 'aggregate = "mean"'}
+# Commands of Debian, and the command that is typed here: it reads a folder of the test, and ends.
+OF_DEBIAN = {
+    "df -h": "df -h",
+    "du -sh": "du -sh {folder}",
+    "free -m": "free -m",
+    "sudo du -xhd1 / | sort -h | tail": "du -xhd1 {folder} | sort -h | tail",
+    "journalctl -u fedpatch-coordinator -n 50": "journalctl -u fedpatch-coordinator -n 50 --directory={folder}",
+    "journalctl -u fedpatch-agent": "journalctl -u fedpatch-agent --directory={folder}",
+    "sudo journalctl --vacuum-size=64M": "journalctl --vacuum-size=64M --directory={folder}",
+    "systemd-cgtop -m": "systemd-cgtop -m --help",
+    "promtool tsdb list /var/lib/prometheus/metrics2": "promtool tsdb list {folder}",
+}
+# Sensors and kernel messages of a Raspberry Pi, which no test machine has.
+OF_A_PI = {
+    "cat /sys/class/thermal/thermal_zone*/temp",
+    "dmesg | grep -i voltage",
+    "vcgencmd get_throttled",
+    "vcgencmd measure_temp",
+}
+
+
+def test_each_other_command_of_the_page_is_typed_here_or_needs_a_raspberry_pi():
+    spans = {one for one in re.findall(r"`([^`]+)`", RUNBOOKS) if " " in one and not one.startswith("-")}
+    of_units = {one for one in spans if "systemctl " in one}
+    assert spans - set(COMMANDS) - of_units - WORDS == OF_DEBIAN.keys() | OF_A_PI
+
+
+@pytest.mark.parametrize("written", OF_DEBIAN)
+def test_command_of_debian_on_the_page_is_understood(written, tmp_path):
+    line = OF_DEBIAN[written].format(folder=tmp_path)
+    if shutil.which(line.split()[0]) is None:
+        pytest.skip(f"{line.split()[0]} is not installed")
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_service_of_the_page_is_one_that_the_playbooks_set_up():
+    named = set(re.findall(r"`(?:sudo )?(?:systemctl \w+|journalctl -u) ([\w-]+)", RUNBOOKS))
+    roles = "".join(path.read_text("utf-8") for path in (ROOT / "ansible" / "roles").glob("*/tasks/*.yml"))
+    assert len(named) > 2
+    assert named - set(re.findall(r"name: ([\w-]+)\.service$", roles, re.MULTILINE)) == set()
 
 
 def test_the_page_names_every_file():
