@@ -27,13 +27,15 @@ from tests.support.specs import model, report, there, update
 
 
 class Metered:
-    """A run whose devices are online and whose first round began at second 0.
+    """A run whose devices, or those of them that are `present`, are online at second 0, and whose first round begins with all.
 
     Publishing the model, aggregating and saving take `busy_s` each. Devices report `accuracies`, and `aggregated` is the result
     of each aggregation.
     """
 
-    def __init__(self, directory: Path, devices: str = "ab", *, busy_s: float = 0.0, **changes: Any) -> None:
+    def __init__(
+        self, directory: Path, devices: str = "ab", *, present: str | None = None, busy_s: float = 0.0, **changes: Any
+    ) -> None:
         self.engine = engine(devices=len(devices), **changes)
         self.metrics = Metrics()
         self.meter = RunMetrics(self.metrics, self.engine, directory, strategy="fedavg", max_devices=50)
@@ -41,7 +43,7 @@ class Metered:
         self.accuracies: dict[str, float | None] = {}
         self.aggregated = Aggregated()
         self._busy_s = busy_s
-        for device in devices:
+        for device in devices if present is None else present:
             self.state(device, there())
 
     def value(self, name: str, **labels: str) -> float | None:

@@ -163,9 +163,12 @@ def _on_a_healthy_host(fleet: Metered) -> Metered:
     return fleet
 
 
+TERMS: dict[str, Any] = {"rounds": 99, "quorum": 0.5, "recruit_deadline_s": 1e5}
+
+
 def _healthy(folder: Path) -> Metered:
     """A fleet of eight devices after a round, in the next one."""
-    fleet = _on_a_healthy_host(Metered(folder, devices=DEVICES, rounds=99, quorum=0.5, recruit_deadline_s=1e5))
+    fleet = _on_a_healthy_host(Metered(folder, devices=DEVICES, **TERMS))
     for device in DEVICES:
         fleet.vitals(device, WELL)
     _round(fleet)
@@ -181,6 +184,21 @@ def test_cause_at_an_engine_fires_exactly_its_alerts(tmp_path, name):
     cause(fleet)
     expected = {f"Fedpatch{alert}" for alert in alerts}
     assert complaints(tmp_path, [(60, healthy), (80, _scrape(fleet))], expected) == ""
+
+
+@pytest.mark.medium
+def test_young_run_whose_devices_come_one_after_the_other_fires_nothing(tmp_path):
+    fleet = _on_a_healthy_host(Metered(tmp_path, devices=DEVICES, present="", wait_s=1e5, **TERMS))
+    phases = []
+    for device in DEVICES:
+        phases.append((1, _scrape(fleet)))
+        fleet.state(device, there())
+    assert complaints(tmp_path, phases, set()) == ""
+    phases.append((2, _scrape(fleet)))
+    _round(fleet)
+    phases.append((30, _scrape(fleet)))
+    assert fleet.value("rounds_total", outcome="aggregated") == 1.0
+    assert complaints(tmp_path, phases, set()) == ""
 
 
 FLAPPING = {"h": {"FedpatchDeviceFlapping"}, DEVICES: {"FedpatchDeviceFlapping", "FedpatchFleetFlapping"}}
