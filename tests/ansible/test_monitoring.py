@@ -97,17 +97,24 @@ def test_alertmanagers_and_entries_of_the_inventory_are_in_the_configuration_of_
         "monitoring_remote_write": [{"url": "https://store.lab/write", "basic_auth": {"username": "hub"}}],
         "monitoring_scrapes": [{"job_name": "router", "static_configs": [{"targets": ["router.lab:9100"]}]}],
         "monitoring_rule_files": ["/etc/prometheus/ours.yml"],
+        "monitoring_retention": "7d",
     }
     groups: dict[str, Any] = {group: {"hosts": {"hub": {}}} for group in ("monitoring", "broker", "coordinator")}
     written = []
     for name, variables in {"plain": {}, "more": more}.items():
         copied = {"src": str(MONITORING / "templates" / "prometheus.yml.j2"), "dest": str(tmp_path / f"{name}.yml")}
-        play = {"hosts": "hub", "vars_files": files, "tasks": [{"ansible.builtin.template": copied}]}
+        options = {"src": str(MONITORING / "templates" / "prometheus.default.j2"), "dest": str(tmp_path / f"{name}.sh")}
+        tasks = [{"ansible.builtin.template": one} for one in (copied, options)]
+        play = {"hosts": "hub", "vars_files": files, "tasks": tasks}
         done = played(tmp_path, {"vars": HERE, "children": groups}, play, "-e", json.dumps(variables))
         assert done.returncode == 0, done.stdout + done.stderr
         checked = promtool("check", "config", "--syntax-only", tmp_path / f"{name}.yml")
         assert checked.returncode == 0, checked.stdout + checked.stderr
         written.append(yaml.safe_load((tmp_path / f"{name}.yml").read_text()))
+    retained = [
+        re.findall(r"retention.time=(\w+)", (tmp_path / f"{name}.sh").read_text()) for name in ("plain", "more")
+    ]
+    assert retained == [["90d"], ["7d"]]
     plain, full = written
     assert set(plain) == {"global", "rule_files", "scrape_configs"}
     assert full["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == more["monitoring_alertmanagers"]
