@@ -201,6 +201,7 @@ class ActiveRound:
         works: Carried work of participants whose request is of an earlier round.
         speeds: Training times of the devices of the run; None in a run without buffered rounds.
         missed: Once `dismissed` is true, the participants that missed the round (coordinator.rounds.missed_rounds).
+        unheard: Those of them that did not answer, from the beginning or any more.
         failed: Then also the participants that failed for a reason of their own.
     """
 
@@ -226,6 +227,7 @@ class ActiveRound:
         self.speeds: SpeedClasses | None = None
         self.version = 0
         self.missed: list[str] = []
+        self.unheard: list[str] = []
         self.failed: list[str] = []
         self.aggregated = Aggregated()
         self.offenders: dict[str, str] = dict(ledger.offenders)
@@ -611,7 +613,8 @@ class ActiveRound:
             effects += [*self.dismiss(), *unmasks]
         if self.round.phase is Phase.UNMASKING and (masked.settled or now >= self.round.unmasking_ends_at):
             effects += masked.end_unmasking(now)
-            self.missed += sorted(masked.silent.difference(self.missed))
+            silent = sorted(masked.silent.difference(self.missed))
+            self.missed, self.unheard = [*self.missed, *silent], [*self.unheard, *silent]
             counted = set(self.round.devices(State.REPORTED))
             self.reports = {device: report for device, report in self.reports.items() if device in counted}
         return effects
@@ -697,6 +700,7 @@ class ActiveRound:
         """Note the participants that missed the round, and those that failed."""
         participants = self.round.participants
         self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
+        self.unheard = [device for device in self.missed if self._is_unheard(device, participants[device])]
         left = self.round.left.union(self.missed)
         failed = [device for device in self.round.devices(State.FAILED) if device not in left]
         self.failed = [device for device in failed if participants[device].reason not in _BLAMELESS]
@@ -718,6 +722,17 @@ class ActiveRound:
             return True
         if self.round.quorum_s is None or self._uploads.has_in_line(device):
             return False
+        return self._was_mute(device, participant)
+
+    def _is_unheard(self, device: str, participant: Participant) -> bool:
+        """Return whether a device that missed the round has not answered, from the beginning or any more."""
+        if participant.reason in (NO_ANSWER, SILENT):
+            return True
+        late = participant.state is State.LATE and participant.reason != "lost"
+        return late and self.round.quorum_s is not None and self._was_mute(device, participant)
+
+    def _was_mute(self, device: str, participant: Participant) -> bool:
+        """Return whether a device did not answer the last request of a round that has its quorum."""
         return self._unresponsive.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in participant.since)
 
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:

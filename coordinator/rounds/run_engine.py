@@ -51,7 +51,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 )
 from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
 from fedpatch.coordinator.rounds.round_messages import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
-from fedpatch.coordinator.rounds.round_phases import NO_ANSWER, RETURN_S, STARTING_S
+from fedpatch.coordinator.rounds.round_phases import RETURN_S, STARTING_S
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
     EffectHandler,
@@ -919,9 +919,7 @@ class Engine:
             away,
         )
         invited = current.round.participants
-        mute = {
-            device for device in current.missed if invited[device].reason == NO_ANSWER and self.fleet.is_online(device)
-        }
+        mute = {device for device in current.unheard if self.fleet.is_online(device)}
         self.fleet.false_presence.round_over(mute, invited.keys() - mute)
         self.fleet.absent, self.fleet.unsteady = absent, self._absences.unsteady
         news = (absent.keys() - known | set(current.failed)) - before

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.observability.status_message import status_message
 from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePresence
 from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.run_effects import Effect
@@ -61,6 +62,14 @@ def test_run_that_waits_in_vain_names_an_id_whose_agent_says_that_it_is_shared()
     state = replace(there(), features=(*there().features, SHARED_ID_FEATURE))
     made.handle(DevicePresence("a", state), 1.0)
     assert "several agents use the id a " in end_of(made.handle(TimePassed(), 60.0)).detail
+
+
+def test_status_of_a_run_that_waits_names_the_id_that_agents_share():
+    """`fedpatch watch` and the console show it while the run waits."""
+    made = engine(devices=2, wait_s=50.0)
+    for number in range(STARTS + 1):
+        join(made, "a", float(number), boot=f"b{number}")
+    assert status_message(made, 6.0).status.missing.startswith("several agents use the id a ")
 
 
 def test_id_is_shared_until_its_agent_says_otherwise():

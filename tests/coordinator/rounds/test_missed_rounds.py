@@ -367,6 +367,19 @@ class TestRounds:
         (words,) = presence.words(MUTE_ROUNDS)
         assert words.startswith("shown online without any answer: d, e; their broker may have died behind a bridge")
 
+    @pytest.mark.parametrize(("quorum", "named"), [(0.5, "d, e"), (1.0, "d")], ids=["late", "given up"])
+    def test_devices_whose_broker_dies_in_a_round_are_named_after_that_round_and_the_next(
+        self, quorum: float, named: str
+    ):
+        """They have accepted, and are shown online: their last wills are with the dead broker."""
+        made = asking("abcde", quorum=quorum, grace_s=10.0, rejoin_s=10.0, deadline_s=600.0, rounds=40)
+        presence = made.fleet.false_presence
+        now = self.play(made, "abc", 0.0, silent="de")
+        assert presence.words(MUTE_ROUNDS) == []
+        self.play(made, "abc", now)
+        (words,) = presence.words(MUTE_ROUNDS)
+        assert words.startswith(f"shown online without any answer: {named};")
+
     def test_device_that_is_shown_offline_is_not_called_mute(self):
         made = asking("abcd", quorum=0.5, grace_s=10.0, rejoin_s=10.0, rounds=40)
         leave(made, "d", 0.5)
