@@ -166,8 +166,12 @@ class _Reader:
             key = variable.removeprefix(prefix).lower()
             if not variable.startswith(prefix) or variable != prefix + key.upper() or not environ[variable]:
                 continue
-            if key in self.known:
-                self.take(key, Origin(f"${variable}"), environ[variable], from_text)
+            origin = Origin(f"${variable}")
+            if key in self.known and (problem := _wrapping_of(environ[variable], secret=self.known[key].rules.secret)):
+                self.problems.append(origin.problem(key, problem))
+                self.wrong.add(key)
+            elif key in self.known:
+                self.take(key, origin, environ[variable], from_text)
             elif near := get_close_matches(key, self.known, n=1, cutoff=_VARIABLE_SIMILARITY):
                 self.problems.append(f"${variable}: unknown variable; did you mean ${prefix}{near[0].upper()}?")
 
@@ -197,6 +201,15 @@ class _Reader:
         if self.problems:
             raise ConfigError(self.problems)
         return Loaded(settings, {key: self.origins.get(key, DEFAULT) for key in self.known})
+
+
+def _wrapping_of(text: str, *, secret: bool) -> str:
+    """Return what is around the value of a variable, as of a file that no shell has read, and the remedy; "" for nothing."""
+    if text[-1] in "\r\n":
+        return "ends with a line end, as of a file of Windows; take it out (dos2unix)"
+    if not secret and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return "is in quotation marks, which belong to the value in a file of docker's --env-file; take them out"
+    return ""
 
 
 def _remedy(one: Setting) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -10,6 +11,8 @@ from fedpatch.shared.config.listen_address import is_loopback
 from fedpatch.shared.errors import UsageError
 
 DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+# A scheme without `://`, as in mqtt:/host, mqtt:host or mqtt//host; but `mqtt` and `mqtt:1883` are a host of this name.
+_TORN_SCHEME = re.compile(r"(mqtts?)(?::/*(?!\d*/?$)|:?/+(?=.))/*(?P<rest>.*)", re.IGNORECASE)
 
 
 def split_url(url: str) -> SplitResult:
@@ -87,6 +90,7 @@ def parse_broker_url(text: str) -> BrokerUrl:
     """Parse a broker URL; TLS is assumed where it has no scheme. Raises UsageError, which shows the right form."""
     scheme_given = "://" in text
     if not scheme_given:
+        _refuse_torn_scheme(text)
         text = f"mqtts://{text}"
     scheme, _, rest = text.partition("://")
     if scheme not in DEFAULT_PORTS:
@@ -108,12 +112,23 @@ def parse_broker_url(text: str) -> BrokerUrl:
             f"broker URL {_hidden(text)!r} holds a password, which logs would show; put it into a file and name that with "
             "--password-file (password_file)"
         )
-    if not parts.hostname or port == 0 or any(char.isspace() for char in rest):
+    if any(char.isspace() for char in rest):
+        raise UsageError(f"broker URL {text!r}: a space or a line end is in it; write {scheme}://host[:port]")
+    if not parts.hostname or port == 0:
         raise UsageError(f"broker URL {text!r} names no host and port; write {scheme}://host[:port]")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise UsageError(f"broker URL {text!r}: nothing may follow the port; write {scheme}://{parts.netloc}")
     username = unquote(parts.username) if parts.username else None
-    return BrokerUrl(parts.hostname, port or DEFAULT_PORTS[scheme], scheme == "mqtts", username, scheme_given)
+    host = re.sub(
+        "^([0-9a-f]*:[0-9a-f:.]*)%25(?=.)", r"\1%", parts.hostname
+    )  # RFC 6874 writes the % of fe80::1%eth0 as %25
+    return BrokerUrl(host, port or DEFAULT_PORTS[scheme], scheme == "mqtts", username, scheme_given)
+
+
+def _refuse_torn_scheme(text: str) -> None:
+    if torn := _TORN_SCHEME.fullmatch(text):
+        right = f"{torn[1].lower()}://{torn['rest'] or 'host'}"
+        raise UsageError(f"broker URL: `://` follows the scheme; write {_hidden(right)}")
 
 
 def _is_bare_ipv6(text: str) -> bool:
@@ -124,6 +139,6 @@ def _is_bare_ipv6(text: str) -> bool:
 
 
 def _hidden(text: str) -> str:
-    scheme, _, rest = text.partition("://")
+    scheme, colon, rest = text.partition("://") if "://" in text else ("", "", text)
     user, separator, address = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}:...@{address}" if separator and ":" in user else text
+    return f"{scheme}{colon}{user.partition(':')[0]}:...@{address}" if separator and ":" in user else text

@@ -140,10 +140,26 @@ def test_wrong_value_is_reported_with_the_expected_form(file, line, expected):
         ("LIGHT", "perhaps", "expected true or false, got 'perhaps'"),
         ("DISH", "\udcff", "is not text (it holds a zero byte or is not UTF-8)"),
         ("TRAY", "2", "unknown variable; did you mean $OVEN_TRAYS?"),
+        (
+            "BOOK",
+            '"/srv/log"',
+            "is in quotation marks, which belong to the value in a file of docker's --env-file; take them out",
+        ),
+        (
+            "DISH",
+            "'cake'",
+            "is in quotation marks, which belong to the value in a file of docker's --env-file; take them out",
+        ),
+        ("BOOK", "/srv/log\r", "ends with a line end, as of a file of Windows; take it out (dos2unix)"),
+        ("KEY", "s3cret\r", "ends with a line end, as of a file of Windows; take it out (dos2unix)"),
     ],
 )
 def test_wrong_environment_variable_is_named(variable, text, expected):
     assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {expected}"]
+
+
+def test_quotation_marks_belong_to_a_secret():
+    assert load(Oven, file=None, environ={"OVEN_KEY": '"s3cret"'}, flags={}).key == '"s3cret"'
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
         ("broker.lan:1883", BrokerUrl("broker.lan", 1883, True)),
         ("127.0.0.1", BrokerUrl("127.0.0.1", 8883, True)),
         ("pi-1@[fd00::1]:99", BrokerUrl("fd00::1", 99, True, "pi-1")),
+        ("mqtts://[fe80::1%eth0]", BrokerUrl("fe80::1%eth0", 8883, True)),
+        ("mqtts://[fe80::1%25eth0]", BrokerUrl("fe80::1%eth0", 8883, True)),
+        ("mqtt", BrokerUrl("mqtt", 8883, True)),
+        ("mqtt:1883", BrokerUrl("mqtt", 1883, True)),
+        ("mqtt://mqtt:1883", BrokerUrl("mqtt", 1883, False)),
     ],
 )
 def test_broker_url_is_parsed_to_its_parts(text, expected):
@@ -43,6 +48,11 @@ def test_broker_url_is_parsed_to_its_parts(text, expected):
         ("mqtt://a b", "write mqtt://host"),
         ("mqtts://broker.lan/path", "write mqtts://broker.lan"),
         ("mqtt://[::1", "write mqtt://host:1883"),
+        ("mqtt:/hub", "write mqtt://hub"),
+        ("mqtt:hub:1883", "write mqtt://hub:1883"),
+        ("MQTTS:hub", "write mqtts://hub"),
+        ("mqtts//hub", "write mqtts://hub"),
+        ("mqtt://hub\r", "a space or a line end is in it; write mqtt://host"),
     ],
 )
 def test_malformed_url_raises_usage_error_with_a_remedy(text, remedy):
@@ -58,6 +68,8 @@ def test_malformed_url_raises_usage_error_with_a_remedy(text, remedy):
         "tcp://pi:secret@broker.lan",
         "mqtt://pi:secret@h:x",
         "pi:secret@broker.lan",
+        "mqtt:/pi:secret@broker.lan",
+        "mqtt//pi:secret@broker.lan",
     ],
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(text):
