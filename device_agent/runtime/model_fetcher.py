@@ -43,6 +43,15 @@ _RANGE = re.compile(r"bytes (\d{1,12})-(\d{1,12})/(\d{1,12})")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HINTS = {403: " (a presigned URL may have expired)", 404: " (the models' server does not have it)"}
 
+_OTHER_NAME = "the URL of models needs a name of the server's certificate (fedpatch run --models-url)"
+# By the numbers of OpenSSL (X509_V_ERR_*).
+_TLS_REMEDIES = {
+    9: "set the clock (timedatectl), here or where the certificate was made",
+    10: "renew the server's certificate; where it is not old, set the clock (timedatectl)",
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+
 _log = logging.getLogger("fedpatch.agent")
 
 
@@ -369,7 +378,8 @@ class ModelFetch:
 
     def _words(self, error: Exception) -> str:
         if isinstance(error, ssl.SSLCertVerificationError):
-            return f"TLS: {error.verify_message}; set {self._ca_setting} to its CA"
+            remedy = _TLS_REMEDIES.get(error.verify_code, f"set {self._ca_setting} to its CA")
+            return f"TLS: {error.verify_message}; {remedy}"
         if isinstance(error, TimeoutError):
             return f"no answer within {SILENT_S:g} s"
         if isinstance(error, OSError) and error.strerror:

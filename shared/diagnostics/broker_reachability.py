@@ -17,10 +17,9 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
 from fedpatch.shared.mqtt.connection_errors import (
     NAME_INTERFACE,
-    OLD_TLS,
-    UPDATE_TLS,
     name_remedy,
     needs_interface,
+    tls_remedy,
     way_remedy,
 )
 from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
@@ -188,7 +187,7 @@ def _report_failure(broker: BrokerUrl, files: TlsFiles, error: OSError, checkup:
     if fault is None:
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         remedy = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
-        remedy = UPDATE_TLS if reason in OLD_TLS else broker.scheme_hint or remedy
+        remedy = tls_remedy(broker, error) or broker.scheme_hint or remedy
         fault = TrustError(f"no TLS with {broker}: {reason}", remedy)
     checkup.fail("broker_tls", fault.problem, fault.remedy)
 

@@ -19,8 +19,24 @@ TEST_LARGE_PACKETS = (
 )
 USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
 
-OLD_TLS = ("TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "WRONG_SSL_VERSION")
-UPDATE_TLS = "TLS 1.2 or later is needed: update the broker, or allow it there (tls_version)"
+_UPDATE_TLS = "TLS 1.2 or later is needed: update the broker, or allow it there (tls_version)"
+_AGREE = (
+    "it is a port with TLS, but both sides have no cipher or key in common: see the broker's log and its `ciphers`, give it "
+    "the defaults, and a certificate with a key of RSA 2048 or P-256 (fedpatch ca broker)"
+)
+# By a part of OpenSSL's reason, of a server that speaks TLS.
+_TLS_REMEDIES = {
+    "ALERT_PROTOCOL_VERSION": _UPDATE_TLS,
+    "UNSUPPORTED_PROTOCOL": _UPDATE_TLS,
+    "WRONG_SSL_VERSION": _UPDATE_TLS,
+    "UNRECOGNIZED_NAME": "the server there has no certificate for this name: write the broker's name in its URL",
+    "HANDSHAKE_FAILURE": _AGREE,
+    "INSUFFICIENT_SECURITY": _AGREE,
+    "KEY_TOO_SMALL": _AGREE,
+    "SIGALG": _AGREE,
+    "WRONG_CURVE": _AGREE,
+    "LEGACY_RENEGOTIATION": _UPDATE_TLS,
+}
 
 _GIVE_IT = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
@@ -70,11 +86,12 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
         return ConnectionFault(f"connection refused by {broker}; is a broker running there?{hint}")
     if isinstance(error, socket.gaierror | UnicodeError):
         return ConnectionFault(f"the name {broker.host!r} cannot be resolved; {name_remedy(broker, error)}")
-    if isinstance(error, ssl.SSLError) and getattr(error, "reason", None) in OLD_TLS:
-        return ConnectionFault(f"no TLS with {broker} ({error.reason}); {UPDATE_TLS}")
     if isinstance(error, ssl.SSLError):
+        remedy = tls_remedy(broker, error) or f"is this its TLS port?{hint}"
+        return ConnectionFault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); {remedy}")
+    if _is_silent_handshake(error):
         return ConnectionFault(
-            f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?{hint}"
+            f"no TLS with {broker}: it takes the connection, and is silent then; {tls_remedy(broker, error)}"
         )
     if isinstance(error, TimeoutError):
         return ConnectionFault(f"no answer from {broker}; check the address and the firewall")
@@ -84,6 +101,19 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
         return ConnectionFault(f"cannot reach {broker}: {NAME_INTERFACE}")
     detail = error.strerror if isinstance(error, OSError) else None
     return ConnectionFault(f"cannot reach {broker}: {detail or error}; {way_remedy(error)}")
+
+
+def _is_silent_handshake(error: Exception) -> bool:
+    # A certificate does not fit into one packet, unlike all before it.
+    return isinstance(error, TimeoutError) and "handshake" in str(error)
+
+
+def tls_remedy(broker: BrokerUrl, error: Exception) -> str:
+    """Return the remedy for a failed handshake with a server that speaks TLS; "" for one that may not."""
+    if _is_silent_handshake(error):
+        return TEST_LARGE_PACKETS.format(host=broker.host)
+    reason = getattr(error, "reason", None) or ""
+    return next((remedy for part, remedy in _TLS_REMEDIES.items() if part in reason), "")
 
 
 def way_remedy(error: Exception) -> str:

@@ -227,6 +227,8 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
     if own is None:
         if word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE"):
             remedy = "enrol this device (fedpatch-agent enrol FILE), or give cert_file and key_file"
+            if word == "HANDSHAKE_FAILURE":  # with TLS 1.2 also a broker that has no cipher in common with us
+                remedy += ", or give the broker the default `ciphers`, if it asks for none"
             return TrustError(f"{broker} asks for a certificate, and we have none", remedy)
         return None
     ours = f"our certificate for {own.subject!r} ({files.cert_file})"

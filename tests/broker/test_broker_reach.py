@@ -103,6 +103,14 @@ def test_listener_that_never_answers_fails():
     assert "does not answer" in found["broker_login"].detail and "log" in found["broker_login"].remedy
 
 
+def test_listener_that_is_silent_in_the_handshake_of_tls_fails_with_the_test_of_the_path(monkeypatch):
+    """Behind a hole in the path MTU the certificate is the first that does not arrive."""
+    monkeypatch.setattr(broker_reachability, "STEP_TIMEOUT_S", 0.2)
+    with socket.create_server((HOST, 0)) as silent:
+        found = ask(settings_for("device", f"mqtts://{HOST}:{silent.getsockname()[1]}"), "device")["broker_tls"]
+    assert found.verdict == "fail" and f"`ping -M do -s 1400 {HOST}` must be answered" in found.remedy
+
+
 def made(folder: Path, *, name: str = HOST, days: int = 25, age_days: int = 0) -> Certified:
     """A CA, and the certificate of a broker called `name`, valid for `days` and issued `age_days` ago."""
     house = Certified(folder)
@@ -173,10 +181,11 @@ def test_ca_file_in_der_form_fails_with_the_command_that_makes_a_pem_file(mosqui
 
 
 @contextlib.contextmanager
-def _server_of_tls_1_2(house: Certified, connections: int) -> Iterator[BrokerUrl]:
+def _server_of_tls_1_2(house: Certified, connections: int, ciphers: str = "DEFAULT") -> Iterator[BrokerUrl]:
     """A server that requires certificates of this CA. TLS 1.2 refuses a client in the handshake, TLS 1.3 after it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=house.ca_file)
     context.maximum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, ssl.CERT_REQUIRED
+    context.set_ciphers(ciphers)
     context.load_cert_chain(house.directory / "broker" / "broker.crt", house.directory / "broker" / "broker.key")
 
     def shake_hands() -> None:
@@ -209,6 +218,19 @@ def test_broker_that_asks_for_a_certificate_within_the_handshake_fails_with_the_
     assert (found.name, found.verdict) == ("broker_tls", "fail")
     assert "asks for a certificate, and we have none" in found.detail
     assert "enrol this device" in found.remedy
+
+
+def test_broker_without_a_common_cipher_is_not_taken_for_a_port_without_tls(tmp_path: Path):
+    """With TLS 1.2 its alert is that of a missing certificate, so that a client without one gets both remedies."""
+    house = Certified(tmp_path / "ca").make(DEVICE)
+    checkup = quiet_checkup()
+    with _server_of_tls_1_2(house, connections=3, ciphers="AES128-SHA") as url:
+        assert reach(url, TlsFiles(house.ca_file), checkup) is None
+        assert reach(url, house.files(DEVICE), checkup) is None
+    without, with_ours = [one for one in checkup.findings if one.name == "broker_tls"]
+    assert (without.verdict, with_ours.verdict) == ("fail", "fail")
+    assert "give the broker the default `ciphers`" in without.remedy
+    assert "no cipher or key in common" in with_ours.remedy
 
 
 class _Reset(Checkup):

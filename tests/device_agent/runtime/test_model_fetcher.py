@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
 from fedpatch.device_agent.runtime import model_fetcher
-from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent, ModelFetcher, shown
+from fedpatch.device_agent.runtime.model_fetcher import (
+    ChunkFetched,
+    FetchEnded,
+    FetchEvent,
+    ModelFetch,
+    ModelFetcher,
+    shown,
+)
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.wire.chunked_transfer import describe
@@ -90,6 +98,22 @@ def test_presigned_url_gives_the_blob_until_it_expires(s3_server: S3Server, s3: 
     chunks, end = fetch(url)
     assert not chunks and "403" in end.problem and "expired" in end.problem
     assert "Amz" not in end.problem and shown(url) in end.problem
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (20, "set models_ca_file to its CA"),
+        (9, "set the clock"),
+        (10, "renew the server's certificate; where it is not old, set the clock"),
+        (62, "a name of the server's certificate"),
+    ],
+)
+def test_refused_certificate_of_the_server_has_the_remedy_of_its_cause(code: int, remedy: str):
+    error = ssl.SSLCertVerificationError()
+    error.verify_code, error.verify_message = code, "the words of OpenSSL"
+    fetch = ModelFetch((), {}, ssl.create_default_context(), unwanted, "models_ca_file")
+    assert remedy in fetch._words(error)
 
 
 def test_lost_connections_cost_no_chunk_that_came(monkeypatch):

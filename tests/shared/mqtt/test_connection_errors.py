@@ -25,6 +25,10 @@ BROKER = BrokerUrl("broker.lan", 1883, False)
         (ConnectionResetError(), "with room for another client (mosquitto: max_connections"),
         (socket.gaierror(-2, "unknown"), "'broker.lan' cannot be resolved; check the broker URL"),
         (TimeoutError(), "no answer from broker.lan:1883; check the address and the firewall"),
+        (
+            TimeoutError("_ssl.c:989: The handshake operation timed out"),
+            "packets of full size are lost on the way (path MTU)",
+        ),
         (ssl.SSLError("odd"), "is this its TLS port?"),
         (OSError(113, "No route to host"), "cannot reach broker.lan:1883: No route to host; is that machine on"),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), "check its network (ip route)"),
@@ -46,12 +50,21 @@ def test_name_in_local_without_an_address_has_the_package_as_remedy():
     assert "libnss-mdns" not in unreachable(BROKER, unknown).reason
 
 
-@pytest.mark.parametrize("word", ["TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL"])
-def test_broker_with_old_tls_only_is_not_taken_for_a_port_without_tls(word: str):
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("TLSV1_ALERT_PROTOCOL_VERSION", "TLS 1.2 or later is needed: update the broker"),
+        ("UNSUPPORTED_PROTOCOL", "TLS 1.2 or later is needed: update the broker"),
+        ("SSLV3_ALERT_HANDSHAKE_FAILURE", "both sides have no cipher or key in common"),
+        ("DH_KEY_TOO_SMALL", "both sides have no cipher or key in common"),
+        ("TLSV1_UNRECOGNIZED_NAME", "has no certificate for this name"),
+    ],
+)
+def test_broker_that_speaks_tls_otherwise_is_not_taken_for_a_port_without_tls(word: str, remedy: str):
     error = ssl.SSLError(1, word)
     error.reason = word
     reason = unreachable(parse_broker_url("mqtts://hub.example"), error).reason
-    assert "TLS 1.2 or later is needed: update the broker" in reason and "is this its TLS port" not in reason
+    assert remedy in reason and "is this its TLS port" not in reason
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), ConnectionResetError(), ssl.SSLError("odd")])
