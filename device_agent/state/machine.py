@@ -1,7 +1,8 @@
 """The machine on which a state directory was begun: a card that is copied into a second device brings its state along.
 
-The serial number of the board names a machine, else the address of its first network card; `/etc/machine-id` is on the card, so
-that each copy has it. The file has a digest only. A machine without both, such as a container, is not checked.
+The serial number of the board names a machine, else the address of its first network card, of one on USB only without another.
+`/etc/machine-id` is on the card, so that each copy has it. The file has a digest only. A machine without both, such as a
+container, is not checked.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ def machine_digest(root: Path = Path("/")) -> str:
     for path in _SERIALS:
         if serial := (system.text(path) or "").strip("\0 "):
             return _digest(f"serial {serial}")
-    for name in system.names(_NETWORK):
+    for name in sorted(system.names(_NETWORK), key=lambda name: _is_plugged_in(system, name)):
         # Only a card of the machine itself has a device; type 1 is Ethernet and Wi-Fi, and 3 is a random address.
         card = f"{_NETWORK}/{name}"
         address = system.text(f"{card}/address")
         if address and system.exists(f"{card}/device") and system.text(f"{card}/addr_assign_type") in (None, "0"):
             return _digest(f"address {address}")
     return ""
+
+
+def _is_plugged_in(system: SysFs, name: str) -> bool:
+    """Return whether a network card is on USB, such as that of a dock, which comes and goes."""
+    return system.target_name(f"{_NETWORK}/{name}/device/subsystem") == "usb"
 
 
 def clone_problem(directory: Path, root: Path = Path("/")) -> tuple[str, str] | None:

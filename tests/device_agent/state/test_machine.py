@@ -58,6 +58,20 @@ def test_state_of_another_board_is_named_with_the_remedy(tmp_path: Path, state: 
     assert clone_problem(state, two) == found, "the clone must not pass for the first board at its next start"
 
 
+def test_card_on_usb_that_is_plugged_in_makes_no_other_machine(tmp_path: Path, state: Path):
+    root = _card(tmp_path / "board", "wlp1s0", "dc:a6:32:00:00:01")
+    note_machine(state, root)
+    dock = _card(root, "enp0s20u1", "00:e0:4c:00:00:02") / "sys/class/net/enp0s20u1/device/subsystem"
+    dock.symlink_to("../../../bus/usb")
+    assert clone_problem(state, root) is None
+
+
+def test_card_on_usb_names_a_machine_without_another(tmp_path: Path):
+    root = _card(tmp_path / "board", "eth0", "dc:a6:32:00:00:01")
+    (root / "sys/class/net/eth0/device/subsystem").symlink_to("../../../bus/usb")
+    assert machine_digest(root)
+
+
 def test_random_address_of_a_virtual_machine_names_no_machine(tmp_path: Path, state: Path):
     root = _card(tmp_path / "board", "wlan0", "02:00:00:00:00:01", kind="1")
     assert machine_digest(root) == ""
