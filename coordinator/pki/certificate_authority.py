@@ -49,6 +49,7 @@ from fedpatch.coordinator.pki.x509 import (
     read_issuer,
     requested_key,
 )
+from fedpatch.shared.app.file_systems import remedy_of_mode
 from fedpatch.shared.app.files import (
     OPEN_TO_OTHERS,
     read_state,
@@ -362,7 +363,8 @@ def _read_issuer(directory: Path) -> Issuer:
     path = directory / KEY
     try:
         if path.stat().st_mode & OPEN_TO_OTHERS:
-            raise UsageError(f"{path} is open to other users, who could make certificates with it; chmod 600 {path}")
+            remedy = remedy_of_mode(path, f"chmod 600 {path}")
+            raise UsageError(f"{path} is open to other users, who could make certificates with it; {remedy}")
         return read_issuer((directory / CERTIFICATE).read_bytes(), path.read_bytes())
     except OSError as error:
         # A coordinator's host has the record of revoked devices only: there, the key of the CA would stop the run.

@@ -16,7 +16,7 @@ import typer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import STATUS_NAME, status_entry
 from fedpatch.shared.app.command import add_options, option
-from fedpatch.shared.app.files import refusals_of, remedy_to_read
+from fedpatch.shared.app.files import refusals_of, refuse_broken_link, remedy_to_read
 from fedpatch.shared.config.load import DEFAULT, Source
 from fedpatch.shared.config.toml_edit import parse_toml, syntax_problem
 from fedpatch.shared.errors import ConfigError, UsageError
@@ -79,6 +79,7 @@ def _of_service(config: Path) -> Path | None:
 def existing(state_dir: Path) -> Path:
     """Return the state directory. UsageError if there is none."""
     with refusals_of(state_dir):
+        refuse_broken_link(state_dir)
         if state_dir.is_dir():
             return state_dir
     raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir")

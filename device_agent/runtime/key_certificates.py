@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import UnsetType
 
 from fedpatch.device_agent.state.revocation_file import RevocationFile
+from fedpatch.shared.app.file_systems import remedy_of_mode
 from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import StateError, WireError
 from fedpatch.shared.masking.revocation import RevocationList, read_revocations
@@ -136,7 +137,8 @@ class CertificateFiles:
 def _read(path: Path, *, private: bool = False) -> bytes:
     try:
         if private and path.stat().st_mode & forbidden_mode(path):
-            raise WireError(f"{path} is open to other users, who could sign for this device; chmod 600 {path}")
+            remedy = remedy_of_mode(path, f"chmod 600 {path}")
+            raise WireError(f"{path} is open to other users, who could sign for this device; {remedy}")
         return path.read_bytes()
     except OSError as error:
         raise WireError(f"{path}: {error.strerror}") from None

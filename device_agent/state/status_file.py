@@ -23,6 +23,7 @@ from fedpatch.shared.app.files import (
     check_state_directory,
     make_directory,
     refusals_of,
+    refuse_broken_link,
     remove_unfinished,
     write_atomic,
 )
@@ -219,6 +220,7 @@ def read_patches(state_dir: Path) -> Sequence[PatchEntry]:
 def _is_running(state_dir: Path) -> bool:
     lock = state_dir / LOCK_NAME
     with refusals_of(lock):
+        refuse_broken_link(state_dir)
         try:
             return is_held(lock)
         except FileNotFoundError:

@@ -1,21 +1,37 @@
-"""File systems that do not keep a directory: in memory, a layer over another file system, or not mounted.
+"""What the file system of a path does not keep: the path itself, or its mode.
+
+A directory is not kept in memory, in a layer over another file system, below a disk that is not mounted, or where systemd
+empties it.
 
 An overlay is as lasting as its upper directory. That of a container or of `overlayroot` is often hidden; an overlay with
-a hidden upper directory counts as passing.
+a hidden upper directory counts as passing. The layers of containers without an overlay are known by their places. A file system
+in an image is as lasting as the file of the image.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOUNTS = Path("/proc/self/mountinfo")
-_FSTAB = Path("/etc/fstab")
-_IN_MEMORY = ("tmpfs", "ramfs")
+_MOUNTS = "proc/self/mountinfo"
+_FSTAB = "etc/fstab"
+_SYSTEMD = "run/systemd/system"  # there if systemd has booted the machine
+_TMPFILES = ("etc/tmpfiles.d", "run/tmpfiles.d", "usr/lib/tmpfiles.d")
+_IN_MEMORY = ("tmpfs", "ramfs", "rootfs")  # a rootfs that nothing covers: the whole system is in memory
 _RAM_DISK = re.compile(r"/dev/z?ram\d")
+_IMAGE = re.compile(r"/dev/(loop\d+)(?:p\d+)?")
+_DELETED = " (deleted)"
 _OVERLAYS = ("overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs")
+# The layer of a container by other means: directories, subvolumes of btrfs, data sets of zfs, devices.
+_LAYER = re.compile(
+    r"/vfs/dir/|/btrfs/subvolumes/|/io\.containerd\.snapshotter\.|/dev/mapper/docker-|^zfs \S*/[0-9a-f]{64} "
+)
+_WITHOUT_MODES = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "cifs", "smb3")  # fuseblk: ntfs-3g, exfat-fuse
+_REMEDY = "use a directory on a disk or card, or a volume of the container (--state-dir)"
+_OVERLAY_REMEDY = f"{_REMEDY}; on a Raspberry Pi switch the overlay off (raspi-config, Performance Options)"
 
 
 @dataclass(frozen=True)
@@ -32,78 +48,157 @@ class _Mount:
     kind: str
     device: str
     options: str
+    part: str
 
     @property
     def in_memory(self) -> bool:
         """True for a file system in memory, also on a compressed or plain RAM disk (zram, as of log2ram)."""
         return self.kind in _IN_MEMORY or _RAM_DISK.match(self.device) is not None
 
+    @property
+    def is_layer(self) -> bool:
+        """True for the layer of a container that has no overlay."""
+        return _LAYER.search(f"{self.kind} {self.device} {self.part}") is not None
 
-def passing_mount(directory: Path, mounts: Path = _MOUNTS, fstab: Path = _FSTAB) -> PassingMount | None:
-    """Return why the file system of a directory does not keep it; None if it does, or if the kernel does not tell.
+
+def passing_mount(directory: Path, root: Path = Path("/")) -> PassingMount | None:
+    """Return why a directory is not kept; None if it is, or if the kernel does not tell.
 
     Args:
         directory: The directory; it may be absent.
-        mounts: The kernel's list of mounts.
-        fstab: The list of file systems that are mounted at the boot.
+        root: Root of the file system that has the lists of mounts and of directories that are emptied.
     """
-    try:
-        known = [mount for line in mounts.read_text("utf-8", "replace").splitlines() if (mount := _parse(line))]
-    except OSError:
+    if not (known := _known(root)):
         return None
-    if place := _unmounted(directory, known, fstab):
+    if place := _unmounted(directory, known, root / _FSTAB):
         return PassingMount(
             f"{directory} is on {place}, which /etc/fstab mounts and which is not mounted now",
             f"see whether its disk is there, and mount it (sudo mount {place})",
         )
-    mount = _mount_of(directory, known)
+    if found := _loss(_mount_of(directory, known), known, root):
+        return PassingMount(f"{directory} is {found[0]}", found[1])
+    if place := _emptied(directory, root):
+        return PassingMount(f"{directory} is in {place}, which systemd-tmpfiles empties (tmpfiles.d)", _REMEDY)
+    return None
+
+
+def remedy_of_mode(path: Path, command: str, root: Path = Path("/")) -> str:
+    """Return the remedy for a path that is open to other users.
+
+    Args:
+        path: The path.
+        command: The command that changes its mode: the remedy, unless its file system has no modes.
+        root: Root of the file system that has the list of mounts.
+    """
+    mount = _mount_of(path, _known(root))
+    if mount is None or mount.kind not in _WITHOUT_MODES:
+        return command
+    return (
+        f"its file system ({mount.kind} at {mount.place}) has no modes: mount that with umask=077 and the uid of this user, or "
+        "use another place"
+    )
+
+
+def _known(root: Path) -> list[_Mount]:
+    """Return the mounts; none if the kernel does not tell."""
+    try:
+        lines = (root / _MOUNTS).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [mount for line in lines if (mount := _parse(line))]
+
+
+def _loss(mount: _Mount | None, known: list[_Mount], root: Path) -> tuple[str, str] | None:
+    """Return why a mount does not last, in words after "it is", and the remedy; None if it lasts."""
     if mount is None:
         return None
-    remedy = "use a directory on a disk or card, or a volume of the container (--state-dir)"
     if mount.in_memory:
         kind = mount.kind if mount.kind in _IN_MEMORY else mount.device
-        return PassingMount(f"{directory} is in memory ({kind} at {mount.place}) and does not survive a reboot", remedy)
-    if mount.kind in _OVERLAYS and not _upper_lasts(mount, known):
-        text = f"{directory} is on an overlay ({mount.kind} at {mount.place}), and is lost at a reboot or with its container"
-        return PassingMount(
-            text, f"{remedy}; on a Raspberry Pi switch the overlay off (raspi-config, Performance Options)"
-        )
+        return f"in memory ({kind} at {mount.place}) and does not survive a reboot", _REMEDY
+    if mount.kind in _OVERLAYS and not _upper_lasts(mount, known, root):
+        words = f"on an overlay ({mount.kind} at {mount.place}), and is lost at a reboot or with its container"
+        return words, _OVERLAY_REMEDY
+    if mount.is_layer:
+        return f"in the layer of a container ({mount.kind} at {mount.place}), and is lost with it", _REMEDY
+    if image := _image_of(mount, root):
+        name = image.removesuffix(_DELETED)
+        if name != image:
+            return f"in the image {name}, which was deleted, and does not survive a reboot", _REMEDY
+        others = [one for one in known if one is not mount]
+        if os.path.exists(image) and (below := _loss(_mount_of(Path(image), others), others, root)):
+            return f"in the image {image}, which is {below[0]}", below[1]
     return None
+
+
+def _image_of(mount: _Mount, root: Path) -> str:
+    """Return the file of the image on a loop device that holds a file system; "" for another device."""
+    found = _IMAGE.fullmatch(mount.device)
+    if found is None:
+        return ""
+    try:
+        return (root / "sys/block" / found[1] / "loop/backing_file").read_text("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _unmounted(directory: Path, known: list[_Mount], fstab: Path) -> str:
     """Return the place of a file system of fstab that should hold a directory and is not mounted; "" if there is none."""
-    path, mounted = os.path.realpath(directory), {mount.place for mount in known}
-    for place in _places_of_boot(fstab):
-        if place not in mounted and f"{path}/".startswith(f"{place}/"):
-            return place
-    return ""
+    mounted = {mount.place for mount in known}
+    return next((one for one in _places_of_boot(fstab) if one not in mounted and _is_in(directory, one)), "")
 
 
 def _places_of_boot(fstab: Path) -> list[str]:
     """Return the places of the file systems that the boot mounts (fstab(5)), without the root."""
-    try:
-        lines = [line.split() for line in fstab.read_text("utf-8", "replace").splitlines()]
-    except OSError:
-        return []
-    entries = [fields for fields in lines if len(fields) >= 4 and not fields[0].startswith("#")]
+    entries = [fields for fields in _entries(fstab) if len(fields) >= 4]
     places = [_plain(fields[1]) for fields in entries if "noauto" not in fields[3].split(",")]
     return [os.path.realpath(place) for place in places if place.startswith("/") and place != "/"]
 
 
+def _emptied(directory: Path, root: Path) -> str:
+    """Return the directory that systemd empties at each boot, or of what is old, and that holds a directory; "" for none."""
+    if not (root / _SYSTEMD).is_dir():
+        return ""
+    files: dict[str, Path] = {}
+    for folder in _TMPFILES:  # a file in a former folder replaces one of the same name
+        for file in (root / folder).glob("*.conf"):
+            files.setdefault(file.name, file)
+    places = (one for file in files.values() for one in _emptied_by(file))
+    return next((place for place in places if _is_in(directory, os.path.realpath(place))), "")
+
+
+def _emptied_by(file: Path) -> Iterator[str]:
+    """Yield the directories that a file of tmpfiles.d(5) empties: at each boot (D), or of files beyond an age."""
+    for fields in _entries(file):
+        has_age = len(fields) >= 6 and fields[5] != "-"
+        if len(fields) >= 2 and (fields[0][0] == "D" or (has_age and fields[0][0] in "dqQve")):
+            yield fields[1]
+
+
+def _is_in(directory: Path, place: str) -> bool:
+    return f"{os.path.realpath(directory)}/".startswith(f"{place.rstrip('/')}/")
+
+
+def _entries(file: Path) -> list[list[str]]:
+    """Return the fields of the lines of a list, without comments; none if it cannot be read."""
+    try:
+        lines = [line.split() for line in file.read_text("utf-8", "replace").splitlines()]
+    except OSError:
+        return []
+    return [fields for fields in lines if fields and not fields[0].startswith("#")]
+
+
 def _mount_of(directory: Path, known: list[_Mount]) -> _Mount | None:
     """Return the mount that holds a directory: of the longest place, and the last one of that place."""
-    path = os.path.realpath(directory)
-    holders = [one for one in known if path == one.place or path.startswith(f"{one.place.rstrip('/')}/")]
+    holders = [one for one in known if _is_in(directory, one.place)]
     return max(enumerate(holders), key=lambda item: (len(item[1].place), item[0]), default=(0, None))[1]
 
 
-def _upper_lasts(overlay: _Mount, known: list[_Mount]) -> bool:
+def _upper_lasts(overlay: _Mount, known: list[_Mount], root: Path) -> bool:
     upper = re.search(r"(?:^|,)upperdir=([^,]+)", overlay.options)
     if upper is None or not os.path.isdir(upper[1]):
         return False
     mount = _mount_of(Path(upper[1]), known)
-    return mount is not None and not mount.in_memory and mount.kind not in _OVERLAYS
+    return mount is not None and mount.kind not in _OVERLAYS and _loss(mount, known, root) is None
 
 
 def _parse(line: str) -> _Mount | None:
@@ -112,7 +207,7 @@ def _parse(line: str) -> _Mount | None:
     fields, others = before.split(), after.split()
     if not separator or len(fields) < 5 or len(others) < 3:
         return None
-    return _Mount(_plain(fields[4]), others[0], _plain(others[1]), _plain(others[2]))
+    return _Mount(_plain(fields[4]), others[0], _plain(others[1]), _plain(others[2]), _plain(fields[3]))
 
 
 def _plain(text: str) -> str:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgpack
 
+from fedpatch.shared.app.file_systems import remedy_of_mode
 from fedpatch.shared.errors import StateError, StateUnreadable, UsageError
 
 T = TypeVar("T")
@@ -51,7 +52,8 @@ _REMEDIES = {
     errno.ENOSPC: "free some space on this disk",
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
     errno.EIO: "the disk cannot read or write it: see the system's log, and replace the disk or card",
-    errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write",
+    errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write, or "
+    "let the unit of the service write there (ReadWritePaths)",
     errno.EMFILE: "raise the limit of open files of this process (ulimit -n, LimitNOFILE)",
     errno.ENFILE: "end other programs: this machine has too many open files",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f, LimitFSIZE), or use another file system",
@@ -364,9 +366,10 @@ def check_state_directory(directory: Path) -> None:
             f"another directory with --state-dir{copied}"
         )
     if stat_result.st_mode & WRITABLE_BY_OTHERS:
+        close = f"chmod go-w {shlex.quote(str(directory))}"
         raise UsageError(
             f"state directory {directory} may be written by other users (mode {stat.S_IMODE(stat_result.st_mode):o}), who "
-            f"could replace its files; look at its files, then `chmod go-w {shlex.quote(str(directory))}`"
+            f"could replace its files; {remedy_of_mode(directory, f'look at its files, then `{close}`')}"
         )
 
 
@@ -383,10 +386,17 @@ def make_directory(path: Path, mode: int = 0o700) -> None:
     A power cut may remove a directory whose own name was not flushed, with all its flushed files. Raises OSError.
     """
     if not path.is_dir():
+        refuse_broken_link(path)
         if not path.parent.exists():
             make_directory(path.parent, 0o777)
         path.mkdir(mode, exist_ok=True)
         sync_directory(path.parent)
+
+
+def refuse_broken_link(path: Path) -> None:
+    """Raise FileNotFoundError for a symbolic link whose target is absent, as of a disk that is not mounted."""
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(errno.ENOENT, f"a link to {os.readlink(path)}, which is not there", str(path))
 
 
 def sync_directory(directory: Path) -> None:

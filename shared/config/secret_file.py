@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fedpatch.shared.app.file_systems import remedy_of_mode
 from fedpatch.shared.app.files import OPEN_TO_OTHERS, remedy_to_read
 from fedpatch.shared.errors import UsageError
 
@@ -49,7 +50,8 @@ def read_secret(path: Path, kind: str, noun: str, remedy: str, most_bytes: int =
         raise UsageError(f"{kind} {path}: {error.strerror or error}; {remedy_to_read(error, path, remedy)}") from None
     if mode & forbidden_mode(path):
         raise UsageError(
-            f"{kind} {path} is open to other users (mode {mode:04o}); chmod 600 {path}, and choose another {noun}"
+            f"{kind} {path} is open to other users (mode {mode:04o}); {remedy_of_mode(path, f'chmod 600 {path}')}, and choose "
+            f"another {noun}"
         )
     try:
         text = data.decode("utf-8").removesuffix("\n").removesuffix("\r")

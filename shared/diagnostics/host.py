@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fedpatch import shared
 from fedpatch.shared.app.clock import is_synchronised
-from fedpatch.shared.app.file_systems import passing_mount
-from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.file_systems import passing_mount, remedy_of_mode
+from fedpatch.shared.app.files import refuse_broken_link, write_atomic
 from fedpatch.shared.app.formatting import minute, size
 from fedpatch.shared.app.locks import FileLock, require_record_locks
 from fedpatch.shared.diagnostics.checks import Checkup
@@ -28,6 +28,18 @@ _LAST_TORCH_ON_AARCH64 = (2, 9)
 _PROBE_BYTES = 64 * 1024
 _SPARE_INODES = 100
 _MEMINFO = Path("/proc/meminfo")
+
+_NO_ROOM = "free some space (df -h, df -i), or choose another --state-dir"
+_OTHER_USER = "run as the user that owns the directory (sudo -u USER), or give it to yours with chown"
+_WRITE_REMEDIES = {
+    errno.EROFS: "mount the file system for writing (a worn SD card turns read-only: sudo dmesg), let the unit of the service "
+    "write there (ReadWritePaths), or choose another --state-dir",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EACCES: _OTHER_USER,
+    errno.EPERM: _OTHER_USER,
+    errno.ENOENT: "mount the disk that has it, or make that directory",
+}
 
 # Not the group's execute bit: a group may get access to the personal models below.
 _OPEN = 0o067
@@ -139,19 +151,17 @@ def _parts(error: StateError, directory: Path) -> tuple[str, str]:
 
 
 def _write_remedy(error: OSError) -> str:
-    if error.errno == errno.EROFS:
-        return "mount the file system for writing (a worn SD card turns read-only: sudo dmesg), or choose another --state-dir"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space (df -h, df -i), or choose another --state-dir"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return "run as the user that owns the directory (sudo -u USER), or give it to yours with chown"
-    return "make it a directory that can be written, or choose another --state-dir"
+    return _WRITE_REMEDIES.get(
+        error.errno or 0, "make it a directory that can be written, or choose another --state-dir"
+    )
 
 
 @contextmanager
 def _made(directory: Path) -> Iterator[bool]:
     """Make the directory for the block, and remove it afterwards if it was absent. Yields whether it was absent."""
     absent = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    for folder in absent:
+        refuse_broken_link(folder)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         yield bool(absent)
@@ -168,9 +178,10 @@ def _check_owner(directory: Path, checkup: Checkup, private: bool) -> None:
         checkup.warn("state_dir", text, "run fedpatch as one user always (sudo -u USER), or it will lack rights later")
     elif private and stat.S_IMODE(found.st_mode) & _OPEN:
         text = f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):o}), and holds private patches"
-        checkup.warn("state_dir", text, f"chmod g-rw,o-rwx {directory}")
+        checkup.warn("state_dir", text, remedy_of_mode(directory, f"chmod g-rw,o-rwx {directory}"))
     elif stat.S_IMODE(found.st_mode) & 0o002:
-        checkup.warn("state_dir", f"anybody may write in {directory}", f"chmod o-w {directory}")
+        remedy = remedy_of_mode(directory, f"chmod o-w {directory}")
+        checkup.warn("state_dir", f"anybody may write in {directory}", remedy)
     else:
         checkup.good("state_dir", f"{directory} can be written")
 

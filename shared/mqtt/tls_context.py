@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpatch.shared.app.file_systems import remedy_of_mode
 from fedpatch.shared.app.files import remedy_to_read, stamp_of
 from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import UsageError
@@ -91,7 +92,8 @@ def key_problem(key_file: Path, remedy: str = _ENROL) -> tuple[str, str] | None:
         return f"{key_file}: {error.strerror}", remedy
     # A user who can read the key can connect as its owner.
     if mode & forbidden_mode(key_file):
-        return f"{key_file} is open to other users (mode {mode:04o}), who could pass for us", f"chmod 600 {key_file}"
+        problem = f"{key_file} is open to other users (mode {mode:04o}), who could pass for us"
+        return problem, remedy_of_mode(key_file, f"chmod 600 {key_file}")
     return None
 
 

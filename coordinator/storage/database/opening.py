@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase, copy_of
 from fedpatch.coordinator.storage.database.transactions import Database
 from fedpatch.coordinator.storage.run_journal import journals
-from fedpatch.shared.app.files import refusals_of, remedy_of, write_atomic
+from fedpatch.shared.app.files import refusals_of, refuse_broken_link, remedy_of, write_atomic
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.errors import UsageError
 
@@ -128,6 +128,8 @@ def exists(path: Path) -> bool:
 def must_exist(path: Path) -> None:
     """Raise UsageError unless `exists` is true."""
     if not exists(path):
+        with refusals_of(path.parent):
+            refuse_broken_link(path.parent)
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
 

@@ -15,6 +15,7 @@ import pytest
 from fedpatch.shared.app.files import (
     append_durably,
     check_state_directory,
+    make_directory,
     read_state,
     refusals_of,
     remedy_at,
@@ -142,6 +143,19 @@ def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
 def test_refusal_names_the_file_and_the_remedy_of_its_cause(tmp_path, number, remedy):
     with pytest.raises(StateError, match=f"{tmp_path}/file: .*; {remedy}"), refusals_of(tmp_path):
         raise OSError(number, os.strerror(number), str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("below", ["", "state/deep"])
+def test_directory_below_a_broken_link_is_refused_with_the_absent_target(tmp_path: Path, below: str):
+    """As of a disk that is not mounted: to delete the link would begin the state anew."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "disk")
+    words = f"{link}: a link to {tmp_path}/disk, which is not there; make its directory again, or mount the disk"
+    with pytest.raises(StateError, match=words), refusals_of(tmp_path):
+        make_directory(link / below)
+    (tmp_path / "disk").mkdir()
+    make_directory(link / below)
+    assert (tmp_path / "disk" / below).is_dir()
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])

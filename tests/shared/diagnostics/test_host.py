@@ -86,6 +86,15 @@ def test_a_state_directory_that_is_a_file(checkup, tmp_path):
     assert found.verdict == "fail" and str(tmp_path / "file") in found.detail and "--state-dir" in found.remedy
 
 
+def test_a_state_directory_below_a_link_to_an_absent_disk(checkup, tmp_path):
+    (tmp_path / "state").symlink_to(tmp_path / "disk")
+    check_state_dir(tmp_path / "state", SPACE, checkup, private=True)
+    found = named(checkup, "state_dir")
+    assert found.verdict == "fail" and f"a link to {tmp_path}/disk, which is not there" in found.detail
+    assert found.remedy == "mount the disk that has it, or make that directory"
+    assert [one.name for one in tmp_path.iterdir()] == ["state"]
+
+
 @pytest.mark.parametrize(
     ("options", "fill_bytes", "name", "verdict", "words", "remedy"),
     [
