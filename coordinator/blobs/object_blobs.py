@@ -78,7 +78,7 @@ _REMEDIES = {
     "SignatureDoesNotMatch": _CREDENTIALS,
     "ExpiredToken": _CREDENTIALS,
     "InvalidToken": _CREDENTIALS,
-    "RequestTimeTooSkewed": "set the clock of this machine",
+    "RequestTimeTooSkewed": "set the clock of this machine or that of the store: they differ",
     "PermanentRedirect": "set AWS_REGION to the region of the bucket",
     "AuthorizationHeaderMalformed": "set AWS_REGION to the region of the bucket",
 }
@@ -106,7 +106,11 @@ _FAULTS = (
         "the certificate of {} has expired",
         "renew it; if it is new, set the clock here",
     ),
-    (r"InvalidCertificate\(\s*NotValidYet", "the certificate of {} is not yet valid", "set the clock of this machine"),
+    (
+        r"InvalidCertificate\(\s*NotValidYet",
+        "the certificate of {} is not yet valid",
+        "set the clock of this machine; if it is right, make the certificate anew where the clock was ahead",
+    ),
     (r"InvalidCertificate\(", "{} cannot be trusted: its certificate is of an unknown CA", _TRUST),
     (r"InvalidContentType|InvalidMessage", "{} speaks no TLS", "write http:// in AWS_ENDPOINT_URL"),
     (r"redirect without LOCATION", "{} points to another region", _REMEDIES["PermanentRedirect"]),

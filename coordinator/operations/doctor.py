@@ -22,7 +22,7 @@ from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.leadership import leader_in_words
 from fedpatch.coordinator.storage.database.opening import examine_database, url_of
 from fedpatch.coordinator.storage.run_journal import journals
-from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
@@ -64,7 +64,6 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     broker = parse_broker_url(settings.broker)
     directory = settings.state_dir.absolute()
     check_versions("coordinator", checkup)
-    check_clock(checkup, tls=broker.tls)
     check_own_certificate(settings, "coordinator", "", checkup)
     check_authority(settings, checkup)
     check_masking(settings, checkup)
@@ -80,8 +79,11 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     _check_blobs(settings, directory, checkup)
     _check_leader(settings, checkup)
     _check_models_store(settings, checkup)
+    newest = 0.0
     if _check_database(settings, directory, checkup):
         check_stored(directory, checkup)
+        newest = _newest_time(directory)
+    check_clock(checkup, tls=broker.tls, newest=newest)
     _check_device_storage(settings, directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
@@ -177,6 +179,16 @@ def _check_database(settings: RunSettings, directory: Path, checkup: Checkup) ->
         return True
     checkup.good("database", f"{url} can be written" + ("" if has_tables else "; it is empty: a run makes its tables"))
     return has_tables or bool(journals(directory))
+
+
+def _newest_time(directory: Path) -> float:
+    """Return the newest unix time in the registry: of the beginning of a run, or of a message of a device; 0 for none."""
+    try:
+        with Registry(directory / REGISTRY_FILE, readonly=True) as registry:
+            times = [*(run.created_at for run in registry.runs()), *(one.last_seen for one in registry.devices())]
+    except FedpatchError:
+        return 0.0  # the check `registry` has failed, or there is none
+    return max(times, default=0.0)
 
 
 def _check_leader(settings: RunSettings, checkup: Checkup) -> None:

@@ -230,7 +230,10 @@ def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
             "the agent waits until the clock is set"
         )
     if own.standing(now) == "expired":
-        raise DataError(f"the bundle's certificate has expired on {minute(own.not_after)}; {anew}")
+        clock = f"the clock says {minute(now)}"
+        raise DataError(
+            f"the bundle's certificate has expired on {minute(own.not_after)}, and {clock}; {anew}, or set the clock"
+        )
     _shake_hands(bundle, anew)
     return own
 

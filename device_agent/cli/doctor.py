@@ -24,6 +24,7 @@ from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.history import read_history
 from fedpatch.device_agent.state.lost_directory import loss_of
 from fedpatch.device_agent.state.machine import clone_problem
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
@@ -69,7 +70,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     directory = settings.state_dir.absolute()
     checkup.good("device", f"this is {identity.device} of fleet {identity.fleet}")
     check_versions("agent", checkup)
-    check_clock(checkup, tls=broker.tls)
+    check_clock(checkup, tls=broker.tls, newest=_newest_time(directory))
     check_own_certificate(settings, "device", identity.device, checkup)
     _check_models_ca(settings, checkup)
     model_bytes = settings.max_model_mib * 2**20
@@ -93,6 +94,13 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         _check_broker(settings, identity, checkup, running)
         if loading is not None:
             _check_task(settings, *loading, checkup, directory / PATCHES)
+
+
+def _newest_time(directory: Path) -> float:
+    """Return the newest unix time in the device's history; 0 without one."""
+    with suppress(StateError):
+        return max((entry.at for entry in read_history(directory)), default=0.0)
+    return 0.0  # the check `stored` finds a file that cannot be read
 
 
 def _check_machine(directory: Path, checkup: Checkup, root: Path) -> None:

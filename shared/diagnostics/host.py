@@ -28,6 +28,7 @@ _LAST_TORCH_ON_AARCH64 = (2, 9)
 _PROBE_BYTES = 64 * 1024
 _SPARE_INODES = 100
 _MEMINFO = Path("/proc/meminfo")
+_CLOCK_TOLERANCE_S = 300.0  # clocks of several machines write to one database
 
 _NO_ROOM = "free some space (df -h, df -i), or choose another --state-dir"
 _OTHER_USER = "run as the user that owns the directory (sudo -u USER), or give it to yours with chown"
@@ -86,12 +87,13 @@ def _is_beyond(version: str, limit: tuple[int, int]) -> bool:
     return all(part.isdigit() for part in parts) and tuple(int(part) for part in parts) > limit
 
 
-def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> None:
+def check_clock(checkup: Checkup, *, tls: bool, newest: float = 0.0, now: float | None = None) -> None:
     """Check `clock`. A wrong clock is only a warning, because fedpatch counts in durations; but certificates have dates.
 
     Args:
         checkup: Takes the finding.
         tls: Whether the broker connection uses TLS.
+        newest: Newest unix time that was written in the state directory; 0 for none.
         now: Unix time; None: the current time.
     """
     now = time.time() if now is None else now
@@ -101,11 +103,15 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
         "the check of the broker's certificate needs it" if tls else "only times in lists and logs are wrong by that"
     )
     remedy = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
-    if now < installed:
-        checkup.warn("clock", f"{shown} is before fedpatch was installed here; {needs}", remedy)
-        return
     synchronised = is_synchronised()
-    if synchronised is False:
+    if now < max(installed, newest - _CLOCK_TOLERANCE_S):
+        event = f"{minute(newest)}, the newest time in the state directory"
+        text = f"{shown} is before {event if newest > installed else 'fedpatch was installed here'}"
+        if synchronised:
+            text, needs = f"{text}, and a time server has set the clock", "it was ahead then"
+            remedy = "nothing: lists and logs keep the times of then"
+        checkup.warn("clock", f"{text}; {needs}", remedy)
+    elif synchronised is False:
         checkup.warn("clock", f"{shown}, not synchronised with any time server; {needs}", remedy)
     else:
         known = "synchronised" if synchronised else "whether it is synchronised is not known here"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from fedpatch.coordinator.operations.doctor import _shared_ids, examine
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
 from fedpatch.shared.app.locks import FileLock
@@ -34,6 +35,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
 )
 from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
+from tests.coordinator.registry_builders import new_run, seen
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
 from tests.support.pooler import transaction_pooler
@@ -250,6 +252,22 @@ def test_without_a_broker_the_other_checks_go_on(settings):
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")
     assert found["task"].verdict == found["state_dir"].verdict == "ok"
+
+
+@pytest.mark.parametrize(("ahead_s", "is_named"), [(700 * 86_400.0, True), (-60.0, False)])
+@pytest.mark.parametrize("of", ["run", "device"])
+def test_time_in_the_registry_that_is_later_than_the_clock_is_named(
+    settings: RunSettings, of: str, ahead_s: float, is_named: bool
+):
+    """As of a hub whose clock was ahead."""
+    at = time.time() + ahead_s
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        if of == "run":
+            new_run(registry, created_at=at)
+        else:
+            seen(registry, "pi-1", now=at)
+    found = find(settings)["clock"]
+    assert (found.verdict == "warn" and "the newest time in the state directory" in found.detail) == is_named
 
 
 def test_database_is_tried_before_the_first_run(settings: RunSettings, postgres: PostgresServer):

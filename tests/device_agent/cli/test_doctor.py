@@ -16,10 +16,12 @@ from fedpatch.device_agent.cli.doctor import _check_network, _check_private, _ch
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.owner_limits import DAMAGED
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.history import DECLINED, DeviceHistory
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.diagnostics.broker_reachability import Reached
 from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import CoordinatorState, DeviceState, Envelope
@@ -228,6 +230,14 @@ def test_a_name_that_another_agent_has(settings, mosquitto):
         found = find(replace(settings, broker=mosquitto.url))
     assert found["device_name"].verdict == "warn"
     assert "--device-id" in found["device_name"].remedy
+
+
+def test_time_in_the_history_that_is_later_than_the_clock_is_named(settings):
+    settings.state_dir.mkdir(mode=0o700)
+    history = DeviceHistory(settings.state_dir, clock=lambda: time.time() + 700 * 86_400.0)
+    history.note(DECLINED, "unwilling", Traffic())
+    found = find(settings)["clock"]
+    assert found.verdict == "warn" and "the newest time in the state directory" in found.detail
 
 
 @pytest.mark.medium

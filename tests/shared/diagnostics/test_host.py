@@ -122,6 +122,47 @@ def test_a_clock_that_began_in_1970(checkup):
     assert "timedatectl" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("synchronised", "newest", "verdict", "words", "remedy"),
+    [
+        (
+            True,
+            1_830_000_000.0,
+            "warn",
+            "is before 2027-12-28 13:20 UTC, the newest time in the state directory",
+            "nothing",
+        ),
+        (
+            None,
+            1_830_000_000.0,
+            "warn",
+            "is before 2027-12-28 13:20 UTC, the newest time in the state directory",
+            "set it",
+        ),
+        (True, 1_799_999_900.0, "ok", "synchronised", ""),
+        (True, 1_800_000_200.0, "ok", "synchronised", ""),
+    ],
+    ids=["ahead before", "behind now", "in order", "clocks of two machines"],
+)
+def test_clock_is_compared_with_the_newest_time_that_was_written(
+    checkup, monkeypatch, synchronised, newest, verdict, words, remedy
+):
+    monkeypatch.setattr(host, "is_synchronised", lambda: synchronised)
+    check_clock(checkup, tls=False, newest=newest, now=1_800_000_000.0)
+    found = named(checkup, "clock")
+    assert found.verdict == verdict and words in found.detail and found.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("synchronised", "remedy"), [(True, "nothing"), (None, "set it")])
+def test_installation_while_the_clock_was_ahead_is_no_reason_to_set_a_clock_that_is_right(
+    checkup, monkeypatch, synchronised, remedy
+):
+    monkeypatch.setattr(host, "is_synchronised", lambda: synchronised)
+    check_clock(checkup, tls=True, now=1000.0)
+    found = named(checkup, "clock")
+    assert "is before fedpatch was installed here" in found.detail and found.remedy.startswith(remedy)
+
+
 @pytest.mark.parametrize(("answer", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
 def test_clock_check_warns_only_when_timedatectl_answers_no(checkup, tmp_path, monkeypatch, answer, verdict):
     """Other answers are no warning; None: there is no timedatectl."""
