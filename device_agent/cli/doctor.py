@@ -19,6 +19,7 @@ from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
+from fedpatch.device_agent.runtime.begun_anew import is_foreign, loss_in_words, may_be_lost
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
@@ -27,7 +28,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import read_history
 from fedpatch.device_agent.state.lost_directory import loss_of
 from fedpatch.device_agent.state.machine import clone_problem
-from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
+from fedpatch.device_agent.state.status_file import LOCK_NAME, former_boots, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import size
@@ -358,14 +359,19 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
     if "coordinator_state" in asked.foreign and not asked.reached.loopback:
         remedy = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
         checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", remedy)
-    _check_name(asked, identity, checkup, running)
+    _check_name(asked, identity, settings.state_dir.absolute(), checkup, running=running)
     _check_coordinator(settings, side, asked, checkup)
 
 
-def _check_name(asked: Asked, identity: Identity, checkup: Checkup, running: bool) -> None:
-    """Warn if an agent of this name is online that does not use our state directory."""
+def _check_name(asked: Asked, identity: Identity, directory: Path, checkup: Checkup, *, running: bool) -> None:
+    """Warn if an agent of this name is online, or was started last, that does not use our state directory."""
     state = _last(asked.presence, topics.device_state(identity.fleet, identity.device))
-    if not running and isinstance(state, DeviceState) and state.online:
+    if running or not isinstance(state, DeviceState):
+        return
+    boots = former_boots(directory)
+    if is_foreign(state, boots) and may_be_lost(directory, boots):
+        checkup.warn("state_lasts", *loss_in_words(identity.device, directory))
+    if state.online:
         text = (
             f"an agent named {identity.device} is online in fleet {identity.fleet}, and not with this state directory"
         )

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from fedpatch.device_agent.runtime.begun_anew import is_foreign
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.errors import FedpatchError, WireError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings, link_options
@@ -31,9 +32,16 @@ RETAINED_S = 0.3
 
 @dataclass(frozen=True)
 class NameChecked:
-    """The answer: whether another agent is online under this device's name, and what the look has moved."""
+    """The answer.
+
+    Attributes:
+        in_use: Whether another agent is online under this device's name.
+        is_foreign: Whether the last start under this name is over and is none of this state directory.
+        traffic: What the look has moved.
+    """
 
     in_use: bool
+    is_foreign: bool = False
     traffic: Traffic = field(default_factory=Traffic)
 
 
@@ -56,7 +64,7 @@ def ask_in_thread(
 
 
 def check_name(settings: BrokerSettings, identity: Identity, boots: Collection[str]) -> NameChecked:
-    """Find out whether the broker retains an online state of another agent; not in use where that cannot be found out.
+    """Find out whether the broker retains a state of another agent; not in use where that cannot be found out.
 
     Args:
         settings: How to reach the broker.
@@ -83,8 +91,9 @@ def check_name(settings: BrokerSettings, identity: Identity, boots: Collection[s
             state = _state(received)
         finally:
             link.stop(0.0)
-    in_use = state is not None and state.online and state.boot not in (*boots, identity.boot)
-    return NameChecked(in_use, link.traffic)
+    own = (*boots, identity.boot)
+    in_use = state is not None and state.online and state.boot not in own
+    return NameChecked(in_use, is_foreign(state, own), link.traffic)
 
 
 def _state(received: SimpleQueue[LinkEvent]) -> DeviceState | None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Reload, Stop
+from fedpatch.device_agent.runtime.begun_anew import loss_in_words, may_be_lost
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
-from fedpatch.device_agent.runtime.name_check import ask_in_thread
+from fedpatch.device_agent.runtime.name_check import NameChecked, ask_in_thread
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.training_launch import launch_through
@@ -115,11 +116,12 @@ def run_agent(
     queue: EventQueue = SimpleQueue()
     trainer = partial(Trainer, launch=launch_through(fork_server))
     boots = former_boots(settings.state_dir.absolute())
+    answer = _warning_of_lost_state(settings.state_dir.absolute(), identity.device, boots, queue.put)
     ports = Ports(
         trainer=trainer,
         manager=ServiceManager.from_environment(),
         root=root,
-        ask_for_name=partial(ask_in_thread, settings, identity, boots, queue.put),
+        ask_for_name=partial(ask_in_thread, settings, identity, boots, answer),
     )
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
@@ -142,6 +144,28 @@ def _watch_over_state(directory: Path, root: Path) -> None:
         note_machine(directory, root)
     except StateError as error:  # an agent whose disk refuses runs, and declines
         log.warning("%s", error)
+
+
+def _warning_of_lost_state(
+    directory: Path, device: str, boots: Collection[str], put: Callable[[NameChecked], None]
+) -> Callable[[NameChecked], None]:
+    """Return a function that passes the answer about a device's name on, and warns if the last start had other state.
+
+    Args:
+        directory: The state directory, before the agent writes to it.
+        device: Name of the device.
+        boots: Nonces of the starts in the directory.
+        put: Takes the answer.
+    """
+    if not may_be_lost(directory, boots):
+        return put
+
+    def pass_on(checked: NameChecked) -> None:
+        if checked.is_foreign:
+            log.warning("%s; %s", *loss_in_words(device, directory))
+        put(checked)
+
+    return pass_on
 
 
 def _event_of(number: int) -> Stop | Reload:

@@ -240,6 +240,22 @@ def test_time_in_the_history_that_is_later_than_the_clock_is_named(settings):
     assert found.verdict == "warn" and "the newest time in the state directory" in found.detail
 
 
+@pytest.mark.broker
+@pytest.mark.parametrize(("boots", "warns"), [((), True), (("y",), True), (("x",), False)])
+def test_directory_without_the_last_start_of_the_device_is_a_warning(settings, mosquitto, boots, warns):
+    """As after a reboot that deleted the state, or in the place of a disk that is not mounted."""
+    if boots:
+        settings.state_dir.mkdir(mode=0o700)
+        StatusFile(settings.state_dir, {"boots": boots}).write({"state": "idle"})
+    topic, gone = topics.device_state(FLEET, DEVICE), encode(Envelope(DeviceState(online=False, boot="x")))
+    with client(mosquitto.url, "other") as other:
+        other.link.publish(topic, gone, retain=True)
+        other.settle()
+        found = find(replace(settings, broker=mosquitto.url))
+    lost = found.get("state_lasts")
+    assert (lost is not None and "was last started with another state directory" in lost.detail) == warns
+
+
 @pytest.mark.medium
 @pytest.mark.broker
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def settings_of(url: str) -> BrokerSettings:
 @pytest.mark.medium
 @pytest.mark.broker
 def test_name_is_in_use_while_another_start_of_it_is_online():
-    answers = []
+    answers, foreign = [], []
     with Mosquitto() as broker:
         answers.append(check_name(settings_of(broker.url), ME, ()).in_use)
         for online in (True, False):
@@ -35,8 +35,11 @@ def test_name_is_in_use_while_another_start_of_it_is_online():
             state = encode(Envelope(DeviceState(online=online, boot="other")))
             link.publish(topics.device_state("lab", "pi"), state, retain=True)
             link.stop(5.0)
-            answers += [check_name(settings_of(broker.url), ME, boots).in_use for boots in ((), ("other",))]
+            found = [check_name(settings_of(broker.url), ME, boots) for boots in ((), ("other",))]
+            answers += [one.in_use for one in found]
+            foreign += [one.is_foreign for one in found]
     assert answers == [False, True, False, False, False]
+    assert foreign == [False, False, True, False], "a start that is over counts, if this directory does not have it"
 
 
 def test_name_is_free_where_no_broker_answers():
