@@ -32,6 +32,7 @@ from fedpatch.coordinator.rounds.run_records import (
 from fedpatch.shared.app.formatting import accuracy, age
 
 _UNBOUNDED_COLUMNS = 10_000
+_SKEW_S = 60.0  # between the clocks of two coordinators
 _SHOWN_PULLED = 5
 
 
@@ -120,7 +121,8 @@ def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -
         elif hold := one.quarantined or one.drained:
             word = "quarantined" if one.quarantined else "drained"
             state = Text(f"{word} {age(max(0.0, now - hold.since))}: {hold.reason}", style="yellow")
-        last_seen = age(max(0.0, now - one.last_seen))
+        # A later time is of a clock that was ahead.
+        last_seen = age(max(0.0, now - one.last_seen)) if one.last_seen < now + _SKEW_S else _moment(one.last_seen)
         table.add_row(one.id, one.fleet, state, last_seen, ", ".join(one.tasks), *counts, one.last_reason)
     print_table(table)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import dropwhile
 from typing import Any
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
@@ -190,33 +191,41 @@ def rest_of_pause(meta: Mapping[str, Any], spec: RunSpec, now: BootTime) -> floa
     return max(0.0, min(rest_s, spec.round_interval_s))
 
 
-def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
+def seen_devices(registry: Registry, spec: RunSpec, fleet: str, now: float) -> list[str]:
     """Return the devices that were seen with the run's task since the run started; they count although they may be offline.
 
     Args:
         registry: The coordinator's registry.
         spec: The terms of the run.
         fleet: Name of the fleet.
+        now: The present unix time.
     """
-    begun_at = registry.run(spec.run).created_at
+    return _seen_since(registry, spec, fleet, spec.run, now)
+
+
+def _seen_since(registry: Registry, spec: RunSpec, fleet: str, run: str, now: float) -> list[str]:
+    """Return the devices that were seen with the task since a run started.
+
+    If the clock was ahead at its start, these are the devices that were seen since the run before it: later times are earlier.
+    """
+    newest_first = dropwhile(lambda one: one.id != run, registry.runs())
+    begun_at = next((one.created_at for one in newest_first if one.created_at <= now), 0.0)
     known = (device for device in registry.devices() if device.fleet == fleet and device.last_seen >= begun_at)
     return [device.id for device in known if spec.task in device.tasks]
 
 
-def devices_of_last_run(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
+def devices_of_last_run(registry: Registry, spec: RunSpec, fleet: str, now: float) -> list[str]:
     """Return the devices that were seen with the run's task since the fleet's run before this one started.
 
     Args:
         registry: The coordinator's registry.
         spec: The terms of the run.
         fleet: Name of the fleet.
+        now: The present unix time.
     """
     others = (run for run in registry.runs() if run.id != spec.run and run.settings.get("fleet") == fleet)
     before = next((run for run in others if run.task == spec.task), None)
-    if before is None:
-        return []
-    known = (one for one in registry.devices() if one.fleet == fleet and one.last_seen >= before.created_at)
-    return [device.id for device in known if spec.task in device.tasks]
+    return [] if before is None else _seen_since(registry, spec, fleet, before.id, now)
 
 
 def _kept_updates(

@@ -714,8 +714,9 @@ def _engine(
     fleet = connection.fleet
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
     jitter = random.Random(connection.ports.entropy.getrandbits(64))
-    seen = seen_devices(registry, spec, fleet) if spec.epoch > 1 else []
-    last_run = seen or devices_of_last_run(registry, spec, fleet)
+    now = connection.ports.unix_time()
+    seen = seen_devices(registry, spec, fleet, now) if spec.epoch > 1 else []
+    last_run = seen or devices_of_last_run(registry, spec, fleet, now)
     carried = registry.rounds.carried(spec.run) if spec.carry is not None else {}
     return Engine(
         spec,

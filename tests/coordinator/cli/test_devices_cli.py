@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,17 @@ def devices(fedpatch: Program, tmp_path: Path) -> Callable[..., Ended]:
         for fleet, device in (("kitchen", "pi-1"), ("kitchen", "pi-2"), ("garden", "pi-1")):
             seen(registry, device, fleet=fleet, now=1.0, online=True)
     return lambda *argv: fedpatch("devices", "--state-dir", tmp_path, *argv)
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "words"), [(400 * 86_400.0, r"20\d\d-\d\d-\d\d \d\d:\d\d"), (30.0, "now"), (-90.0, "1 min ago")]
+)
+def test_device_that_was_seen_while_the_clock_was_ahead_is_not_shown_as_seen_now(
+    fedpatch: Program, tmp_path: Path, ahead_s: float, words: str
+):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        seen(registry, "pi-1", now=time.time() + ahead_s, online=False)
+    assert re.search(f"offline +{words} ", fedpatch("devices", "--state-dir", tmp_path).out)
 
 
 @pytest.mark.parametrize(

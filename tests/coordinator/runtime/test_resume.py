@@ -13,7 +13,7 @@ from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, St
 from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.resume import rest_of_pause, return_words, seen_devices
+from fedpatch.coordinator.runtime.resume import devices_of_last_run, rest_of_pause, return_words, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
@@ -27,6 +27,7 @@ from fedpatch.coordinator.storage.checkpoint import (
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import StateError
 from tests.coordinator.effect_runners import Bench
+from tests.coordinator.registry_builders import new_run
 from tests.support.specs import run_spec
 
 
@@ -256,7 +257,20 @@ def test_seen_devices_are_those_of_fleet_task_and_time(bench, registry):
     registry.seen_devices("demo", sightings)
     registry.seen_devices("garden", [Sighting("d", now, True, "1", ("digits",))])
     registry.seen_devices("demo", [Sighting("a", now, False, "1", ())])
-    assert seen_devices(registry, spec, "demo") == ["a"]
+    assert seen_devices(registry, spec, "demo", now) == ["a"]
+
+
+@pytest.mark.parametrize("seen_at", [5000.0, 1900.0], ids=["while the clock was ahead", "since it is right"])
+def test_run_that_began_while_the_clock_was_ahead_counts_the_devices_since_the_run_before_it(tmp_path, seen_at):
+    """Else a resumed run would forget its offline devices, and a minority could commit a round."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        for created_at in (500.0, 1000.0, 5000.0):
+            run = new_run(registry, created_at=created_at, settings={"fleet": "demo"})
+        registry.seen_devices("demo", [Sighting("a", seen_at, False, "1", ("digits",))])
+        registry.seen_devices("demo", [Sighting("old", 700.0, False, "1", ("digits",))])
+        assert seen_devices(registry, run_spec(run=run.id), "demo", 2000.0) == ["a"]
+        later = new_run(registry, created_at=2000.0, settings={"fleet": "demo"})
+        assert devices_of_last_run(registry, run_spec(run=later.id), "demo", 2000.0) == ["a"]
 
 
 @pytest.mark.parametrize(
