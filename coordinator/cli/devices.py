@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")]
+# By the hold that ends: the other one, and the command that ends that.
+_OTHER_HOLDS = {"drained": ("quarantined", "release"), "quarantined": ("drained", "resume")}
 
 
 def add_devices(app: typer.Typer) -> None:
@@ -104,6 +106,9 @@ def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_
     change = (client.release if kind == "quarantined" else client.resume_device)(device, fleet)
     if not change.changed:
         typer.echo(f"{change.device.id} was not {kind}", err=True)
+    other, remedy = _OTHER_HOLDS[kind]
+    if getattr(change.device, other) is not None:
+        typer.echo(f"{change.device.id} is still {other}; end that with fedpatch devices {remedy} {device}", err=True)
     _print(change.device, as_json)
 
 
