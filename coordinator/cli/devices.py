@@ -108,7 +108,9 @@ def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_
         typer.echo(f"{change.device.id} was not {kind}", err=True)
     other, remedy = _OTHER_HOLDS[kind]
     if getattr(change.device, other) is not None:
-        typer.echo(f"{change.device.id} is still {other}; end that with fedpatch devices {remedy} {device}", err=True)
+        options = (f" --fleet {fleet}" if fleet else "") + (f" --state-dir {state_dir}" if state_dir else "")
+        words = f"end that with fedpatch devices {remedy} {device}{options}"
+        typer.echo(f"{change.device.id} is still {other}; {words}", err=True)
     _print(change.device, as_json)
 
 

@@ -206,7 +206,8 @@ def seen_devices(registry: Registry, spec: RunSpec, fleet: str, now: float) -> l
 def _seen_since(registry: Registry, spec: RunSpec, fleet: str, run: str, now: float) -> list[str]:
     """Return the devices that were seen with the task since a run started.
 
-    If the clock was ahead at its start, these are the devices that were seen since the run before it: later times are earlier.
+    If the clock was ahead at its start, its true time is unknown: then these are the devices that were seen since the start of
+    the run before it.
     """
     newest_first = dropwhile(lambda one: one.id != run, registry.runs())
     begun_at = next((one.created_at for one in newest_first if one.created_at <= now), 0.0)

@@ -13,6 +13,7 @@ of rounds that are over.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
@@ -214,7 +215,7 @@ def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> byt
 
 
 def _archive_of_one_moment(state_dir: Path, settings: bytes, day: date) -> bytes:
-    """Return the archive of all files, read again if the agent replaced one meanwhile; StateError if it always did.
+    """Return the compressed archive of all files, read again if the agent replaced one meanwhile; StateError if it always did.
 
     A publication moves a model and its link, and a new patch moves the one before it: parts of both states are neither.
     """
@@ -223,7 +224,7 @@ def _archive_of_one_moment(state_dir: Path, settings: bytes, day: date) -> bytes
             before = _versions(state_dir)
             archive = _archive(state_dir, before, settings, day)
             if _versions(state_dir) == before:
-                return archive
+                return gzip.compress(archive)  # after the moment, since a Pi takes seconds for it
         except FileNotFoundError:
             pass
         if pause_s is not None:
@@ -236,7 +237,7 @@ def _archive_of_one_moment(state_dir: Path, settings: bytes, day: date) -> bytes
 
 def _archive(state_dir: Path, files: Iterable[Path], settings: bytes, day: date) -> bytes:
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+    with tarfile.open(fileobj=archive, mode="w") as tar:
         _add(tar, SETTINGS, settings, day=day)
         for path in files:
             name = path.relative_to(state_dir).as_posix()

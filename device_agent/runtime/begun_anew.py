@@ -7,17 +7,19 @@ before it was emptied or replaced by an older copy.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
 from fedpatch.device_agent.policy.usage import USAGE_NAME
+from fedpatch.device_agent.state.machine import MACHINE_NAME
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.shared.wire.messages import DeviceState
 
 
 def is_foreign(last: DeviceState | None, boots: Collection[str]) -> bool:
-    """Return whether the last start of a device is over and is none of these starts.
+    """Return whether the last start of a device has ended and is not one of these starts.
 
     Args:
         last: The last state of the device that the broker retains; None for none.
@@ -29,16 +31,23 @@ def is_foreign(last: DeviceState | None, boots: Collection[str]) -> bool:
 def may_be_lost(directory: Path, boots: Collection[str]) -> bool:
     """Return whether a directory may have lost state: it has starts, or nothing that an agent or a restored backup leaves.
 
-    A power cut may take the starts alone, and a backup has none: such a directory has its state.
+    A power cut may take the starts alone, and a backup has none: such a directory has its state. Of a directory that cannot be
+    read nothing is known.
     """
-    return bool(boots) or not any((directory / name).exists() for name in (PATCHES, USAGE_NAME, LEDGER_NAME))
+    try:
+        names = set(os.listdir(directory))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return bool(boots) or names.isdisjoint((PATCHES, USAGE_NAME, LEDGER_NAME, MACHINE_NAME))
 
 
 def loss_in_words(device: str, directory: Path) -> tuple[str, str]:
     """Return the problem of a directory without the last start of its device, and the remedy."""
     problem = (
-        f"{device} was last started with another state directory than {directory}, or what was there is lost: daily limits, "
-        "patch and privacy account begin anew"
+        f"{device} was last started with another state directory than {directory}, or what was there is lost or old, with "
+        "the daily limits, the patch and the privacy account"
     )
     remedy = (
         "name that directory (--state-dir), mount its disk, or restore a backup (fedpatch-agent restore); nothing, if the "

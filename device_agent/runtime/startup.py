@@ -115,18 +115,19 @@ def run_agent(
     check_holder(settings.tls_files, identity.fleet, "device", identity.device)
     queue: EventQueue = SimpleQueue()
     trainer = partial(Trainer, launch=launch_through(fork_server))
-    boots = former_boots(settings.state_dir.absolute())
-    answer = _warning_of_lost_state(settings.state_dir.absolute(), identity.device, boots, queue.put)
-    ports = Ports(
-        trainer=trainer,
-        manager=ServiceManager.from_environment(),
-        root=root,
-        ask_for_name=partial(ask_in_thread, settings, identity, boots, answer),
-    )
+    directory = settings.state_dir.absolute()
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
-    with lock_state_dir(settings.state_dir.absolute()):
-        _watch_over_state(settings.state_dir.absolute(), root)
+    with lock_state_dir(directory):
+        boots = former_boots(directory)
+        answer = _warning_of_lost_state(directory, identity.device, boots, queue.put)
+        ports = Ports(
+            trainer=trainer,
+            manager=ServiceManager.from_environment(),
+            root=root,
+            ask_for_name=partial(ask_in_thread, settings, identity, boots, answer),
+        )
+        _watch_over_state(directory, root)
         agent = make_agent(settings, identity, queue, ports, source)
         if until_stdin_closes:
             stop_at_end_of_stdin(queue)

@@ -1,8 +1,8 @@
 """The machine on which a state directory was begun: a card that is copied into a second device brings its state along.
 
-The serial number of the board names a machine, else the address of its first network card, of one on USB only without another.
-`/etc/machine-id` is on the card, so that each copy has it. The file has a digest only. A machine without both, such as a
-container, is not checked.
+The serial number of the board names a machine, else the address of its first network card; a card on USB counts only if there
+is no other. `/etc/machine-id` is on the card, so that each copy has it. The file has a digest only. A machine without both,
+such as a container, is not checked.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def status_pid(directory: Path) -> int | None:
 class StatusFile:
     """`status.json` for `fedpatch-agent status`, written only after a change.
 
-    It is replaced in one rename and not flushed: each flush wears a memory card, and after a power cut no agent runs.
+    It is replaced in one rename. Only the first write of a process is flushed, which has the nonce of its start: each flush
+    wears a memory card, and after a power cut no agent runs.
     """
 
     def __init__(self, directory: Path, fixed: Mapping[str, Any]) -> None:
@@ -99,10 +100,10 @@ class StatusFile:
         """Write the status with the wall clock's time of the change. A full disk affects only the status, not the job."""
         if dict(changing) == self._last:
             return
-        self._last = dict(changing)
+        is_first, self._last = not self._last, dict(changing)
         status = {**self._fixed, **changing, "since": time.time()}
         try:
-            write_atomic(self._path, json.dumps(status, indent=1).encode(), durable=False)
+            write_atomic(self._path, json.dumps(status, indent=1).encode(), durable=is_first)
         except OSError:
             self._last = {}
 

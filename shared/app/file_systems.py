@@ -30,6 +30,7 @@ _LAYER = re.compile(
     r"/vfs/dir/|/btrfs/subvolumes/|/io\.containerd\.snapshotter\.|/dev/mapper/docker-|^zfs \S*/[0-9a-f]{64} "
 )
 _WITHOUT_MODES = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "cifs", "smb3")  # fuseblk: ntfs-3g, exfat-fuse
+_MODE_OPTIONS = dict.fromkeys(("cifs", "smb3"), "file_mode=0600,dir_mode=0700")
 _REMEDY = "use a directory on a disk or card, or a volume of the container (--state-dir)"
 _OVERLAY_REMEDY = f"{_REMEDY}; on a Raspberry Pi switch the overlay off (raspi-config, Performance Options)"
 
@@ -94,8 +95,8 @@ def remedy_of_mode(path: Path, command: str, root: Path = Path("/")) -> str:
     if mount is None or mount.kind not in _WITHOUT_MODES:
         return command
     return (
-        f"its file system ({mount.kind} at {mount.place}) has no modes: mount that with umask=077 and the uid of this user, or "
-        "use another place"
+        f"its file system ({mount.kind} at {mount.place}) keeps no modes as it is mounted: mount that with "
+        f"{_MODE_OPTIONS.get(mount.kind, 'umask=077')} and the uid of this user, or use another place"
     )
 
 
@@ -189,7 +190,8 @@ def _entries(file: Path) -> list[list[str]]:
 
 def _mount_of(directory: Path, known: list[_Mount]) -> _Mount | None:
     """Return the mount that holds a directory: of the longest place, and the last one of that place."""
-    holders = [one for one in known if _is_in(directory, one.place)]
+    path = f"{os.path.realpath(directory)}/"
+    holders = [one for one in known if path.startswith(f"{one.place.rstrip('/')}/")]
     return max(enumerate(holders), key=lambda item: (len(item[1].place), item[0]), default=(0, None))[1]
 
 

@@ -206,7 +206,7 @@ class _Reader:
 def _wrapping_of(text: str, *, secret: bool) -> str:
     """Return what is around the value of a variable, as of a file that no shell has read, and the remedy; "" for nothing."""
     if text[-1] in "\r\n":
-        return "ends with a line end, as of a file of Windows; take it out (dos2unix)"
+        return "ends with a line end; take it out" + " (dos2unix: it is of a file of Windows)" * ("\r" in text)
     if not secret and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return "is in quotation marks, which belong to the value in a file of docker's --env-file; take them out"
     return ""

@@ -39,7 +39,7 @@ _WRITE_REMEDIES = {
     errno.EDQUOT: _NO_ROOM,
     errno.EACCES: _OTHER_USER,
     errno.EPERM: _OTHER_USER,
-    errno.ENOENT: "mount the disk that has it, or make that directory",
+    errno.ENOENT: "mount the disk of the link's target, or make that directory",
 }
 
 # Not the group's execute bit: a group may get access to the personal models below.

@@ -90,9 +90,8 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
         remedy = tls_remedy(broker, error) or f"is this its TLS port?{hint}"
         return ConnectionFault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); {remedy}")
     if _is_silent_handshake(error):
-        return ConnectionFault(
-            f"no TLS with {broker}: it takes the connection, and is silent then; {tls_remedy(broker, error)}"
-        )
+        remedy = f"it may be overloaded, or {tls_remedy(broker, error)}"
+        return ConnectionFault(f"no TLS with {broker}: it takes the connection, and is silent then; {remedy}")
     if isinstance(error, TimeoutError):
         return ConnectionFault(f"no answer from {broker}; check the address and the firewall")
     if isinstance(error, ConnectionError):

@@ -127,8 +127,9 @@ def parse_broker_url(text: str) -> BrokerUrl:
 
 def _refuse_torn_scheme(text: str) -> None:
     if torn := _TORN_SCHEME.fullmatch(text):
-        right = f"{torn[1].lower()}://{torn['rest'] or 'host'}"
-        raise UsageError(f"broker URL: `://` follows the scheme; write {_hidden(right)}")
+        # Before an @ there may be a password.
+        right = f"{torn[1].lower()}://{torn['rest'].rpartition('@')[2] or 'host'}"
+        raise UsageError(f"broker URL: it has no :// after its scheme; write {right}")
 
 
 def _is_bare_ipv6(text: str) -> bool:

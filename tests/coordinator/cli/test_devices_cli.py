@@ -53,12 +53,12 @@ def test_repeated_hold_or_lift_changes_nothing_and_prints_a_note(devices, hold, 
 @pytest.mark.parametrize(
     ("lift", "other", "remedy"), [("release", "drained", "resume"), ("resume", "quarantined", "release")]
 )
-def test_device_with_both_holds_is_named_with_the_one_that_is_left(devices, lift, other, remedy):
+def test_device_with_both_holds_is_named_with_the_one_that_is_left(devices, tmp_path, lift, other, remedy):
     """An operator who resumes a device in quarantine would wait for it in vain."""
     devices("quarantine", "pi-2", "--reason", "hums")
     devices("drain", "pi-2")
-    note = f"pi-2 is still {other}; end that with fedpatch devices {remedy} pi-2\n"
-    assert devices(lift, "pi-2").err == note
+    command = f"fedpatch devices {remedy} pi-2 --fleet kitchen --state-dir {tmp_path}"
+    assert devices(lift, "pi-2", "--fleet", "kitchen").err == f"pi-2 is still {other}; end that with {command}\n"
 
 
 @pytest.mark.parametrize(

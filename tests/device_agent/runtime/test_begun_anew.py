@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.policy.usage import USAGE_NAME
-from fedpatch.device_agent.runtime import startup
+from fedpatch.device_agent.runtime import begun_anew, startup
 from fedpatch.device_agent.runtime.name_check import NameChecked
+from fedpatch.device_agent.state.machine import MACHINE_NAME
 
 
 @pytest.mark.parametrize(
     ("boots", "file", "warns"),
-    [((), "", True), ((), "identity/client.pem", True), (("older",), USAGE_NAME, True), ((), USAGE_NAME, False)],
-    ids=["empty", "enrolled", "older copy", "restored, or without its status after a power cut"],
+    [
+        ((), "", True),
+        ((), "identity/client.pem", True),
+        (("older",), USAGE_NAME, True),
+        ((), USAGE_NAME, False),
+        ((), MACHINE_NAME, False),
+    ],
+    ids=["empty", "enrolled", "older copy", "restored", "without its status after a power cut"],
 )
 @pytest.mark.parametrize("is_foreign", [True, False])
 def test_agent_warns_if_its_directory_lacks_the_last_start_of_the_device(
@@ -33,3 +40,9 @@ def test_agent_warns_if_its_directory_lacks_the_last_start_of_the_device(
     assert bool(caplog.records) == (warns and is_foreign)
     if caplog.records:
         assert f"pi was last started with another state directory than {tmp_path}" in caplog.text
+
+
+def test_directory_that_cannot_be_read_is_not_called_lost(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert begun_anew.may_be_lost(tmp_path / "absent", ())
+    assert not begun_anew.may_be_lost(tmp_path / "file", ())

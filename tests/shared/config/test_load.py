@@ -150,8 +150,8 @@ def test_wrong_value_is_reported_with_the_expected_form(file, line, expected):
             "'cake'",
             "is in quotation marks, which belong to the value in a file of docker's --env-file; take them out",
         ),
-        ("BOOK", "/srv/log\r", "ends with a line end, as of a file of Windows; take it out (dos2unix)"),
-        ("KEY", "s3cret\r", "ends with a line end, as of a file of Windows; take it out (dos2unix)"),
+        ("BOOK", "/srv/log\r", "ends with a line end; take it out (dos2unix: it is of a file of Windows)"),
+        ("KEY", "s3cret\r", "ends with a line end; take it out (dos2unix: it is of a file of Windows)"),
     ],
 )
 def test_wrong_environment_variable_is_named(variable, text, expected):

@@ -91,7 +91,7 @@ def test_a_state_directory_below_a_link_to_an_absent_disk(checkup, tmp_path):
     check_state_dir(tmp_path / "state", SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
     assert found.verdict == "fail" and f"a link to {tmp_path}/disk, which is not there" in found.detail
-    assert found.remedy == "mount the disk that has it, or make that directory"
+    assert found.remedy == "mount the disk of the link's target, or make that directory"
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
 
 

@@ -69,6 +69,7 @@ def test_malformed_url_raises_usage_error_with_a_remedy(text, remedy):
         "mqtt://pi:secret@h:x",
         "pi:secret@broker.lan",
         "mqtt:/pi:secret@broker.lan",
+        "mqtt:secret@broker.lan",
         "mqtt//pi:secret@broker.lan",
     ],
 )
