@@ -36,7 +36,7 @@ class NameChecked:
 
     Attributes:
         in_use: Whether another agent is online under this device's name.
-        is_foreign: Whether the last start under this name is over and is none of this state directory.
+        is_foreign: Whether the last start under this name has ended and is not of this state directory.
         traffic: What the look has moved.
     """
 

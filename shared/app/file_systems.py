@@ -1,4 +1,4 @@
-"""What the file system of a path does not keep: the path itself, or its mode.
+"""Losses by the file system of a path: of the path itself, or of its mode.
 
 A directory is not kept in memory, in a layer over another file system, below a disk that is not mounted, or where systemd
 empties it.

@@ -103,7 +103,7 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
 
 
 def _is_silent_handshake(error: Exception) -> bool:
-    # A certificate does not fit into one packet, unlike all before it.
+    # A certificate does not fit into one packet, unlike all messages before it.
     return isinstance(error, TimeoutError) and "handshake" in str(error)
 
 

@@ -119,9 +119,8 @@ def parse_broker_url(text: str) -> BrokerUrl:
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise UsageError(f"broker URL {text!r}: nothing may follow the port; write {scheme}://{parts.netloc}")
     username = unquote(parts.username) if parts.username else None
-    host = re.sub(
-        "^([0-9a-f]*:[0-9a-f:.]*)%25(?=.)", r"\1%", parts.hostname
-    )  # RFC 6874 writes the % of fe80::1%eth0 as %25
+    # RFC 6874 writes the % of fe80::1%eth0 as %25.
+    host = re.sub("^([0-9a-f]*:[0-9a-f:.]*)%25(?=.)", r"\1%", parts.hostname)
     return BrokerUrl(host, port or DEFAULT_PORTS[scheme], scheme == "mqtts", username, scheme_given)
 
 
