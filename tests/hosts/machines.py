@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.hosts import bases
 from tests.hosts.bases import Kind
-from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
+from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers, kill_processes
 from tests.support.paths import ROOT
 
 NET = "10.77.0"
@@ -116,6 +116,18 @@ class Machines:
         end(self.lab, self.folder, host)
         self._powered.pop(host).wait()
 
+    def pull_plug(self, host: str) -> None:
+        """Cut the power of a host; its disk keeps what was written."""
+        power = self._powered.pop(host)
+        os.killpg(power.pid, signal.SIGKILL)
+        power.wait()
+        kill_processes(self.lab, host)
+
+    def put_plug(self, host: str) -> None:
+        """Boot a host whose power was cut; return when it answers."""
+        self._power_on(host)
+        self._await(host)
+
     def console(self, host: str) -> str:
         path = self.folder / host / "console.log"
         return path.read_text(errors="replace") if path.exists() else ""
@@ -198,6 +210,10 @@ class Machines:
         owner = (disk / "root" / home).stat()
         for path in (allowed.parent, allowed):
             os.chown(path, owner.st_uid, owner.st_gid)
+        self._power_on(host)
+
+    def _power_on(self, host: str) -> None:
+        disk = self.folder / host
         given = " ".join(f"--setenv={name}={value}" for name, value in self._kinds[host].environment.items())
         groups = " ".join(map(str, CGROUPS))
         script = _POWER.format(cgroups=groups, lab=self.lab, host=host, disk=disk, given=given)

@@ -5,6 +5,8 @@ The tests are the life of one fleet, in this order: each finds what those before
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import time
 
@@ -115,6 +117,35 @@ def test_a_dry_run_on_the_fleet_finds_nothing_to_do(fleet):
     """`--check --diff` on provisioned hosts neither fails nor wants anything."""
     dry = fleet.control.play("site.yml", "--check", "--diff")
     assert set(dry.changed.values()) == {0}, dry.out[-6000:]
+
+
+def _doctor(fleet: Fleet, host: str) -> dict[str, tuple[str, str]]:
+    """Return verdict and remedy of each check of the doctor, as the operator types it on a host."""
+    program = "fedpatch" if host == HUB else "fedpatch-agent"
+    answer = json.loads(fleet.machines.ssh(host, f"{program} doctor --json", check=False))
+    return {one["name"]: (one["verdict"], one["mend"]) for one in answer["findings"]}
+
+
+def test_a_play_after_the_remedies_of_the_doctor_changes_nothing(fleet):
+    """Each fault is found, the command in its remedy ends it, and the roles do not set anything back."""
+    state = "/var/lib/fedpatch"
+    faults = (
+        (HUB, "state_dir", f"chmod 777 {state}/coordinator"),
+        (HUB, "broker_port", "systemctl stop mosquitto"),
+        (DEVICES[0], "state_dir", f"chmod 777 {state}/agent"),
+        (DEVICES[0], "certificate", f"chmod 644 {state}/agent/identity/client.pem"),
+        (DEVICES[1], "stored", f"chown -R root: {state}/agent/patches"),
+    )
+    for host, check, fault in faults:
+        fleet.machines.ssh(host, fault)
+        verdict, remedy = _doctor(fleet, host)[check]
+        assert verdict in ("warn", "fail"), (fault, remedy)
+        command = re.search(r"(?:chmod|chown|systemctl) [^,;()`]*[^,;()` ]", remedy)
+        assert command, (fault, remedy)
+        fleet.machines.ssh(host, command[0])
+        assert _doctor(fleet, host)[check][0] == "ok", (fault, command[0])
+    again = fleet.control.play("site.yml")
+    assert set(again.changed.values()) == {0}, again.out[-6000:]
 
 
 def test_secrets_stay_out_of_logs(fleet):

@@ -65,6 +65,11 @@ def site() -> Iterator[Site]:
         yield Site(machines, control, control.play("site.yml", "--diff"))
 
 
+def await_both(site: Site) -> None:
+    """Wait for a round from now on in which both devices have reported."""
+    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
+
+
 def test_broker_coordinator_and_monitoring_may_have_a_host_each(site):
     """One site.yml: certificates and addresses follow, a round is played, and Prometheus reads coordinator and hosts."""
     assert set(site.first.failed) == {BROKER, HUB, WATCH, FIRST}
@@ -139,7 +144,7 @@ def test_a_device_that_joins_takes_part_in_the_run_that_is_under_way(site):
     run = site.run
     site.control.groups = {**GROUPS, "devices": [FIRST, SECOND]}
     site.control.play("site.yml")
-    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
+    await_both(site)
     assert site.run == run
 
 
@@ -173,7 +178,7 @@ def test_alert_begins_when_a_service_ends_and_ends_when_it_is_back(site, alert, 
     until(lambda: alert in alerts(site, state), f"{alert} begins")
     site.machines.ssh(host, f"systemctl start {service}")
     until(lambda: not alerts(site), f"{alert} ends, and no other is left")
-    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
+    await_both(site)
     assert site.run == run
 
 
@@ -188,7 +193,7 @@ def test_each_command_of_the_runbooks_succeeds_as_it_stands_on_the_host_that_it_
             failed[host, line] = out
     assert failed == {}
     assert len(lines) > 15
-    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
+    await_both(site)
 
 
 def test_a_device_that_is_drained_is_asked_again_once_it_is_resumed(site):
@@ -253,7 +258,7 @@ def test_a_version_whose_coordinator_is_not_well_goes_back_with_it(site, tmp_pat
     assert f"{HUB} was not healthy with 0.1.1 and has returned to 0.1.0" in " ".join(played.out.split())
     assert versions_of(site.machines, FIRST, HUB, SECOND) == {FIRST: "0.1.1", HUB: "0.1.0", SECOND: "0.1.0"}
     assert site.machines.ssh(SECOND, "ls /opt/fedpatch/versions").split() == ["0.1.0"]
-    until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
+    await_both(site)
     assert site.run == run
 
 

@@ -33,14 +33,7 @@ def main() -> None:
 
 def end(lab: str, folder: Path, host: str = "") -> None:
     """All that is left of a lab, or of one of its hosts: processes, mounts, namespaces, control groups, files."""
-    give_up_at = time.monotonic() + _PATIENCE_S
-    while pids := set(_processes(lab, host)):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > give_up_at:
-            break
-        time.sleep(0.05)
+    kill_processes(lab, host)
     for disk in [folder / host] if host else sorted(folder.glob("*")):
         if (disk / "root").is_mount():
             subprocess.run(["umount", "-l", disk / "root"], capture_output=True, check=False)
@@ -54,6 +47,18 @@ def end(lab: str, folder: Path, host: str = "") -> None:
             group.rmdir()
     if str(folder / host) not in Path("/proc/mounts").read_text():  # never reach through a mount that would not go
         shutil.rmtree(folder / host, ignore_errors=True)
+
+
+def kill_processes(lab: str, host: str = "") -> None:
+    """Kill the processes of a lab, or of one of its hosts, and wait a while until they have ended."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while pids := set(_processes(lab, host)):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > give_up_at:
+            break
+        time.sleep(0.05)
 
 
 def end_leftovers() -> None:
