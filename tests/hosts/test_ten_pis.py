@@ -109,7 +109,7 @@ class Reader:
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
         )
-        for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
+        for name in (one for one in listed.stdout.splitlines() if one != ".venv" and (ROOT / one).exists()):
             (self.checkout / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.checkout / name, follow_symlinks=False)
         (self.checkout / ".venv").symlink_to(Path(sys.prefix))
