@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, refused, tasks_of
+from tests.hosts.plays import ROLES, by_ansible, fleet_of, played, refused, stub, tasks_of
 
 
 @pytest.mark.medium
@@ -46,3 +47,46 @@ def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     play = {"hosts": "broker", "vars_files": [*files, str(away)], "tasks": tasks}
     done = played(tmp_path, {"children": groups}, play)
     assert '"msg": "kitchen-one two away"' in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.medium
+@by_ansible
+def test_the_record_of_the_ca_is_read_once_for_all_devices(tmp_path):
+    """A thousand devices would else start a thousand commands on the control host. Each device has its own entry of it."""
+    record = [
+        {"name": name, "state": state, "reason": "", "serial": "1"}
+        for name, state in (("one", "good"), ("two", "revoked"))
+    ]
+    stub(tmp_path / "fedpatch", f"echo asked >> {tmp_path}/asked; echo '{json.dumps(record)}'")
+    variables: dict[str, Any] = {
+        "device_agent_settings": {"data": "here"},
+        "fleet_control_command": str(tmp_path / "fedpatch"),
+    }
+    known = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is known: {{ device_agent_is_known }}"}}
+    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml"), known]}
+    done = played(tmp_path, fleet_of({"one": {}, "two": {}, "three": {}}, **variables), play)
+    assert set(refused(done)) == {"two"}, done.stdout + done.stderr
+    assert "one is known: True" in done.stdout
+    assert "three is known: False" in done.stdout
+    assert (tmp_path / "asked").read_text().split() == ["asked"]
+
+
+@pytest.mark.medium
+@by_ansible
+def test_a_record_that_cannot_be_read_ends_a_dry_run_only_if_there_is_a_ca(tmp_path):
+    stub(tmp_path / "fedpatch", "echo the record is damaged >&2; exit 1")
+    codes = {}
+    for name in ("absent", "damaged"):
+        folder = tmp_path / name
+        folder.mkdir()
+        variables: dict[str, Any] = {
+            "device_agent_settings": {"data": "here"},
+            "fleet_control_command": str(tmp_path / "fedpatch"),
+            "fleet_ca_dir": str(folder),
+            "fleet_program_dir": str(tmp_path / "none"),
+        }
+        if name == "damaged":
+            (folder / "index.json").touch()
+        play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
+        codes[name] = played(tmp_path, fleet_of({"one": {}}, **variables), play, "--check").returncode
+    assert codes == {"absent": 0, "damaged": 2}
