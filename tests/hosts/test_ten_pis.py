@@ -1,7 +1,8 @@
-"""docs/tutorials/ten-pis.md, followed on booted hosts: eleven of them, in a copy of this checkout.
+"""docs/tutorials/ten-pis.md, followed on booted hosts in a copy of this checkout.
 
-Three things differ from a reader's: the hosts have no internet and get Debian's packages from an archive, their processor is
-that of this machine, and ssh's configuration has the names of mDNS. The tests are the life of one fleet, in this order.
+Four things differ from a reader's: there are two Pis of each kind instead of five, for eleven hosts with PyTorch take 60 GB of
+disk; they have no internet and get Debian's packages from an archive; their processor is that of this machine; and ssh's
+configuration has the names of mDNS. The tests are the life of one fleet, in this order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.support.paths import ROOT
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PAGE = (ROOT / "docs/tutorials/ten-pis.md").read_text("utf-8")
-PI_3, PI_5 = [f"pi-{number:02}" for number in range(1, 6)], [f"pi-{number:02}" for number in range(6, 11)]
+PI_3, PI_5 = ["pi-01", "pi-02"], ["pi-06", "pi-07"]
 PIS = [*PI_3, *PI_5]
 EXPECTED_BLOCKS = {"1. The laptop": 1, "3. The inventory": 2, "4. The fleet": 1, "5. Look on": 2, "7. Your own data": 2}
 _COMMAND_S = 3000.0
@@ -78,7 +79,7 @@ class Reader:
     def types(self, commands: str) -> str:
         """Type commands as they stand on the page, but for placeholders; return their output."""
         typed = commands.replace("ARCH=aarch64", f"ARCH={platform.machine()}").replace(
-            "HUB", self.machines.address(HUB)
+            "HUB pi-{01..10}.local", " ".join([self.machines.address(HUB), *(f"{host}.local" for host in PIS)])
         )
         # The virtual environment is this checkout's, and is not built anew.
         typed = re.sub(r"^make (?=wheelhouse)", "make -o setup ", typed, flags=re.MULTILINE)
@@ -149,14 +150,15 @@ def test_each_block_of_the_page_is_typed_here(page):
     assert {title: len(blocks) for title, blocks in page.items()} == EXPECTED_BLOCKS
 
 
-def test_one_play_makes_ten_pis_and_a_hub_a_fleet(reader, page):
+def test_one_play_makes_pis_and_a_hub_a_fleet(reader, page):
     """The steps 1, 3 and 4; the commands of step 4 end with the play that sets all up."""
     [laptop] = page["1. The laptop"]
     reader.types(laptop.replace("make setup\n", ""))
     copy, accept = page["3. The inventory"]
     reader.types(copy)
     hosts = reader.inventory / "hosts.yml"
-    hosts.write_text(hosts.read_text().replace("192.168.1.10", reader.machines.address(HUB)))
+    text = hosts.read_text().replace("192.168.1.10", reader.machines.address(HUB))
+    hosts.write_text(text.replace("pi-[01:05]", "pi-[01:02]").replace("pi-[06:10]", "pi-[06:07]"))
     reader.types(accept)
     reader.accept_keys("yes")
     archives = {kind.suite: str(bases.packages(kind, PACKAGES)) for kind in (BOOKWORM, TRIXIE)}
@@ -167,12 +169,12 @@ def test_one_play_makes_ten_pis_and_a_hub_a_fleet(reader, page):
     assert {failed for _, failed in found.values()} == {0}
 
 
-def test_the_run_begins_with_ten_devices_and_reaches_its_target(reader):
+def test_the_run_begins_with_all_devices_and_reaches_its_target(reader):
     until(lambda: [one["status"] for one in runs_of(reader.machines, HUB)] == ["finished"], "the run ends")
     [run] = runs_of(reader.machines, HUB)
     assert (run["stopped_because"], run["user_accuracy"] >= 0.97) == ("target_ua", True)
     first = rounds_of(reader.machines, HUB)[0]
-    assert (first["cohort"], first["needed"]) == (5, 4)
+    assert (first["cohort"], first["needed"]) == (2, 2)
 
 
 def test_the_commands_of_step_5_have_an_answer(reader, page):
@@ -180,13 +182,15 @@ def test_the_commands_of_step_5_have_an_answer(reader, page):
     shown = reader.types(look)
     assert "aggregated" in shown
     assert "pi-01 of fleet kitchen is running" in shown
-    assert "charging" in reader.types(why)
+    answer = reader.types(why)
+    assert "external power" in answer
+    assert "it would accept work now" in answer
 
 
 def test_a_repeated_play_changes_nothing(reader, page):
     play = page["4. The fleet"][0].splitlines()[-1]
     found = changes_of(reader.types(play))
-    assert set(found.values()) == {(0, 0)} and len(found) == 11
+    assert set(found.values()) == {(0, 0)} and len(found) == 5
 
 
 def test_new_settings_begin_a_run_that_a_plug_and_a_reboot_do_not_end(reader, page):
@@ -201,12 +205,14 @@ def test_new_settings_begin_a_run_that_a_plug_and_a_reboot_do_not_end(reader, pa
     until(lambda: len(runs_of(reader.machines, HUB)) == 2, "a new run begins")
     await_rounds(reader.machines, HUB)
     run = runs_of(reader.machines, HUB)[0]["id"]
-    reader.machines.pull_plug("pi-03")
-    without = await_rounds(reader.machines, HUB, 3)
-    assert {one["outcome"] for one in without} == {"aggregated"}
-    reader.machines.put_plug("pi-03")
-    until(lambda: "pi-03" in await_rounds(reader.machines, HUB)[-1]["user_accuracies"], "pi-03 takes part again")
-    assert "patch digits" in reader.types("ssh admin@pi-03.local fedpatch-agent patches")
+    reader.machines.pull_plug("pi-02")
+    done = len(rounds_of(reader.machines, HUB))
+    until(lambda: len(rounds_of(reader.machines, HUB)) >= done + 4, "rounds are played without pi-02")
+    outcomes = [one["outcome"] for one in rounds_of(reader.machines, HUB)[done:]]
+    assert outcomes[1:4] == ["aggregated"] * 3  # the first one may be the round that has lost its device
+    reader.machines.put_plug("pi-02")
+    until(lambda: "pi-02" in await_rounds(reader.machines, HUB)[-1]["user_accuracies"], "pi-02 takes part again")
+    assert "patch digits" in reader.types("ssh admin@pi-02.local fedpatch-agent patches")
     reader.machines.reboot(HUB)
     assert await_rounds(reader.machines, HUB)[-1]["outcome"] == "aggregated"
     assert runs_of(reader.machines, HUB)[0]["id"] == run
