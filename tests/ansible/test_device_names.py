@@ -49,7 +49,7 @@ def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     assert '"msg": "kitchen-one two away"' in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @by_ansible
 def test_the_record_of_the_ca_is_read_once_for_all_devices(tmp_path):
     """A thousand devices would else start a thousand commands on the control host. Each device has its own entry of it."""
@@ -71,7 +71,7 @@ def test_the_record_of_the_ca_is_read_once_for_all_devices(tmp_path):
     assert (tmp_path / "asked").read_text().split() == ["asked"]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @by_ansible
 def test_a_record_that_cannot_be_read_ends_a_dry_run_only_if_there_is_a_ca(tmp_path):
     stub(tmp_path / "fedpatch", "echo the record is damaged >&2; exit 1")
