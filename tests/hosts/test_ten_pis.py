@@ -1,9 +1,9 @@
 """docs/tutorials/ten-pis.md, followed on booted hosts in a copy of this checkout.
 
-Five things differ from a reader's: there are two Pis of each kind instead of five, for hosts with PyTorch take gigabytes of disk;
-all run Debian 12, for on this processor PyTorch for Debian 13 brings CUDA along; they have no internet and get Debian's packages
-from an archive; their processor is that of this machine; and ssh's configuration has the names of mDNS. The tests are the life
-of one fleet, in this order.
+Five things differ from a reader's: there are two Pis of each kind instead of five, for hosts with PyTorch take gigabytes of
+disk; all run Debian 12, for on this processor PyTorch for Debian 13 brings CUDA along; they have no internet and get Debian's
+packages from an archive; their processor is that of this machine; and ssh's configuration has the names of mDNS. The tests are
+the life of one fleet, in this order.
 """
 
 from __future__ import annotations
