@@ -530,8 +530,8 @@ class RoundSettings(Settings):
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""
         # Imported here because help and `fedpatch show` must not load numpy.
-        from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
-        from fedpatch.coordinator.strategies import find_strategy
+        from fedpatch.coordinator.aggregation.strategy import refusal_of_rule
+        from fedpatch.coordinator.find_strategy import find_strategy
         from fedpatch.shared.tasks.task import TASKS
         from fedpatch.shared.tensors.patch_policy import check_private
 
@@ -557,7 +557,7 @@ class RoundSettings(Settings):
 
 def shared_moments(strategy: str) -> tuple[str, ...]:
     """Return the moments that devices share; none for a strategy that cannot be found, which `_unreadable` reports."""
-    from fedpatch.coordinator.strategies import find_strategy
+    from fedpatch.coordinator.find_strategy import find_strategy
 
     with suppress(UsageError):
         return find_strategy(strategy).moments

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.cohort.offences import OFFENCES
-from fedpatch.coordinator.strategies import STRATEGIES
+from fedpatch.coordinator.find_strategy import STRATEGIES
 from fedpatch.device_agent.state.patch_store import PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate

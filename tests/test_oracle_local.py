@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.strategies import find_strategy
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore

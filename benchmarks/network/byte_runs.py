@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedpatch.coordinator.strategies import find_strategy
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import unknown_name
 from fedpatch.shared.tasks.task import find_task

@@ -21,7 +21,7 @@ from benchmarks.support.documents import Document, Out, deliver, kept, read_docu
 from benchmarks.support.report import begun
 from benchmarks.training.buffered_rounds import CONTESTS, FLEET, POLICIES, SEEDS, play, tables
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
-from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.strategy import ServerState
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.simulator.fleet.learning import FleetLearning

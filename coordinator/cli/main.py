@@ -316,7 +316,7 @@ def tasks(as_json: AsJson = False) -> None:
 def strategies(as_json: AsJson = False) -> None:
     """List the federated algorithms, with the work of devices and server in each."""
     from fedpatch.coordinator.cli.tables import print_named
-    from fedpatch.coordinator.strategies import STRATEGIES
+    from fedpatch.coordinator.find_strategy import STRATEGIES
 
     print_named(_described(STRATEGIES.installed()), as_json=as_json)
 

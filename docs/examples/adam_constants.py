@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpatch.coordinator.aggregation.strategies import FedAvgAdam
+from fedpatch.coordinator.aggregation.strategy import FedAvgAdam
 
 
 @dataclass(frozen=True)

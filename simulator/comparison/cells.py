@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedpatch.coordinator.strategies import find_strategy
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.shared.app.provenance import processor_name, source_commit
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tasks.frozen_values import new_model

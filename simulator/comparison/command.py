@@ -91,7 +91,7 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
     A method that does not fit the model is left out. With --out a repeated command computes only what is missing; the
     folder gets TASK.json with each client's figures, comparison.md, .png and .svg.
     """
-    from fedpatch.coordinator.strategies import find_strategy
+    from fedpatch.coordinator.find_strategy import find_strategy
     from fedpatch.shared.tasks.task import find_task
     from fedpatch.simulator.comparison.cells import ComparisonInterrupted, TaskComparison
     from fedpatch.simulator.comparison.methods import parse_methods

@@ -30,11 +30,11 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
-from fedpatch.coordinator.aggregation.server_optimizers import add_controls
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy, begin_strategy
+from fedpatch.coordinator.strategies.server_optimizer import add_controls
+from fedpatch.coordinator.aggregation.strategy import FedAvg, ServerState, Strategy, apply_strategy, begin_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.selection import select
-from fedpatch.coordinator.strategies import find_strategy
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError

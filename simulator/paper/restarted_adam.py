@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategies import FedAvgAdam, ServerState
+from fedpatch.coordinator.aggregation.strategy import FedAvgAdam, ServerState
 from fedpatch.shared.tensors.arrays import Schema, Tensors
 
 

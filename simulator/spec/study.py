@@ -58,7 +58,7 @@ _OPTIONAL_TERMS = (
 class Study:
     """The terms of one simulation.
 
-    `strategy` names a strategy (coordinator.strategies) or one of BASELINES. `data` is the data spec of client {index} of
+    `strategy` names a strategy (coordinator.find_strategy) or one of BASELINES. `data` is the data spec of client {index} of
     {count}; it may also contain {seed}. `participation` is the paper's C. `learning_rate` is the rate of the client's
     optimizer (Per-FedAvg: beta, pFedMe: eta), `server_learning_rate` that of the server's optimizer; `adaptation_rate` is for
     Per-FedAvg only (alpha), `proximity` for pFedMe only (lambda).

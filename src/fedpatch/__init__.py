@@ -30,7 +30,7 @@ from fedpatch.shared.errors import (
 
 if TYPE_CHECKING:
     from fedpatch import examples, metrics, splits
-    from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+    from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
     from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.api.events import RoundEnded, RoundOpened, RunMessage
     from fedpatch.coordinator.api.running import run, start_run
@@ -89,8 +89,8 @@ _LOADED_AT_FIRST_USE = {
     "Outcome": "fedpatch.simulator.spec.study",
     "PersonalModel": "fedpatch.device_agent.models.personal",
     "Schema": "fedpatch.shared.tensors.schema",
-    "ServerState": "fedpatch.coordinator.aggregation.strategies",
-    "Strategy": "fedpatch.coordinator.aggregation.strategies",
+    "ServerState": "fedpatch.coordinator.aggregation.strategy",
+    "Strategy": "fedpatch.coordinator.aggregation.strategy",
     "TensorSpec": "fedpatch.shared.tensors.schema",
     "RoundEnded": "fedpatch.coordinator.api.events",
     "RoundOpened": "fedpatch.coordinator.api.events",

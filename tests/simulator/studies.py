@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
-from fedpatch.coordinator.aggregation.server_optimizers import add_controls
+from fedpatch.coordinator.strategies.server_optimizer import add_controls
 from fedpatch.coordinator.cohort.selection import select
-from fedpatch.coordinator.strategies import find_strategy
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.shared.errors import DataError

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
-from fedpatch.coordinator.aggregation.server_optimizers import FedAdam, FedAvgM, add_controls
-from fedpatch.coordinator.aggregation.strategies import (
+from fedpatch.coordinator.strategies.server_optimizer import FedAdam, FedAvgM, add_controls
+from fedpatch.coordinator.aggregation.strategy import (
     FedAvg,
     ServerState,
     Strategy,
@@ -23,7 +23,7 @@ from fedpatch.coordinator.aggregation.strategies import (
 )
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
-from fedpatch.coordinator.strategies import STRATEGIES, find_strategy
+from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack, unpack

@@ -16,7 +16,7 @@ import pytest
 
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.strategies import STRATEGIES
+from fedpatch.coordinator.find_strategy import STRATEGIES
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.programs import Ended, install
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpatch.coordinator.aggregation.strategies import Strategy
+from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.shared.errors import DataError, UpdateRefused
 from fedpatch.simulator.learners.cohort_training import CHUNKS, chunks_of, make_learner
 from fedpatch.simulator.learners.fused_learner import FusedLearner

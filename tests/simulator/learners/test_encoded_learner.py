@@ -9,7 +9,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.strategies import find_strategy
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.local_trainer import LocalTrainer

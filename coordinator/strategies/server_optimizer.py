@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, moment_name
 from fedpatch.shared.wire.plan_terms import CONTROL

@@ -2,8 +2,8 @@
 
 A strategy is the three columns of the paper's Table 1. Its device side, LocalUpdate, is data, a TrainPlan. Its server side is
 two pure functions, `init` and `finish`, around the weighted mean of the round's updates
-(coordinator.aggregation.weighted_mean). coordinator.aggregation.server_optimizers has the strategies with an optimizer on
-the server, coordinator.strategies finds a strategy by its name.
+(coordinator.aggregation.weighted_mean). coordinator.strategies.server_optimizer has the strategies with an optimizer on
+the server, coordinator.find_strategy finds a strategy by its name.
 
     strategy       LocalUpdate   GlobalModelUpdate   GlobalOptimUpdate
     fedavg         SGD           average             -
@@ -42,7 +42,7 @@ class ServerState:
         server: The tensors of the server optimizer by name, which stay on the coordinator.
         references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
         counted: The last round whose aggregate has a device's update, by device, where devices keep control variates
-            (coordinator.aggregation.server_optimizers.Scaffold).
+            (coordinator.strategies.server_optimizer.Scaffold).
         population: N, the number of devices over which the control variate in `tensors` is the mean; 0: none yet.
         scale: In a masked run the ranges and the clip of the next round (coordinator.aggregation.masked_mean).
 

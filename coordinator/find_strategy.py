@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedpatch.coordinator.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
-from fedpatch.coordinator.aggregation.strategies import FedAvg, FedAvgAdam, Strategy
+from fedpatch.coordinator.strategies.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
+from fedpatch.coordinator.aggregation.strategy import FedAvg, FedAvgAdam, Strategy
 from fedpatch.shared.app.named_plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import UsageError
