@@ -12,8 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedpatch.coordinator.strategies.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
-from fedpatch.coordinator.aggregation.strategy import FedAvg, FedAvgAdam, Strategy
+from fedpatch.coordinator.aggregation.strategy import Strategy
+from fedpatch.coordinator.strategies.fedadagrad import FedAdagrad
+from fedpatch.coordinator.strategies.fedadam import FedAdam
+from fedpatch.coordinator.strategies.fedavg import FedAvg
+from fedpatch.coordinator.strategies.fedavg_adam import FedAvgAdam
+from fedpatch.coordinator.strategies.fedavgm import FedAvgM
+from fedpatch.coordinator.strategies.fedyogi import FedYogi
+from fedpatch.coordinator.strategies.scaffold import Scaffold
 from fedpatch.shared.app.named_plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import UsageError

@@ -22,7 +22,8 @@ from msgspec import ValidationError, convert
 
 from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_layout
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
-from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup

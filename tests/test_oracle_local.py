@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.job.job_effects import JobKey

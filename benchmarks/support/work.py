@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpatch.coordinator.aggregation.strategy import FedAvg
+from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.wire.messages import TrainPlan

@@ -11,7 +11,7 @@ import time
 
 import typer
 
-from fedpatch.coordinator.aggregation.strategy import FedAvg
+from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.tasks.task import data_root, find_task

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.tensors.encodings import NO_SEED
 from fedpatch.shared.tensors.error_feedback import is_residual, step_with_feedback

@@ -44,8 +44,8 @@ def add_check_task(app: typer.Typer, program: str) -> None:
 
 def _plan(task: Task, strategy: str, learning_rate: float | None) -> TrainPlan | None:
     """Return the training plan of a run; None where the task names no learning rate for its strategy."""
-    from fedpatch.coordinator.settings import RunSettings
     from fedpatch.coordinator.find_strategy import find_strategy, rate_of
+    from fedpatch.coordinator.settings import RunSettings
 
     found, usual = find_strategy(strategy), RunSettings()
     rate = learning_rate or rate_of(task.learning_rates, found)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.operations.failing_devices import devices_without_storage
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.pki.masking_authority import check_masking
@@ -24,7 +25,6 @@ from fedpatch.coordinator.storage.database.opening import examine_database, url_
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
-from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
 from fedpatch.coordinator.rounds.run_records import RunInfo, aggregated_rounds
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after, newest_round

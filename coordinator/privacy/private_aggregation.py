@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpatch.coordinator.aggregation.gaussian_noise import private_mean, values_of
 from fedpatch.coordinator.aggregation.masked_mean import private_masked_mean
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook

@@ -17,13 +17,14 @@ import numpy as np
 from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.moved_base import moved
-from fedpatch.coordinator.strategies.server_optimizer import add_controls
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
-from fedpatch.coordinator.aggregation.strategy import ServerState, apply_strategy
+from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork

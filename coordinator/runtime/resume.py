@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import dropwhile
 from typing import Any
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork

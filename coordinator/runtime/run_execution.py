@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, ServedModels, open_served
 from fedpatch.coordinator.guard.quarantine import Quarantine

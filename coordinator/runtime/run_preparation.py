@@ -12,13 +12,15 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of
-from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy, begin_strategy
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.aggregation.strategy import Strategy
+from fedpatch.coordinator.aggregation.strategy_calls import begin_strategy
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.find_strategy import rate_of, strategy_for
 from fedpatch.coordinator.pki.masking_authority import masking_authorities, revocation_source
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
 from fedpatch.coordinator.settings import RoundSettings, RunSettings
-from fedpatch.coordinator.find_strategy import rate_of, strategy_for
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.vector_layout import travelling
 from fedpatch.shared.tasks.task import Task, find_task

@@ -23,7 +23,7 @@ from fedpatch.coordinator.aggregation.server_delta import (
     step_seed,
     without_residuals,
 )
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at, read_sealed
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.app.files import seal

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpatch.coordinator.aggregation.strategy import FedAvgAdam
+from fedpatch.coordinator.strategies.fedavg_adam import FedAvgAdam
 
 
 @dataclass(frozen=True)

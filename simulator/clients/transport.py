@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed
-from fedpatch.coordinator.aggregation.strategy import ServerState, zeros
+from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, whole_model_encoding
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UsageError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.shared.app.files import open_atomic, refusals_of, remove_unfinished
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array

@@ -11,8 +11,8 @@ from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
 from fedpatch.coordinator.aggregation.strategy import refusal_of_rule
 from fedpatch.coordinator.cohort.selection import ROUNDING
-from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, largest_group
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy, rate_of, strategy_for
+from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, largest_group
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult
+from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import (
     Limits,
     parse_aggregate_rule,
@@ -30,11 +31,13 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
-from fedpatch.coordinator.strategies.server_optimizer import add_controls
-from fedpatch.coordinator.aggregation.strategy import FedAvg, ServerState, Strategy, apply_strategy, begin_strategy
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.aggregation.strategy import Strategy
+from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.find_strategy import find_strategy
+from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError

@@ -14,8 +14,9 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
-from fedpatch.coordinator.aggregation.strategy import ServerState, apply_strategy
+from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.shared.task_checks.trial_training import require_trainable

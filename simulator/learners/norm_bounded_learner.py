@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.simulator.learners.protocols import Learner

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategy import FedAvgAdam, ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.strategies.fedavg_adam import FedAvgAdam
 from fedpatch.shared.tensors.arrays import Schema, Tensors
 
 

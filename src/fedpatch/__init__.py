@@ -30,7 +30,8 @@ from fedpatch.shared.errors import (
 
 if TYPE_CHECKING:
     from fedpatch import examples, metrics, splits
-    from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
+    from fedpatch.coordinator.aggregation.server_state import ServerState
+    from fedpatch.coordinator.aggregation.strategy import Strategy
     from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.api.events import RoundEnded, RoundOpened, RunMessage
     from fedpatch.coordinator.api.running import run, start_run

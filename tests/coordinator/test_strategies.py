@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy, rate_of, strategy_for
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.named_plugins import BrokenPlugin
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task

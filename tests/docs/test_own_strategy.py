@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpatch import Schema, TensorSpec
-from fedpatch.coordinator.aggregation.strategy import apply_strategy, begin_strategy
+from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy
 from fedpatch.coordinator.find_strategy import ENTRY_POINT_GROUP, find_strategy
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.experiment.options import check_strategy

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher

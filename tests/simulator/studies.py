@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
-from fedpatch.coordinator.strategies.server_optimizer import add_controls
 from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.tasks.model_metadata import INPUTS_FILE, inputs_from_json

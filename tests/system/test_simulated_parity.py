@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed, without_residuals
-from fedpatch.coordinator.aggregation.strategy import ServerState, Strategy
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.coordinator.find_strategy import STRATEGIES
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec, moment_name, values_digest
 from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name

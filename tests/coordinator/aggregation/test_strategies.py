@@ -11,19 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
-from fedpatch.coordinator.strategies.server_optimizer import FedAdam, FedAvgM, add_controls
-from fedpatch.coordinator.aggregation.strategy import (
-    FedAvg,
-    ServerState,
-    Strategy,
-    apply_strategy,
-    begin_strategy,
-    refusal_of_rule,
-)
+from fedpatch.coordinator.aggregation.server_state import ServerState
+from fedpatch.coordinator.aggregation.strategy import Strategy, refusal_of_rule
+from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedpatch.coordinator.strategies.fedadam import FedAdam
+from fedpatch.coordinator.strategies.fedavg import FedAvg
+from fedpatch.coordinator.strategies.fedavgm import FedAvgM
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack, unpack

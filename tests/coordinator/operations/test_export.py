@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare

@@ -17,7 +17,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.aggregation.strategy import ServerState
+from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.observability.status_message import status_message

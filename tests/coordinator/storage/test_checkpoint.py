@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.strategy import ServerState, zeros
+from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
 from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place
+from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy
 from fedpatch.coordinator.storage import checkpoint
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,
@@ -34,7 +35,6 @@ from fedpatch.coordinator.storage.checkpoint import (
     store_update,
     sync_updates,
 )
-from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.find_strategy import find_strategy
+from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.tensors.patches import parse_policy

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.find_strategy import find_strategy
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks import check_task

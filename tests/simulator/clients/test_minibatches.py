@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.strategy import FedAvg
+from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
 from fedpatch.simulator.clients import minibatches
 from fedpatch.simulator.clients.minibatches import MinibatchStream, Turn

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpatch.coordinator.aggregation.strategy import FedAvg
+from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.bundled.classification import cross_entropy
 from fedpatch.shared.tasks.task import Task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.strategy import FedAvgAdam
 from fedpatch.coordinator.find_strategy import find_strategy
+from fedpatch.coordinator.strategies.fedavg_adam import FedAvgAdam
 from fedpatch.shared.tensors.schema import Schema, TensorSpec
 from fedpatch.simulator.paper.experiments import select_cells, study_of
 from fedpatch.simulator.paper.restarted_adam import RestartedAdam

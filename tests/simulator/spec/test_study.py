@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.strategies.server_optimizer import ServerOptimizer
 from fedpatch.coordinator.find_strategy import STRATEGIES
+from fedpatch.coordinator.strategies.server_optimizer import ServerOptimizer
 from fedpatch.shared.errors import ConfigError, UsageError
 from fedpatch.shared.tasks.bundled.cifar10 import TASK as CIFAR10
 from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
