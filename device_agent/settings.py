@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fedpatch.device_agent.policy.owner_limits import ALLOWED, MIN_GROUP, REQUIRED, SECURE_MODES
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.sensors.power import parse_ups
+from fedpatch.device_agent.sensors.ups import parse_ups
 from fedpatch.shared.config.fields import NAME_OR_EMPTY, Pattern, setting
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.masking.keys import is_available

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_clock, read_disk, read_load, read_memory, read_pause
+from fedpatch.device_agent.sensors.kernel_power import read_supplies
 from fedpatch.device_agent.sensors.network_link import Route, read_link
-from fedpatch.device_agent.sensors.power import ask_ups, parse_ups, read_supplies
 from fedpatch.device_agent.sensors.thermal import read_supply, read_temperature
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
+from fedpatch.device_agent.sensors.ups import ask_ups, parse_ups
 from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager, bus_address, read_network
 from fedpatch.shared.wire.reason_codes import LinkKind
 
@@ -34,7 +35,7 @@ _Found = Sequence[Fact[Any]]
 class FactCollector:
     """Collects facts about the device. For one caller at a time; nothing is written, and nothing leaves the device.
 
-    `ups` is the owner's setting (device_agent.sensors.power). Tests give another `root` and `bus`, and another `interface` of
+    `ups` is the owner's setting (device_agent.sensors.ups). Tests give another `root` and `bus`, and another `interface` of
     the route to a host.
     """
 

@@ -11,7 +11,8 @@ import pytest
 from fedpatch.device_agent.sensors import commands
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.power import UpsCommand, ask_ups, parse_ups
+from fedpatch.device_agent.sensors.ups import ask_ups, parse_ups
+from fedpatch.device_agent.sensors.ups_command import UpsCommand
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "conditions.md").read_text("utf-8")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.sensors.power import read_command
+from fedpatch.device_agent.sensors.ups_command import read_command
 from fedpatch.shared.app.logging import LineFormatter, LogFormat, fields
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.task_checks.data_checks import checked

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from fedpatch.device_agent.sensors.collect import FactCollector
 from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.power import (
+from fedpatch.device_agent.sensors.kernel_power import (
     ATTRIBUTES,
     battery_percent,
     external_power,
-    parse_percent,
     parse_supply,
     read_supplies,
 )
+from fedpatch.device_agent.sensors.power_facts import parse_percent
 from tests.device_agent.sensors.scenes import BATTERY, MAINS, Scene
 
 OFF = MAINS | {"online": "0"}

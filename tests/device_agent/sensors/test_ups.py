@@ -11,19 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.power import (
-    PISUGAR_QUESTIONS,
-    Nut,
-    PiSugar,
-    Power,
-    UpsCommand,
-    ask_ups,
-    parse_ups,
-    read_command,
-    read_pisugar,
-    read_upsc,
-)
+from fedpatch.device_agent.sensors.nut import Nut, read_upsc
+from fedpatch.device_agent.sensors.pisugar import PISUGAR_QUESTIONS, PiSugar, read_pisugar
+from fedpatch.device_agent.sensors.power_facts import Power
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.device_agent.sensors.ups import ask_ups, parse_ups
+from fedpatch.device_agent.sensors.ups_command import UpsCommand, read_command
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.errors import UsageError
 from tests.device_agent.sensors.pisugar_server import PiSugarServer
