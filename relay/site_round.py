@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from msgspec import ValidationError, convert
 
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_layout
-from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.blobs.blob_store import FileBlobs

@@ -11,26 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.fixed_values import FixedValues
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED, MAX_PARTS, AggregateRule, Limits
-from fedpatch.coordinator.aggregation.norm_clipping import (
-    Pace,
-    Part,
-    References,
-    clip,
-    counts,
-    exact_squares,
-    example_weights,
-    limits_of,
-    measured_from,
-    needs_cohort,
-    norm_limits,
-    norms,
-    norms_of,
-    references,
-    remembered,
-    weights_norm,
-)
+from fedpatch.coordinator.aggregation.norm_clipping import clip
+from fedpatch.coordinator.aggregation.norm_limits import limits_of, needs_cohort, norm_limits
+from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.norm_references import References, references, remembered
 from fedpatch.coordinator.aggregation.robust_rules import (
     Changes,
     RuleResult,
@@ -40,6 +27,15 @@ from fedpatch.coordinator.aggregation.robust_rules import (
     trim,
 )
 from fedpatch.coordinator.aggregation.stale_updates import Staleness, rebase
+from fedpatch.coordinator.aggregation.update_norms import (
+    Part,
+    counts,
+    exact_squares,
+    measured_from,
+    norms,
+    norms_of,
+    weights_norm,
+)
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, stored
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan

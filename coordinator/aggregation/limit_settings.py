@@ -20,7 +20,7 @@ class NormBound:
 
     `clip` and `reject` act at the norm `limit`; `auto` clips at `limit` times the median norm of the round's updates. Each
     action but `off` also clips the statistics of batch norm, at a multiple of their median
-    (coordinator/aggregation/norm_clipping.py).
+    (coordinator/aggregation/norm_limits.py).
     """
 
     action: Action = "off"

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.norm_clipping import squared_distance, squared_norm
+from fedpatch.coordinator.aggregation.update_norms import squared_distance, squared_norm
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedSum
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 

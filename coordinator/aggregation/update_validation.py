@@ -6,12 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
-from fedpatch.coordinator.aggregation.norm_clipping import (
-    check_members,
-    check_norm,
-    check_registered,
-    norm,
-)
+from fedpatch.coordinator.aggregation.norm_limits import check_norm
+from fedpatch.coordinator.aggregation.registered_counts import check_members, check_registered
+from fedpatch.coordinator.aggregation.update_norms import norm
 from fedpatch.shared.errors import UpdateRefused, WireError
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema

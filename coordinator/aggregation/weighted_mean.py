@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedpatch.coordinator.aggregation.exact_integers import LargeIntegers
-from fedpatch.coordinator.aggregation.norm_clipping import DOT_BLOCK
+from fedpatch.coordinator.aggregation.update_norms import DOT_BLOCK
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
 from fedpatch.shared.tensors.update_checks import check_num_examples
 

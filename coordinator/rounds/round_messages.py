@@ -11,7 +11,8 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from fedpatch.coordinator.aggregation.norm_clipping import check_members, lower_median
+from fedpatch.coordinator.aggregation.medians import lower_median
+from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses

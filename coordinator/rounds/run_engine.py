@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedpatch.coordinator.aggregation.norm_clipping import example_weights
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed

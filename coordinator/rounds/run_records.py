@@ -184,7 +184,7 @@ class RoundRecord:
         user_accuracy_p10: The bound of the worst tenth (MetricTerms.worst_tenth).
         user_accuracies: User accuracy by device, in rounds with few devices.
         bounded: Number of aggregated updates by the bound that changed them: "norm" for clipped updates, "num_examples" for
-            updates with a capped weight (coordinator.aggregation.norm_clipping).
+            updates with a capped weight (coordinator.aggregation.example_weights).
         downloads: Number of devices that downloaded the model.
         deadline_s: Seconds from the invitation to the deadline.
         report_p90_s: Seconds after which 90 % of the updates had arrived.

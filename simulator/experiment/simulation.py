@@ -22,13 +22,13 @@ from torch import Tensor
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import (
     Limits,
     parse_aggregate_rule,
     parse_examples_cap,
     parse_norm_bound,
 )
-from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.server_state import ServerState

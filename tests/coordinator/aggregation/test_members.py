@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, Limits
-from fedpatch.coordinator.aggregation.norm_clipping import Pace, check_members, example_weights
+from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec

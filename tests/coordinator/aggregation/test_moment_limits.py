@@ -7,17 +7,12 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBound
-from fedpatch.coordinator.aggregation.norm_clipping import (
-    STATS_FACTOR,
-    Pace,
-    clip,
-    example_weights,
-    needs_cohort,
-    norm,
-    norm_limits,
-    norms,
-)
+from fedpatch.coordinator.aggregation.norm_clipping import clip
+from fedpatch.coordinator.aggregation.norm_limits import STATS_FACTOR, needs_cohort, norm_limits
+from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.update_norms import norm, norms
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, TensorSpec

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import (
     MAX_NAMED,
     MAX_PARTS,
@@ -22,24 +23,13 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_examples_cap,
     parse_norm_bound,
 )
-from fedpatch.coordinator.aggregation.norm_clipping import (
-    KEPT_REFERENCES,
-    Clipped,
-    Pace,
-    References,
-    check_norm,
-    check_registered,
-    clip,
-    example_weights,
-    limits_of,
-    lower_median,
-    norm,
-    norm_limits,
-    norms,
-    references,
-    remembered,
-    weights_norm,
-)
+from fedpatch.coordinator.aggregation.medians import lower_median
+from fedpatch.coordinator.aggregation.norm_clipping import Clipped, clip
+from fedpatch.coordinator.aggregation.norm_limits import check_norm, limits_of, norm_limits
+from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.norm_references import KEPT_REFERENCES, References, references, remembered
+from fedpatch.coordinator.aggregation.registered_counts import check_registered
+from fedpatch.coordinator.aggregation.update_norms import norm, norms, weights_norm
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.update_checks import check_moments, check_steps

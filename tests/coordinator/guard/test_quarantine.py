@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.aggregation.norm_clipping import check_registered
+from fedpatch.coordinator.aggregation.registered_counts import check_registered
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import Quarantine
