@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.policy.preferences import PAUSED_WORDS, besides_pause
+from fedpatch.device_agent.policy.objections import PAUSED_WORDS, besides_pause
 from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes

@@ -32,14 +32,10 @@ from fedpatch.device_agent.job.job_events import (
     OwnerResumed,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.policy.preferences import (
-    PAUSE,
-    Objection,
-    OwnUsage,
-    Preferences,
-    unmet_preferences,
-    words_for_wire,
-)
+from fedpatch.device_agent.policy.hysteresis import stricter
+from fedpatch.device_agent.policy.objections import PAUSE, Objection, words_for_wire
+from fedpatch.device_agent.policy.preference_rules import OwnUsage
+from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.errors import UsageError
@@ -106,7 +102,7 @@ class Hysteresis:
         self.willing = True
         # The unmet preferences; while unwilling with all preferences met, the last unmet ones.
         self.reasons: tuple[Objection, ...] = ()
-        self._usual, self._stricter = preferences, preferences.stricter()
+        self._usual, self._stricter = preferences, stricter(preferences)
         self._terms = preferences.settings
         self._fresh = True
         # While willing: the rest of `loss_after_s` after recent losses, and the time at which the present loss uses it up.
@@ -124,7 +120,7 @@ class Hysteresis:
 
     def use(self, preferences: Preferences) -> None:
         """Compare the next facts with other preferences; a pause and its time stay."""
-        self._usual, self._stricter = preferences, preferences.stricter()
+        self._usual, self._stricter = preferences, stricter(preferences)
         self._terms = preferences.settings
         self._left_s = min(self._left_s, self._terms.loss_after_s)
 

@@ -1,6 +1,6 @@
 """Facts about the device: each has a value, its source, and its confidence.
 
-A fact without a source is UNKNOWN. The preferences decide its meaning (device_agent.policy.preferences).
+A fact without a source is UNKNOWN. The preferences decide its meaning (device_agent.policy.preference_rules).
 """
 
 from __future__ import annotations

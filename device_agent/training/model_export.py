@@ -1,12 +1,10 @@
 """Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
 
-The candidate is the federated model (the global model of the round with the device's patch, after training), or the model
-that the device trained alone, if that is better on the device's validation data. No margin favours either, so no device is
-worse off than alone on these data. The candidate is also compared with the present model on validation data; onnxruntime runs
-both, since the data may have grown. The user accuracy of the staged model is measured on test data, on which no choice is
-made: a choice on them would make it too high. Without validation data the newest model is staged, unless it is worse than the
-present one on test data: no model is replaced by one that nothing tested. All this happens while the update travels, and a
-failure does not fail the round.
+The candidate is the federated model or the model that the device trained alone (personal_choice). It is compared with the
+present model on validation data; onnxruntime runs both, since the data may have grown. The user accuracy of the staged model is
+measured on test data, on which no choice is made: a choice on them would make it too high. Without validation data the newest
+model is staged, unless it is worse than the present one on test data: no model is replaced by one that nothing tested. All this
+happens while the update travels, and a failure does not fail the round.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import ExportRefused, FedpatchError
@@ -47,71 +46,20 @@ if TYPE_CHECKING:
     from fedpatch.shared.tasks.task import Task
     from fedpatch.shared.tensors.arrays import Array, Tensors
 
+
 PARITY_SAMPLES = 256
+
+
 MAX_DEATHS = 2
 """Attempts that may end their process before no more are made."""
+
 
 log = logging.getLogger("fedpatch.models")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The candidate of a round, in the trainer, and the reason in words.
-
-    `alone` is the validation accuracy of the model trained alone, `federated` that of the other one; None where it was not
-    measured, or is not a finite number.
-    """
-
-    source: str
-    reason: str
-    federated: float | None = None
-    alone: float | None = None
-
-
-def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensors]) -> Choice:
-    """Choose on validation data, and load the chosen model into the trainer.
-
-    Args:
-        trainer: The trainer, which holds the federated model.
-        federated: The federated model by name: merged with the patch, or the personal copy, after training.
-        alone: Returns the model trained alone; empty for none.
-    """
-    if trainer.validation_data is None:
-        return Choice(FEDERATED, "no validation data to choose on")
-    if (
-        trainer.task.class_names
-        and _has_one_class(trainer.validation_data[1])
-        and not _has_one_class(trainer.test_data[1])
-    ):
-        return Choice(FEDERATED, "validation data have one class, the test data several: nothing is chosen by them")
-    try:
-        own = alone()
-    except FedpatchError as error:  # the federated model can still be used
-        log.warning("personal model: the model trained alone cannot be read: %s", error)
-        own = {}
-    if not own:
-        return Choice(FEDERATED, "no model trained alone yet")
-    theirs = trainer.on_validation()
-    trainer.load(own)
-    ours = trainer.on_validation()
-    goal = trainer.task.metric_goal
-    better = ours is not None and (theirs is None or (ours > theirs if goal == "max" else ours < theirs))
-    if not better:
-        trainer.load(federated)
-    where = f"on {len(trainer.validation_data[0])} validation examples"
-    words = f"{trainer.task.metric_name} {_shown(ours)} alone, {_shown(theirs)} federated, {where}"
-    return Choice(ALONE if better else FEDERATED, words, theirs, ours)
-
-
-def _has_one_class(targets: torch.Tensor) -> bool:
-    return targets.ndim == 1 and not targets.is_floating_point() and bool((targets == targets[:1]).all())
-
-
-def _shown(measured: float | None) -> str:
-    return "no number" if measured is None else f"{measured:.4g}"
-
-
 _WORSE = "is worse than"
+
+
 _SAME = 1e-6
 
 

@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 
 from fedpatch.device_agent.policy.owner_policy import OnLoss
-from fedpatch.device_agent.policy.preferences import RULES, Preferences
+from fedpatch.device_agent.policy.preference_rules import RULES
+from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.load import load

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_policy import (
     Change,
     ConditionLost,
@@ -16,7 +17,7 @@ from fedpatch.device_agent.policy.owner_policy import (
     OnLoss,
     PauseExpired,
 )
-from fedpatch.device_agent.policy.preferences import Objection, unmet_preferences
+from fedpatch.device_agent.policy.preferences import unmet_preferences
 from fedpatch.device_agent.policy.usage import NOTHING
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.device_agent.owners import easy, facts

@@ -19,6 +19,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_policy import (
     FRESH_S,
     LOOK_AT_WORK_S,
@@ -30,7 +31,6 @@ from fedpatch.device_agent.policy.owner_policy import (
     parse_admission_mode,
     text_of,
 )
-from fedpatch.device_agent.policy.preferences import Objection
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer

@@ -9,14 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.preferences import (
-    RULES,
-    Objection,
-    OwnUsage,
-    Preferences,
-    unmet_preferences,
-    words_for_wire,
-)
+from fedpatch.device_agent.policy.hysteresis import stricter
+from fedpatch.device_agent.policy.objections import Objection, words_for_wire
+from fedpatch.device_agent.policy.preference_rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
 from fedpatch.device_agent.policy.usage import ALL_SPENT, NOTHING, SPENT_WORDS, Usage
 from fedpatch.shared.errors import ConfigError
@@ -228,7 +224,7 @@ def test_a_round_that_has_begun_is_not_one_too_many():
 def test_stricter_preferences_miss_whatever_the_usual_ones_miss(case):
     preferences = easy(**{case.name: case.setting})
     for value in case.missed:
-        assert conditions(preferences.stricter(), facts(**{case.fact: value})) == [case.condition]
+        assert conditions(stricter(preferences), facts(**{case.fact: value})) == [case.condition]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +242,9 @@ def test_stricter_preferences_miss_whatever_the_usual_ones_miss(case):
 )
 def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
     """The margin never exceeds the possible range: a full battery meets every limit."""
-    stricter = easy(**setting).stricter()
-    assert len(conditions(stricter, facts(**{fact: not_yet}))) == 1
-    assert conditions(stricter, facts(**{fact: enough})) == []
+    after = stricter(easy(**setting))
+    assert len(conditions(after, facts(**{fact: not_yet}))) == 1
+    assert conditions(after, facts(**{fact: enough})) == []
 
 
 def test_words_for_the_wire_hold_no_measured_value():

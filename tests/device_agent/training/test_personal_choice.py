@@ -23,7 +23,8 @@ from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, Patch
 from fedpatch.device_agent.training.local_only_training import FIRST_ROUNDS, AloneSchedule
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
-from fedpatch.device_agent.training.model_export import ModelExport, choose
+from fedpatch.device_agent.training.model_export import ModelExport
+from fedpatch.device_agent.training.personal_choice import choose
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tasks.model_metadata import ALONE, FEDERATED, PREVIOUS
 from fedpatch.shared.tasks.task import Task
