@@ -56,7 +56,7 @@ from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import MAX_MEMBERS, Evaluation, Manifest, UpdateReport, members_field
 
 if TYPE_CHECKING:
-    from fedpatch.coordinator.rounds.round_messages import ActiveRound
+    from fedpatch.coordinator.rounds.active_round import ActiveRound
 
 LEAST_S = 2.0
 """A round of the site is not begun with less time than this."""

@@ -24,7 +24,7 @@ from enum import StrEnum
 from fedpatch.shared.errors import IllegalTransition, WireError
 from fedpatch.shared.masking.agreement import Sets, check_codes, codes_for
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of
-from fedpatch.shared.masking.opening import Mask, Opening, open_group
+from fedpatch.shared.masking.unmasking import Mask, Opening, open_group
 from fedpatch.shared.wire.masking_messages import (
     Agreed,
     Agreement,
@@ -55,7 +55,7 @@ class OpenGroup:
 
     Attributes:
         devices: The devices whose masked updates are in the sum, sorted.
-        masks: The masks to add to the sum of these updates (shared.masking.opening).
+        masks: The masks to add to the sum of these updates (shared.masking.unmasking).
     """
 
     devices: tuple[str, ...]

@@ -13,8 +13,8 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.privacy.noise_draw import SealedNoise
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
-from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.masking.private_vector import PrivateLayout

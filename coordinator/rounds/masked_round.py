@@ -1,6 +1,6 @@
 """The groups of a masked round: keys, rosters, shares, inboxes and reveals, as effects.
 
-`MaskedRound` adds masking to coordinator.rounds.round_messages: it draws the groups at the end of recruiting, and drives one
+`MaskedRound` adds masking to coordinator.rounds.active_round: it draws the groups at the end of recruiting, and drives one
 coordinator.masking.group.MaskedGroup for each. Each step is a SaveGroupSteps effect before the messages that depend on it,
 so that a restarted coordinator continues with the same rosters, masking sets and reported sets.
 

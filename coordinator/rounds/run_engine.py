@@ -29,8 +29,8 @@ from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWo
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed
 from fedpatch.coordinator.masking.run_groups import REGISTER, RunGroups
+from fedpatch.coordinator.rounds.active_round import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
 from fedpatch.coordinator.rounds.far_updates import far_rounds
-from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
     CANNOT_SIGN,
@@ -50,7 +50,6 @@ from fedpatch.coordinator.rounds.participant_transitions import (
     RoundStart,
 )
 from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
-from fedpatch.coordinator.rounds.round_messages import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
 from fedpatch.coordinator.rounds.round_phases import RETURN_S, STARTING_S
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
@@ -82,6 +81,7 @@ from fedpatch.coordinator.rounds.run_events import (
 )
 from fedpatch.coordinator.rounds.run_records import BufferedFigures, RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, evaluation_policy, policy_of
+from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import (

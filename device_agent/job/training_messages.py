@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Frozen, TensorSpec
 from fedpatch.shared.typed_values import learn_types

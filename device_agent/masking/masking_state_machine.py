@@ -56,8 +56,8 @@ from fedpatch.shared.masking.keys import (
     seal_box,
     training_secret,
 )
-from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
+from fedpatch.shared.masking.unmasking import Mask, masks_of_member
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.wire.masking_messages import (
     Agreed,

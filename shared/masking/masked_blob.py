@@ -15,9 +15,9 @@ import numpy as np
 
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.keys import keystreams
-from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.private_vector import PrivateLayout
 from fedpatch.shared.masking.skellam_noise import skellam_values
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.masking.vector_layout import VectorLayout, element_type
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.arrays import Array

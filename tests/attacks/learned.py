@@ -20,8 +20,8 @@ from fedpatch.shared.masking.keys import (
     self_mask_seed,
 )
 from fedpatch.shared.masking.masked_blob import add_masks
-from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.secret_sharing import join_shares
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import SHARE_BYTES, Reveal, Shares

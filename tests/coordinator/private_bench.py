@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.privacy import sealed_noise
+from fedpatch.coordinator.privacy import noise_draw
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
@@ -57,16 +57,16 @@ class CountedDraws:
 
     def installed(self, patch: Any) -> None:
         """Replace os.urandom, and record each use of noise."""
-        real = sealed_noise.SealedNoise.of_round
+        real = noise_draw.SealedNoise.of_round
         draws = self
 
-        def of_round(noise: sealed_noise.SealedNoise, number: int, size: int) -> sealed_noise.Draw:
+        def of_round(noise: noise_draw.SealedNoise, number: int, size: int) -> noise_draw.Draw:
             draws._round = number
             drawn = real(noise, number, size)
             draws.digests.setdefault(number, set()).add(drawn.digest)
             return drawn
 
-        patch.setattr(sealed_noise.SealedNoise, "of_round", of_round)
+        patch.setattr(noise_draw.SealedNoise, "of_round", of_round)
         patch.setattr(os, "urandom", self._bytes)
 
     def _bytes(self, count: int) -> bytes:

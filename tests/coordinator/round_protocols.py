@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from fedpatch.coordinator.rounds.active_round import ActiveRound, EnvelopeFactory
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.shared.wire.chunked_transfer import cut

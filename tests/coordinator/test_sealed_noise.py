@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
+from fedpatch.coordinator.privacy.noise_draw import SealedNoise
 from tests.support.synced import record_syncs
 
 

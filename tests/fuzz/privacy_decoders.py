@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpatch.coordinator.privacy.noise_draw import SealedNoise
 from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
-from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases

@@ -13,7 +13,7 @@ from fedpatch.device_agent.masking.masking_state_machine import MaskingAnswer, M
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
 from fedpatch.shared.masking.keys import SecretKeys, open_box
 from fedpatch.shared.masking.masked_blob import add_masks
-from fedpatch.shared.masking.opening import Opening, open_group
+from fedpatch.shared.masking.unmasking import Opening, open_group
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import (

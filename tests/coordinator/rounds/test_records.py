@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import round_line, troubles
 from fedpatch.coordinator.rounds.far_updates import UNUSUAL_ROUNDS
-from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.run_records import (
     PhaseSeconds,
     RoundRecord,
@@ -30,6 +29,7 @@ from fedpatch.coordinator.rounds.run_records import (
     pulled_most,
     status_words,
 )
+from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import UpdateReport

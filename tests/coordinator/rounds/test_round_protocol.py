@@ -8,12 +8,12 @@ import pytest
 from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
+from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
-from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.run_events import ModelPublished
+from fedpatch.coordinator.rounds.work_requests import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
 from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (

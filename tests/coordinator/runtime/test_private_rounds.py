@@ -21,9 +21,9 @@ from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.observability.status_message import status_message
+from fedpatch.coordinator.privacy.noise_draw import SealedNoise
 from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
-from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

@@ -34,7 +34,7 @@ from fedpatch.device_agent.job.training_messages import (
     write_message,
 )
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.arrays import TensorSpec
 from fedpatch.shared.wire.messages import Evaluation

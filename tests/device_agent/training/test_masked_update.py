@@ -31,9 +31,9 @@ from fedpatch.shared.errors import StateError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import mean_step, read_report, read_sum
 from fedpatch.shared.masking.masked_blob import add_masks, read_masked_blob
-from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum
 from fedpatch.shared.masking.skellam_noise import skellam_values
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS

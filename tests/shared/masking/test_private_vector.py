@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, mask_blob, read_masked_blob, write_masked_blob
-from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector, signed_sum, step_of_sum
 from fedpatch.shared.masking.skellam_noise import skellam_values
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.privacy.skellam import Release, SkellamNoise, epsilon_of_releases
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from tests.support.canaries import found_epsilon

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import fedpatch.shared.masking.opening as opening
+import fedpatch.shared.masking.unmasking as opening
 from fedpatch.shared.masking.keys import seal_box
 from fedpatch.shared.masking.masked_blob import add_masks
-from fedpatch.shared.masking.opening import OpeningFailed
 from fedpatch.shared.masking.secret_sharing import join_shares
+from fedpatch.shared.masking.unmasking import OpeningFailed
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from tests.support.examples import examples
 from tests.support.masked_group import PlayedGroup, check_transcript, request_of, terms_of

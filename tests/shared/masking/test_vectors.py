@@ -16,8 +16,8 @@ from fedpatch.shared.masking.device_vector import make_vector, weight_class
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum, mean_step, read_report, read_sum, sum_of_groups
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob, write_masked_blob
-from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.ranges import MAX_CHANGE, first_clip, first_ranges, next_clip, next_ranges
+from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.masking.vector_layout import LIMB_BITS, VectorLayout, from_limbs, to_limbs
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec

@@ -18,7 +18,6 @@ from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.masking.run_groups import RunGroups
-from fedpatch.coordinator.rounds.invitations import Invitations
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import (
@@ -63,6 +62,7 @@ from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
+from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.masking.revocation import RevocationList
