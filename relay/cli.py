@@ -48,7 +48,7 @@ def run(
     sum) one update of the relay. The parent's run needs --max-members. Differential privacy and SCAFFOLD are
     declined.
     """
-    from fedpatch.relay.parent import run_relay
+    from fedpatch.relay.hub import run_relay
 
     raise typer.Exit(run_relay(settings, until_stdin_closes=until_stdin_closes))
 

@@ -30,7 +30,7 @@ from fedpatch.device_agent.job.training_messages import (
 )
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
-from fedpatch.relay.parent import RelayLimits, make_relay
+from fedpatch.relay.hub import RelayLimits, make_relay
 from fedpatch.relay.presences import Ability
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site

@@ -22,7 +22,7 @@ from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
-from fedpatch.relay.parent import ENCODINGS, FEATURES, unsupported
+from fedpatch.relay.hub import ENCODINGS, FEATURES, unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
 from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteModel, SiteUpdate, site_evaluation

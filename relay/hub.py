@@ -1,4 +1,4 @@
-"""The relay as a device of its parent: an agent whose training is a round of the site."""
+"""The relay as a device of its hub: an agent whose training is a round of the site."""
 
 from __future__ import annotations
 
