@@ -37,7 +37,8 @@ from fedpatch.device_agent.job.training_messages import TrainProgress
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteUpdate
+from fedpatch.relay.site_answer import SiteAggregator, SiteUpdate
+from fedpatch.relay.site_round import ParentRound
 from fedpatch.shared.app.files import make_directory, refusals_of
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import FedpatchError

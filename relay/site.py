@@ -46,14 +46,8 @@ from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Presences, SiteSummary
 from fedpatch.relay.round_player import RoundPlayer
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_round import (
-    LEAST_S,
-    ParentRound,
-    SiteModel,
-    SiteUpdate,
-    plain_failure,
-    site_evaluation,
-)
+from fedpatch.relay.site_answer import SiteUpdate, plain_failure, site_evaluation
+from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel
 from fedpatch.shared.app.files import make_directory, read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received

@@ -6,7 +6,7 @@
   activations, not positions; differences of two such averages may leave their range (a variance below 0, a first moment too
   large for the second).
 
-Their weight is the weight of a fresh update times (1 + staleness)^-p (coordinator.buffered.carried_work).
+Their weight is the weight of a fresh update times (1 + staleness)^-p (coordinator.buffered.staleness_weight).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from fedpatch.coordinator.cohort.selection import Standing
+from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.false_presence import FalsePresence
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
@@ -190,7 +190,7 @@ class Fleet:
         self._last_run: frozenset[str] = frozenset()
         self.false_presence = FalsePresence()
         # The devices that were seen with the task, and the sets of these devices that do not count
-        # (coordinator.cohort.selection).
+        # (coordinator.cohort.quorum).
         self._able: set[str] = set()
         self._released: set[str] = set()
         self._left: set[str] = set()

@@ -6,7 +6,7 @@ fails, or if it has failed or missed another of the last 16 rounds. A device tha
 only if the round fails and it is not absent yet. A device that was working when the round ended after its quorum misses
 nothing. After n missed rounds in a row a device is *absent*:
 
-- It does not count (coordinator.cohort.selection), so that it cannot prevent the quorum of a round.
+- It does not count (coordinator.cohort.quorum), so that it cannot prevent the quorum of a round.
 - It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
 A committed update ends the absence. The device is then *unsteady*: it is invited, but does not count until 16 rounds later, and
@@ -15,7 +15,7 @@ that do not answer end a round before the others are late. Unsteady devices coun
 
 A device that restarts is invited in the next round. All absent devices are invited in the
 next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all
-are invited and counted (fedpatch.coordinator.cohort.selection), because the devices are then probably not the cause.
+are invited and counted (fedpatch.coordinator.cohort.quorum), because the devices are then probably not the cause.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Absences:
             devices: Devices that can be invited: online, willing and not held back.
             draw: Draws a cohort of this round from some of the devices.
             number: Number of the round.
-            all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.selection.Standing).
+            all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.quorum.Standing).
             unsteady_count: Whether unsteady devices count like the others.
 
         Returns:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from fedpatch.coordinator.cohort.selection import updates_needed, without
+from fedpatch.coordinator.cohort.quorum import updates_needed, without
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, Event, Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds
 from fedpatch.shared.errors import IllegalTransition
@@ -62,7 +62,7 @@ class RoundPolicy:
     Attributes:
         target: Devices that the round is meant for; more may be invited.
         min_cohort: Devices that must report in any case, 1 or more.
-        quorum: Share of `target` that must report, above 0 and at most 1 (coordinator.cohort.selection).
+        quorum: Share of `target` that must report, above 0 and at most 1 (coordinator.cohort.quorum).
         recruit_deadline_s: Time to answer the invitation, in seconds from it.
         deadline_s: Time to report, in seconds from the invitation.
         grace_s: Time after the quorum for devices that are still working, not past the deadline. At the deadline, uploading
@@ -136,7 +136,7 @@ class Round:
         self.expected = 0
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
-        # Participants that do not count any more (coordinator.cohort.selection).
+        # Participants that do not count any more (coordinator.cohort.quorum).
         self.left: set[str] = set()
         # Participants that `target` does not count (coordinator.rounds.missed_rounds).
         self._absent: frozenset[str] = frozenset()

@@ -27,7 +27,8 @@ from dataclasses import replace
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
-from fedpatch.coordinator.cohort.selection import Selection, Standing, devices_meant, draw, updates_needed
+from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
+from fedpatch.coordinator.cohort.selection import Selection, draw
 from fedpatch.coordinator.masking.run_groups import REGISTER, RunGroups
 from fedpatch.coordinator.rounds.active_round import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
 from fedpatch.coordinator.rounds.far_updates import far_rounds
@@ -733,7 +734,7 @@ class Engine:
         return max(self._waits_since, self._next_round_at) + self._patience_s
 
     def _enough(self, now: float) -> bool:
-        """Return whether enough devices are present for a round; coordinator.cohort.selection.RULE has the waiting times."""
+        """Return whether enough devices are present for a round; coordinator.cohort.quorum.RULE has the waiting times."""
         if self.present >= self.required_devices() and self._settled(now):
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since

@@ -15,7 +15,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.strategy_calls import begin_strategy
-from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.find_strategy import rate_of, strategy_for
 from fedpatch.coordinator.pki.masking_authority import masking_authorities, revocation_source
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy

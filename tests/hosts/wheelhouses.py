@@ -29,8 +29,7 @@ BROKEN_COORDINATOR = {
     "def run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 BROKEN_RELAY = {
-    "fedpatch/relay/hub.py": "\n\n"
-    "def run_relay(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+    "fedpatch/relay/hub.py": "\n\ndef run_relay(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 _NONE: Mapping[str, str] = MappingProxyType({})
 _LONG_S = 900.0

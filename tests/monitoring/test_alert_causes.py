@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.observability.ended_run import ended_metrics
 from fedpatch.coordinator.observability.metrics_endpoint import of_files
 from fedpatch.coordinator.pki.x509 import Period, make_ca, new_key

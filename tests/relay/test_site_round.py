@@ -25,7 +25,8 @@ from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.relay.hub import ENCODINGS, FEATURES, unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
-from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteModel, SiteUpdate, site_evaluation
+from fedpatch.relay.site_answer import SiteAggregator, SiteUpdate, site_evaluation
+from fedpatch.relay.site_round import ParentRound, SiteModel
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
 from fedpatch.shared.masking.device_vector import make_vector

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork, CarryPolicy
+from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 
 WORK = CarriedWork(3, 1, version=2, base="ab", encoding="fp32")
 

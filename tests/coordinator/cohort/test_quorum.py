@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.cohort.selection import RULE, Standing, devices_meant, updates_needed, without
+from fedpatch.coordinator.cohort.quorum import RULE, Standing, devices_meant, updates_needed, without
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"

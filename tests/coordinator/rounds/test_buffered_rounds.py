@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_effects import (

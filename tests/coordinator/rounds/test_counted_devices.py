@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.cohort.selection import Standing
+from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, PublishModel

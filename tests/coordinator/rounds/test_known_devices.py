@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.cohort.selection import Standing
+from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel

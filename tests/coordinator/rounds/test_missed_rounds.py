@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.cohort.selection import Selection, Standing, draw, select
+from fedpatch.coordinator.cohort.quorum import Standing
+from fedpatch.coordinator.cohort.selection import Selection, draw, select
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, PROBATION, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State

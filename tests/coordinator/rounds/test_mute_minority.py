@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.missed_rounds import MAX_ABSENT
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.buffered.carried_work import CarriedWork, CarryPolicy
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 
 
