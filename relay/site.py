@@ -23,8 +23,9 @@ from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_spec import LONGEST_DEADLINE_S
-from fedpatch.coordinator.runtime.connection import REAL, Connection
+from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.ports import REAL
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.storage.database.value_checks import RUN_ID

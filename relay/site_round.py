@@ -31,10 +31,7 @@ from fedpatch.shared.wire.masking_messages import SecureTerms
 LEAST_S = 2.0
 """A round of the site is not begun with less time than this."""
 
-
 MARGIN_SHARE = 0.2
-
-
 WAIT_S = 5.0
 """Time that a round waits for `min_cohort` devices, if some have left since the request was accepted."""
 

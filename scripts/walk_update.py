@@ -33,7 +33,8 @@ from unittest import mock
 import numpy as np
 
 from fedpatch.coordinator.runtime import connection, run_execution, service
-from fedpatch.coordinator.runtime.connection import Interrupt
+from fedpatch.coordinator.runtime.event_queue import Interrupt
+from fedpatch.coordinator.runtime.ports import Ports
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import Trained
 from fedpatch.device_agent.runtime import startup
@@ -273,7 +274,7 @@ def walk_coordinator() -> dict[str, Walk]:
             metrics=None,
         )
         make_any: Any = make_link
-        ports = connection.Ports(link=make_any, chunk_bytes=lambda *_: CHUNK_BYTES)
+        ports = Ports(link=make_any, chunk_bytes=lambda *_: CHUNK_BYTES)
         view: Any = SimpleNamespace(show=lambda _: None, say=lambda _: None)
         with profiler:
             run_execution.start_run(settings, view, ports)

@@ -15,7 +15,6 @@ from fedpatch.coordinator.aggregation.update_norms import Part
 References = Mapping[Part, tuple[float, ...]]
 """References of earlier rounds by part, the newest first, at most `KEPT_REFERENCES` of each."""
 
-
 KEPT_REFERENCES = 2
 """One update and two references, or two updates and one reference, are the three values that a median needs to outvote one."""
 

@@ -22,10 +22,7 @@ Part = str
 """A part of a model with a norm of its own: "weights" (all trained tensors), "exp_avg", "exp_avg_sq", "control", "stats NAME"
 for each tensor that is tracked and not trained, "count NAME" for each counter (a moment's steps, a layer's batches)."""
 
-
 _BATCHES = "num_batches_tracked"
-
-
 DOT_BLOCK = 8192
 """Values in a block, whose change fits into the processor's cache. From 10,000 values on, OpenBLAS divides a product of two
 vectors between threads, which takes ten times the processor's time."""

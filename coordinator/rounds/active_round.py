@@ -18,7 +18,8 @@ from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.masking.run_groups import RunGroups
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
+from fedpatch.coordinator.rounds.decline_hints import hint_for, lasts, word_of
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
@@ -38,13 +39,9 @@ from fedpatch.coordinator.rounds.round_phases import (
     LINK_CHECK_S,
     LINK_NEWS_S,
     NO_ANSWER,
-    PROBE_S,
-    SILENT_S,
-    SLOW_BYTES_S,
     STARTING_S,
     Participant,
     Round,
-    UnresponsiveDevices,
 )
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import (
@@ -61,6 +58,7 @@ from fedpatch.coordinator.rounds.run_effects import (
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.unresponsive_devices import PROBE_S, SILENT_S, SLOW_BYTES_S, UnresponsiveDevices
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
 from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError

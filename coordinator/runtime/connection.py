@@ -1,156 +1,33 @@
-"""The coordinator's connection to the broker: its presence, the queue of received events, and signals as events.
-
-Each event is handled with the time of its arrival.
-"""
+"""The coordinator's connection to the broker: its presence, the claim of its fleet, and messages both ways."""
 
 from __future__ import annotations
 
 import logging
-import random
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any, Self
+from contextlib import ExitStack
+from typing import Self
 
 from msgspec import UNSET
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
-from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
+from fedpatch.coordinator.runtime.event_queue import Deposed, EventQueue
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
-from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.runtime.update_store import UpdateWritten
+from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database.leadership import Leadership
-from fedpatch.shared.app.signals import forward_signals
-from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import BrokerError, LeadershipLost, UsageError
 from fedpatch.shared.mqtt.broker_profile import NO_PROFILE
 from fedpatch.shared.mqtt.broker_settings import exposure, link_options
-from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.mqtt.connection_errors import SAME_NAME
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Claim, CoordinatorState, Envelope
 
 _log = logging.getLogger("fedpatch.coordinator")
-
 # Messages that may wait for the broker: the chunks of a model, and a message to each device.
 _MAX_QUEUED = 20_000
-
-
-class Interrupt:
-    """The operator pressed Ctrl-C or sent SIGTERM."""
-
-
-class Deposed:
-    """Another coordinator leads the fleet."""
-
-
-Event = LinkEvent | Interrupt | Deposed | UpdateWritten
-
-
-class EventQueue:
-    """Events in the order of their arrival. Any thread may put events; one thread gets them.
-
-    `now` is the run's time, in seconds of the monotonic clock. While events wait, `now` is behind the clock, so that no device
-    is late because the coordinator was busy. It never decreases.
-
-    Args:
-        clock: Returns monotonic seconds.
-        queue: Holds the events.
-
-    Attributes:
-        ending: The requests to stores that wait. It is set once an event that ends the run is put: from then on no thread waits
-            long for a store or a database.
-    """
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, queue: SimpleQueue[tuple[float, Event]] | None = None
-    ) -> None:
-        self.clock = clock
-        self._queue: SimpleQueue[tuple[float, Event]] = SimpleQueue() if queue is None else queue
-        self.now = clock()
-        self.ending = StoreWaits()
-
-    def put(self, event: Event) -> None:
-        """Add an event."""
-        if isinstance(event, Interrupt | Deposed):
-            self.ending.set()
-        self._queue.put((self.clock(), event))
-
-    def get(self, timeout: float = 0.0) -> Event:
-        """Return the next event and set `now` to its arrival; raise queue.Empty after `timeout` seconds without one."""
-        came_at, event = self._queue.get(timeout=timeout)
-        self.advance_to(came_at)
-        return event
-
-    def waiting(self) -> int:
-        """Return the number of waiting events."""
-        return self._queue.qsize()
-
-    def processed_until(self) -> float:
-        """Return the time up to which all events are taken."""
-        return self.now if self.waiting() else self.clock()
-
-    def advance_to(self, moment: float) -> None:
-        """Set `now` to `moment`, unless it is later already."""
-        self.now = max(self.now, moment)
-
-    def now_is_present(self) -> float:
-        """Set `now` to the present and return it. Used for work that starts now: waiting events are older than this work."""
-        self.advance_to(self.clock())
-        return self.now
-
-
-def interrupts_into(queue: EventQueue) -> AbstractContextManager[None]:
-    """Put SIGINT and SIGTERM as events into `queue`, if called in the main thread; Python allows this in no other thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return nullcontext()
-    return forward_signals(lambda _: queue.put(Interrupt()))
-
-
-@dataclass(frozen=True)
-class Ports:
-    """The environment of a coordinator: clock, queue, link, threads. A simulation has its own.
-
-    Attributes:
-        clock: Returns monotonic seconds.
-        unix_time: Returns seconds of the wall clock.
-        sleep: Waits for so many seconds.
-        boot_time: Returns a moment that can be compared after a restart.
-        entropy: Randomness of ids and pauses.
-        queue: Makes a queue of events.
-        link: Makes a connection to the broker; takes the arguments of MqttLink.
-        executor: Makes the threads that write updates; takes their number and name.
-        interrupts: Puts signals as events into a queue.
-        chunk_bytes: Returns the largest chunk that the broker accepts.
-        prepare: Builds the model and the terms of a run.
-        leadership: The lock of the fleet that this coordinator leads; None without standbys.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    unix_time: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-    boot_time: Callable[[], BootTime] = BootTime.now
-    entropy: random.Random = field(default_factory=random.SystemRandom)
-    queue: Callable[[], SimpleQueue[Any]] = SimpleQueue
-    link: Callable[..., MqttLink] = MqttLink
-    executor: Callable[[int, str], AbstractContextManager[Executor]] = ThreadPoolExecutor
-    interrupts: Callable[[EventQueue], AbstractContextManager[None]] = interrupts_into
-    chunk_bytes: Callable[[RunSettings, str], int] = find_chunk_bytes
-    prepare: Callable[[RunSettings], Prepared] = prepare
-    leadership: Leadership | None = None
-
-
-REAL = Ports()
 
 
 class Connection:

@@ -33,10 +33,12 @@ from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.aggregator import Aggregator
-from fedpatch.coordinator.runtime.connection import REAL, Connection, EventQueue, Ports
+from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, FileNote, ModelPublisher
+from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume import (
     devices_of_last_run,
     reconcile,

@@ -32,8 +32,9 @@ from fedpatch.coordinator.rounds.run_events import (
     Suspended,
     TimePassed,
 )
-from fedpatch.coordinator.runtime.connection import Connection, Deposed, Event, Interrupt
+from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import Deposed, Event, Interrupt
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.store_watch import watching
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES

@@ -11,7 +11,7 @@ from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Mqtt
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.observability.status_message import View
-    from fedpatch.coordinator.runtime.connection import Ports
+    from fedpatch.coordinator.runtime.ports import Ports
 
 _KEEPALIVE_S = 5  # a broker that does not answer is noticed within twice this time
 _RECONNECT_DELAY_S = (1.0, 10.0)

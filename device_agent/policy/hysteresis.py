@@ -7,14 +7,8 @@ from dataclasses import replace
 from fedpatch.device_agent.policy.preferences import Preferences
 
 BATTERY_MARGIN_PERCENT = 5.0
-
-
 TEMPERATURE_MARGIN_C = 5.0
-
-
 SPACE_MARGIN = 1.1
-
-
 LOAD_MARGIN = 0.9
 
 

@@ -10,7 +10,6 @@ from fedpatch.device_agent.sensors.ups_command import UpsCommand, ask_command, p
 from fedpatch.shared.errors import UsageError
 
 WORDS = "nut:NAME@HOST, pisugar, pisugar:/SOCKET, pisugar:HOST:PORT or command:/PROGRAM ARGUMENTS"
-
 Ups = Nut | PiSugar | UpsCommand
 
 

@@ -48,18 +48,11 @@ if TYPE_CHECKING:
 
 
 PARITY_SAMPLES = 256
-
-
 MAX_DEATHS = 2
 """Attempts that may end their process before no more are made."""
 
-
 log = logging.getLogger("fedpatch.models")
-
-
 _WORSE = "is worse than"
-
-
 _SAME = 1e-6
 
 

@@ -23,10 +23,11 @@ from fedpatch.coordinator.rounds.run_events import (
     RunStarted,
 )
 from fedpatch.coordinator.runtime.aggregator import Aggregator
-from fedpatch.coordinator.runtime.connection import REAL, EventQueue
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.ports import REAL
 from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, UpdateStore

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES
-from fedpatch.coordinator.guard.ingress_filter import (
+from fedpatch.coordinator.guard.ingress_filter import MAX_WAITING_BYTES
+from fedpatch.coordinator.guard.rate_limiter import (
     BYTES_AT_ONCE,
     BYTES_PER_S,
-    MAX_WAITING_BYTES,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_REQUEST,
     MESSAGES_PER_S,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.guard.ingress_filter import (
+from fedpatch.coordinator.guard.ingress_filter import MAX_WAITING_BYTES, IngressFilter
+from fedpatch.coordinator.guard.rate_limiter import (
     BYTES_AT_ONCE,
     BYTES_PER_S,
-    MAX_WAITING_BYTES,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_S,
     REPEATS,
-    IngressFilter,
     RateLimiter,
 )
 from fedpatch.shared.wire.messages import Envelope, Grant

@@ -9,7 +9,8 @@ from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
-from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
+from fedpatch.coordinator.rounds.decline_hints import hint_for
+from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.run_events import ModelPublished

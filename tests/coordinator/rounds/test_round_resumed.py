@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
     State,
     terms_entry,
 )
-from fedpatch.coordinator.rounds.round_phases import PROBE_S, RETURN_S
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
@@ -34,6 +34,7 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
+from fedpatch.coordinator.rounds.unresponsive_devices import PROBE_S
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest

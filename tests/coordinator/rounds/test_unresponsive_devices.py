@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
-from fedpatch.coordinator.rounds.round_phases import (
+from fedpatch.coordinator.rounds.round_phases import STARTING_S
+from fedpatch.coordinator.rounds.unresponsive_devices import (
     ANSWER_S,
     PROBE_S,
     SILENT_S,
     SLOW_BYTES_S,
-    STARTING_S,
     UPLOAD_ANSWER_S,
     UnresponsiveDevices,
 )

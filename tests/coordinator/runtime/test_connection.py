@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.runtime import fleet_claim
-from fedpatch.coordinator.runtime.connection import Connection, Deposed
+from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.event_queue import Deposed
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import LeadershipLost, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received

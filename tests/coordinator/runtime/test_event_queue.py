@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
-from fedpatch.coordinator.runtime.connection import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
-from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.runtime.model_publisher import FileNote
+from fedpatch.coordinator.runtime.ports import REAL
 from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings

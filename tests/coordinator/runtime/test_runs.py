@@ -14,7 +14,7 @@ from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, requ
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary
 from fedpatch.coordinator.runtime import run_execution
-from fedpatch.coordinator.runtime.connection import REAL
+from fedpatch.coordinator.runtime.ports import REAL
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

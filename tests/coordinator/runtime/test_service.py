@@ -11,7 +11,7 @@ from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
-from fedpatch.coordinator.runtime.connection import EventQueue
+from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.runtime import run_execution
-from fedpatch.coordinator.runtime.connection import REAL, Ports
+from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.leadership import Leadership

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpatch.coordinator.rounds.known_devices import hint_for
+from fedpatch.coordinator.rounds.decline_hints import hint_for
 from fedpatch.device_agent.training.evaluation import user_accuracy
 from fedpatch.device_agent.training.failure_cause import attributed, cause_of
 from fedpatch.device_agent.training.training_process import fail_reason
