@@ -19,7 +19,7 @@ from benchmarks.device.process_memory import memory_bytes
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
-from fedpatch.coordinator.runtime.update_store import MOST_BYTES
+from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES
 from fedpatch.coordinator.storage.checkpoint import load_update, store_update
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of

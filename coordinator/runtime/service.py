@@ -33,11 +33,12 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
 )
 from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import Deposed, Event, Interrupt
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.store_watch import watching
-from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES
+from fedpatch.coordinator.runtime.update_writer import MAX_IN_PROGRESS
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.shared.errors import DamagedChunk, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received

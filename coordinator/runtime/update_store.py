@@ -10,11 +10,8 @@ collected, and GROUP of them are committed together.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from itertools import takewhile
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Executor
 
 from fedpatch.coordinator.aggregation.masked_mean import (
     check_masked_update,
@@ -23,7 +20,7 @@ from fedpatch.coordinator.aggregation.masked_mean import (
     vector_layout,
 )
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
-from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -31,7 +28,10 @@ from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, SaveGroupS
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.run_records import StoredUpdate
+from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES, DecodedCache
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
+from fedpatch.coordinator.runtime.read_ahead import ReadAhead
+from fedpatch.coordinator.runtime.update_writer import IN_PROGRESS_BYTES, MAX_IN_PROGRESS, UpdateWriter
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,
@@ -52,19 +52,15 @@ from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
-R = TypeVar("R")
 Checked = tuple[UpdateReport | None, dict[str, Array]]
 """Report and tensors of an update that is on the disk; a masked update has neither."""
 
+
 THREADS = 2
-MAX_IN_PROGRESS = 16
-"""Updates that may be in progress at once."""
-IN_PROGRESS_BYTES = 20 * 2**20
-"""Limit of decoded updates in progress, in bytes: each is in memory twice, as received and decoded."""
+
+
 GROUP = 8
 """Updates that are committed together while events wait."""
-MOST_BYTES = 64 * 2**20
-"""Limit of decoded updates in memory, in bytes."""
 
 
 class UpdateWritten:
@@ -288,149 +284,3 @@ def _row_of(effect: StoreUpdate, report: UpdateReport | None) -> StoredUpdate:
     return StoredUpdate(
         effect.base_round, effect.device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding
     )
-
-
-class UpdateWriter(Generic[R]):
-    """Runs `write` on updates, in the order in which they are submitted.
-
-    Args:
-        write: Checks and writes one update.
-        wake: Called in any thread when `write` is done with an update.
-        executor: Runs `write`; None: `submit` runs it.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[StoreUpdate], R],
-        wake: Callable[[], None] = lambda: None,
-        executor: Executor | None = None,
-    ) -> None:
-        self._write = write
-        self._wake = wake
-        self._executor = executor
-        self._updates: deque[tuple[StoreUpdate, Future[R]]] = deque()
-        self._others: deque[Future[None]] = deque()
-
-    def submit(self, effect: StoreUpdate) -> None:
-        """Begin to write an update; the caller makes room first (`completed`)."""
-        future = self._run(lambda: self._write(effect))
-        self._updates.append((effect, future))
-        future.add_done_callback(lambda _: self._wake())
-
-    def run_later(self, work: Callable[[], None]) -> None:
-        """Run `work` without waiting for it; `discard` raises its exception."""
-        self._others.append(self._run(work))
-
-    @property
-    def in_progress(self) -> int:
-        """The number of updates that were submitted and not returned by `completed` yet."""
-        return len(self._updates)
-
-    @property
-    def done(self) -> int:
-        """The number of updates that `completed` returns without waiting."""
-        return sum(1 for _ in takewhile(lambda one: one[1].done(), self._updates))
-
-    def holds(self, device: str) -> bool:
-        """Whether an update of `device` is in progress."""
-        return any(effect.device == device for effect, _ in self._updates)
-
-    def completed(self, most_left: int = MAX_IN_PROGRESS) -> list[tuple[StoreUpdate, R]]:
-        """Return the results of updates that are done, by arrival; wait until at most `most_left` are in progress.
-
-        Raises the exception of `write`.
-        """
-        done = []
-        while self._updates and (len(self._updates) > most_left or self._updates[0][1].done()):
-            effect, future = self._updates.popleft()
-            done.append((effect, future.result()))
-        return done
-
-    def discard(self) -> None:
-        """Wait for all work, and drop the results that `completed` has not returned."""
-        futures: list[Future[Any]] = [future for _, future in self._updates]
-        futures += self._others
-        self._updates.clear()
-        self._others.clear()
-        for future in futures:
-            future.result()
-
-    def _run(self, work: Callable[[], Any]) -> Future[Any]:
-        if self._executor is not None:
-            return self._executor.submit(work)
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-class DecodedCache:
-    """The first decoded updates of one round that fit into `most_bytes`; the others are read from the disk again."""
-
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._left = self._most = most_bytes
-        self._updates: dict[str, dict[str, Array]] = {}
-
-    def keep(self, device: str, tensors: dict[str, Array]) -> None:
-        """Keep the update of `device` if there is room, in place of its last one. The caller must not change it later."""
-        self._left += _size(self._updates.pop(device, {}))
-        if (size := _size(tensors)) <= self._left:
-            self._left -= size
-            self._updates[device] = tensors
-
-    def of(self, device: str) -> dict[str, Array] | None:
-        """Return the update of `device`, or None if it was not kept."""
-        return self._updates.get(device)
-
-    def clear(self) -> None:
-        """Forget all updates."""
-        self._updates.clear()
-        self._left = self._most
-
-
-def _size(tensors: dict[str, Array]) -> int:
-    return sum(array.nbytes for array in tensors.values())
-
-
-class ReadAhead:
-    """Reads blobs; while they are requested in the order of `keys`, the next blobs are read in advance.
-
-    This shortens the wait for a store that answers several requests at once.
-
-    Args:
-        blobs: The store.
-        keys: Keys in the order in which they are read.
-        executor: Runs the requests; without it nothing is read ahead.
-        most: Blobs that are read ahead, and so are in memory at once; 1: none.
-    """
-
-    def __init__(
-        self, blobs: BlobReader, keys: Sequence[str] = (), executor: Executor | None = None, most: int = 1
-    ) -> None:
-        self._blobs = blobs
-        self._keys = keys
-        self._places = {key: place for place, key in enumerate(keys)}
-        self._executor = executor
-        self._most = most
-        self._last = -1
-        self._requests: dict[str, Future[bytes | None]] = {}
-
-    def get(self, key: str) -> bytes | None:
-        """Return a blob, and begin to read the following blobs."""
-        place, before = self._places.get(key, -1), self._last
-        self._last = place
-        if self._executor is None or self._most < 2 or place not in (0, before + 1):
-            return self._blobs.get(key)
-        ahead = self._keys[place : place + self._most]
-        for gone in self._requests.keys() - set(ahead):
-            self._requests.pop(gone).cancel()
-        for one in ahead:
-            if one not in self._requests:
-                self._requests[one] = self._executor.submit(self._blobs.get, one)
-        return self._requests.pop(key).result()
-
-    def where(self, key: str = "") -> str:
-        """Return the place of a key, for messages."""
-        return self._blobs.where(key)

@@ -30,7 +30,8 @@ from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.ports import REAL
 from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
-from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, UpdateStore
+from fedpatch.coordinator.runtime.update_store import UpdateStore
+from fedpatch.coordinator.runtime.update_writer import MAX_IN_PROGRESS
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.blobs import object_blobs
 from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, FileBlobs, open_blobs, run_blobs, url_problem
 from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
+from fedpatch.coordinator.runtime.read_ahead import ReadAhead
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.runtime.update_store import ReadAhead
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint, store_update
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces, keys_of
 from fedpatch.coordinator.storage.run_registry import Registry

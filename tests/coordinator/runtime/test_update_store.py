@@ -18,8 +18,9 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore, Place
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
 from fedpatch.coordinator.rounds.run_records import StoredUpdate
+from fedpatch.coordinator.runtime.decoded_cache import DecodedCache
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.runtime.update_store import DecodedCache, UpdateWriter
+from fedpatch.coordinator.runtime.update_writer import UpdateWriter
 from fedpatch.coordinator.storage.checkpoint import store_update
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StateError
