@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import OFF, OwnerLimits, SecureLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedpatch.device_agent.cli.status import in_force_in_words
 from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_limits import (
     DAMAGED,
@@ -18,7 +19,7 @@ from fedpatch.device_agent.policy.owner_limits import (
     least_without_model,
     terms_in_words,
 )
-from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
+from fedpatch.device_agent.policy.owner_policy import text_of
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
 from fedpatch.device_agent.policy.usage import local_now, read_today

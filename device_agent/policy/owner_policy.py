@@ -1,9 +1,5 @@
 """The owner's policy: the admission mode, the preferences against the facts with hysteresis, and the daily budget.
 
-The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrides them:
-`always`, `never`, or `file:PATH`. The first line of the file is `accept`, or `decline` and the reason. If the file is absent
-or has other content, requests are declined. The owner's pause counts in every mode.
-
 The agent's loop calls `decide` before it accepts work, and `tick` while it works. Facts come from a watcher on another
 thread, so that a source that hangs cannot block the loop; a request waits until the facts are there.
 """
@@ -12,318 +8,38 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import Protocol
 
 from fedpatch.device_agent.job.job_effects import JobKey, JobState
-from fedpatch.device_agent.job.job_events import (
-    AdmissionDecision,
-    FromOwner,
-    OwnerAbandoned,
-    OwnerPaused,
-    OwnerResumed,
-)
+from fedpatch.device_agent.job.job_events import AdmissionDecision, FromOwner, OwnerAbandoned, OwnerPaused, OwnerResumed
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.policy.hysteresis import stricter
-from fedpatch.device_agent.policy.objections import PAUSE, Objection, words_for_wire
+from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
+from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
+from fedpatch.device_agent.policy.objections import PAUSE, Objection
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
-from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.reason_codes import Condition
 
-LOSS_TOLD_AFTER_S = 1.0
-"""Added to `loss_after_s`: by then the facts have been read again, and presence reports a lasting loss."""
-
-
-class OnLoss(StrEnum):
-    """Treatment of the work in progress when a preference is no longer met."""
-
-    FINISH = "finish"
-    PAUSE = "pause"
-    ABANDON = "abandon"
-
-
-@dataclass(frozen=True)
-class ConditionLost:
-    """The device is no longer willing; `action` is for the current work. ConditionRestored or PauseExpired end a pause."""
-
-    objections: tuple[Objection, ...]
-    action: OnLoss
-
-
-@dataclass(frozen=True)
-class ConditionRestored:
-    """The device is willing again after `lost_s` seconds: paused work resumes."""
-
-    lost_s: float
-
-
-@dataclass(frozen=True)
-class PauseExpired:
-    """The pause has lasted as long as the owner allows: the work is abandoned."""
-
-    objections: tuple[Objection, ...]
-
-
-Change = ConditionLost | ConditionRestored | PauseExpired
-
-
-class Hysteresis:
-    """A condition must fail for a while before work stops, and hold before it resumes.
-
-        WILLING  -- objections for `loss_after_s` -->  UNWILLING  -- none for `return_after_s` -->  WILLING
-
-    Short losses, such as those of a loose plug, add up: times without objections do not count, but `loss_after_s` in a row
-    without objections resets the sum. So a single short loss stops nothing, but repeated ones do.
-
-    While unwilling, the facts are compared with stricter preferences, so that a value that fluctuates around its limit
-    changes nothing. A condition that ends at a known time, such as quiet hours, and the owner's pause do not fluctuate and
-    end at once. The owner's setting `on_loss` decides about the running work.
-
-    Call `observe` with new objections, at the latest at `next_deadline`; `now` is monotonic seconds. The first observation
-    decides at once. Losses add up over look-ups to `loss_after_s`, unless there was none for that time in a row.
-
-    Attributes:
-        willing: Whether the device takes work.
-        reasons: Objections; while unwilling without objections, the last ones.
-    """
-
-    def __init__(self, preferences: Preferences) -> None:
-        self.willing = True
-        # The unmet preferences; while unwilling with all preferences met, the last unmet ones.
-        self.reasons: tuple[Objection, ...] = ()
-        self._usual, self._stricter = preferences, stricter(preferences)
-        self._terms = preferences.settings
-        self._fresh = True
-        # While willing: the rest of `loss_after_s` after recent losses, and the time at which the present loss uses it up.
-        self._left_s = self._terms.loss_after_s
-        self._counts_at: float | None = None
-        self._met_since = -math.inf
-        # While unwilling: the time since which all objections are such that end by the clock.
-        self._steady_since: float | None = None
-        self._missing = False
-        # The time at which the first of the objections that end by the clock ends.
-        self._ends_at: float | None = None
-        self._lost_at = 0.0
-        self._pausing = False
-        self._published: Condition | None = None
-
-    def use(self, preferences: Preferences) -> None:
-        """Compare the next facts with other preferences; a pause and its time stay."""
-        self._usual, self._stricter = preferences, stricter(preferences)
-        self._terms = preferences.settings
-        self._left_s = min(self._left_s, self._terms.loss_after_s)
-
-    @property
-    def preferences(self) -> Preferences:
-        """Preferences to compare the next facts with."""
-        return self._usual if self.willing else self._stricter
-
-    @property
-    def unwilling(self) -> Condition | None:
-        """The condition that presence reports, unchanged for as long as it is true; None while willing."""
-        return None if self.willing else self._published
-
-    def observe(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
-        """Take the objections of this moment, and return the change that they make.
-
-        Args:
-            objections: Objections by `preferences`.
-            now: Monotonic seconds.
-            working: Whether there is current work that could be paused.
-        """
-        fresh, self._fresh = self._fresh, False
-        self._missing = bool(objections)
-        self._ends_at = min((now + one.retry_after_s for one in objections if one.exact), default=None)
-        if objections or self.willing:
-            self.reasons = objections
-        if self.willing:
-            return self._while_willing(now, working=working, at_once=fresh)
-        return self._while_unwilling(objections, now, working=working)
-
-    def answer(self, objections: tuple[Objection, ...], now: float) -> tuple[Objection, ...]:
-        """Return the objections to a request, from facts looked up just now; none: the device accepts."""
-        if self.willing:
-            return self._perhaps_for_a_moment(objections)
-        if objections:
-            return objections
-        steady_since = now if self._steady_since is None else self._steady_since
-        rest_s = max(0.0, steady_since + self._terms.return_after_s - now)
-        words = f"what was missed is met again, and must be for {rest_s:.0f} s more"
-        return (Objection(self.reasons[0].condition, words, rest_s),)
-
-    def next_deadline(self) -> float | None:
-        """Return the latest time for the next look-up of facts; None if time alone changes nothing."""
-        wanted = [one for one in (self._counts_at, self._ends_at) if one is not None]
-        if self._steady_since is not None and not self._missing:
-            wanted.append(self._steady_since + self._terms.return_after_s)
-        if self._pausing:
-            wanted.append(self._lost_at + self._terms.pause_limit_s)
-        return min(wanted, default=None)
-
-    def _while_willing(self, now: float, *, working: bool, at_once: bool) -> Change | None:
-        lasts = self._has_lasted(now)
-        if not self.reasons or not (lasts or at_once):
-            return None
-        self.willing, self._lost_at = False, now
-        self._left_s, self._counts_at = self._terms.loss_after_s, None
-        self._published = self.reasons[0].condition
-        self._steady_since = -math.inf if _ends_at_once(self.reasons) else None
-        action = self._action()
-        self._pausing = working and action is OnLoss.PAUSE
-        return ConditionLost(self.reasons, action)
-
-    def _has_lasted(self, now: float) -> bool:
-        """Return whether the objections of this moment, if there are any, have lasted long enough to count."""
-        if not self.reasons:
-            if self._counts_at is not None:
-                self._left_s, self._counts_at, self._met_since = max(0.0, self._counts_at - now), None, now
-            return False
-        if self._counts_at is None:
-            if now >= self._met_since + self._terms.loss_after_s:
-                self._left_s = self._terms.loss_after_s
-            self._counts_at = now + self._left_s
-        return now >= self._counts_at
-
-    def _perhaps_for_a_moment(self, objections: tuple[Objection, ...]) -> tuple[Objection, ...]:
-        """Shorten the retry times of objections that may pass in seconds, such as a loose plug."""
-        soon_s = self._terms.loss_after_s + LOSS_TOLD_AFTER_S
-        missed = {one.condition for one in self.reasons}
-        lasting = (
-            replace(one, retry_after_s=min(one.retry_after_s, soon_s))
-            if one.condition in missed and not one.exact
-            else one
-            for one in objections
-        )
-        return tuple(sorted(lasting, key=lambda one: -one.retry_after_s))
-
-    def _while_unwilling(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
-        self._pausing = self._pausing and working
-        if objections and self._published not in {one.condition for one in objections}:
-            self._published = objections[0].condition
-        if not _ends_at_once(objections):
-            self._steady_since = None
-        elif self._steady_since is None:
-            self._steady_since = now
-        steady = self._steady_since is not None and now >= self._steady_since + self._terms.return_after_s
-        if steady and not objections:
-            self.willing, self._pausing, self._steady_since, self.reasons = True, False, None, ()
-            return ConditionRestored(now - self._lost_at)
-        if self._pausing and now >= self._lost_at + self._terms.pause_limit_s:
-            self._pausing = False
-            return PauseExpired(self.reasons)
-        return None
-
-    def _action(self) -> OnLoss:
-        """Return the action for the current work: a pause that is sure to exceed its limit becomes an abandon at once."""
-        chosen = OnLoss(self._terms.on_loss)
-        in_vain = any(one.exact and one.retry_after_s > self._terms.pause_limit_s for one in self.reasons)
-        return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen
-
-
-def _ends_at_once(objections: Iterable[Objection]) -> bool:
-    """Return whether no objection fluctuates, so that their end counts at once: the clock or the owner ends each of them."""
-    return all(one.exact or one.condition is Condition.PAUSED for one in objections)
-
-
-_FILE_PREFIX = "file:"
 _MOST_FILE_BYTES = 4096
-
-NEVER_S = 3600.0
-"""The mode `never` holds until the agent is started with another mode; a file may change at any time."""
-
-
-@dataclass(frozen=True)
-class AdmissionMode:
-    """The owner's admission mode.
-
-    Attributes:
-        always: Whether every request is accepted; without `path` and `follows_preferences`, False declines every request.
-        path: File that is read for each request, "" for none.
-        follows_preferences: Whether the preferences decide; then the other two have no effect.
-    """
-
-    always: bool
-    path: str = ""
-    follows_preferences: bool = False
-
-    @property
-    def may_accept(self) -> bool:
-        """False if every request is declined."""
-        return self.always or self.follows_preferences or bool(self.path)
-
-    def objections(self, found: tuple[Objection, ...]) -> tuple[Objection, ...]:
-        """Return the objections that count: a pause counts in every mode, other preferences only where they decide."""
-        return found if self.follows_preferences else tuple(one for one in found if one.condition is Condition.PAUSED)
-
-
-def parse_admission_mode(text: str) -> AdmissionMode:
-    """Parse `preferences`, `always`, `never` or `file:PATH`. UsageError for anything else."""
-    if text == "preferences":
-        return AdmissionMode(always=False, follows_preferences=True)
-    if text in ("always", "never"):
-        return AdmissionMode(always=text == "always")
-    if text.startswith(_FILE_PREFIX) and len(text) > len(_FILE_PREFIX):
-        return AdmissionMode(always=False, path=str(PurePosixPath(text.removeprefix(_FILE_PREFIX))))
-    raise UsageError(f"admission {text!r} is not known; write preferences, always, never or file:PATH")
-
-
-def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Objection] = ()) -> AdmissionDecision:
-    """Decide by the admission mode.
-
-    Args:
-        order: The admission mode.
-        file_text: Content of the mode's file; None where it cannot be read.
-        objections: Objections to the request, the most lasting first; a pause counts in every mode.
-    """
-    counted = order.objections(tuple(objections))
-    if order.follows_preferences or (order.may_accept and counted):
-        return follow_preferences(counted)
-    if not order.path:
-        return (
-            AdmissionDecision(True)
-            if order.always
-            else AdmissionDecision(False, "its owner set admission to never", retry_after_s=NEVER_S)
-        )
-    if file_text is None:
-        return AdmissionDecision(False, "its owner's file cannot be read")
-    line = (file_text.splitlines() or [""])[0].strip()
-    word, _, why = line.partition(" ")
-    if word == "accept":
-        return AdmissionDecision(True)
-    if word.rstrip(":") == "decline":
-        return AdmissionDecision(False, why.strip() or "its owner's file says decline")
-    return AdmissionDecision(False, "its owner's file says neither accept nor decline")
-
-
-def follow_preferences(objections: Sequence[Objection]) -> AdmissionDecision:
-    """Decide by the objections alone."""
-    if not objections:
-        return AdmissionDecision(True)
-    first = objections[0]
-    return AdmissionDecision(False, words_for_wire(objections), first.condition, first.retry_after_s)
-
-
 _log = logging.getLogger("fedpatch.owner")
-
 LOOK_AT_WORK_S = 1.0
 LOOK_IDLE_S = 30.0
 FRESH_S = 1.0
 """Older facts are looked up again before a request is answered."""
+
 NOTE_BYTES = 4 * 2**20
 """Traffic after which the usage of the current work is noted: a device that loses its power forgets less than that."""
+
 NOTE_IDLE_BYTES = 64 * 2**10
 """The bound of traffic without work: its few messages must not write to the memory card each time."""
+
 NOTE_TRAINING_S = 300.0
 """Seconds of training after which they are noted. At most this much of a training before midnight counts on the next day."""
 

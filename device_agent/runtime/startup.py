@@ -18,8 +18,9 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import REQUIRED, OwnerLimits, SecureLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now

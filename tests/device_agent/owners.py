@@ -13,8 +13,9 @@ from fedpatch.device_agent.job.job_effects import Effect
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
+from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageBook, parse_admission_mode
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageBook
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.policy.usage import NOTHING, OwnLoadAverage, Usage

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from fedpatch.device_agent.policy.owner_policy import OnLoss
+from fedpatch.device_agent.policy.hysteresis import OnLoss
 from fedpatch.device_agent.policy.preference_rules import RULES
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings

@@ -26,7 +26,7 @@ from fedpatch.device_agent.job.training_messages import (
     read_command,
     write_message,
 )
-from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode
+from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob, write_masked_blob
 from fedpatch.shared.masking.vector_layout import VectorLayout

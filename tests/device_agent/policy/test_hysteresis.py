@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.owner_policy import (
+from fedpatch.device_agent.policy.hysteresis import (
     Change,
     ConditionLost,
     ConditionRestored,
@@ -17,6 +16,7 @@ from fedpatch.device_agent.policy.owner_policy import (
     OnLoss,
     PauseExpired,
 )
+from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.preferences import unmet_preferences
 from fedpatch.device_agent.policy.usage import NOTHING
 from fedpatch.shared.wire.reason_codes import Condition

@@ -19,18 +19,9 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.policy.admission_mode import NEVER_S, AdmissionMode, decide, parse_admission_mode
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.owner_policy import (
-    FRESH_S,
-    LOOK_AT_WORK_S,
-    LOOK_IDLE_S,
-    NEVER_S,
-    NOTE_BYTES,
-    AdmissionMode,
-    decide,
-    parse_admission_mode,
-    text_of,
-)
+from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S, NOTE_BYTES, text_of
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
