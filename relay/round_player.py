@@ -17,9 +17,9 @@ from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, LinkChanged, Suspended
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters

@@ -21,8 +21,8 @@ from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_l
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.aggregator import Aggregator, content_of
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher

@@ -24,7 +24,7 @@ from benchmarks.device.process_memory import memory_of
 from benchmarks.network.fleets import FLEET, FedpatchFleet
 from benchmarks.support.documents import Document, Out, Toy, deliver
 from benchmarks.support.report import begun
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible

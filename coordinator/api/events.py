@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedpatch.coordinator.observability.live_view import RunView, make_view
 from fedpatch.coordinator.observability.status_message import StatusMessage, View
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.shared.app.terminal import can_draw, plain_console
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fedpatch.coordinator.api.events import Emit, EventView, RunEvent, shown_on_stderr
 from fedpatch.coordinator.observability.status_message import View
-from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.run_execution import run_or_go_on

@@ -17,7 +17,7 @@ from fedpatch.shared.app.command import AsJson, Group, command, with_debug
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.api.client import Client
-    from fedpatch.coordinator.rounds.run_records import DeviceInfo
+    from fedpatch.coordinator.rounds.device_record import DeviceInfo
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="Name of the device.")]

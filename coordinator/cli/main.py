@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.observability.live_view import RunView
     from fedpatch.coordinator.observability.status_message import View
-    from fedpatch.coordinator.rounds.run_records import RunSummary
+    from fedpatch.coordinator.rounds.run_summary import RunSummary
 
 NAME = "fedpatch"
 

@@ -14,21 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpatch.coordinator.observability.round_text import add_round, evaluation_words, rounds_table, troubles
-from fedpatch.coordinator.rounds.run_records import (
-    DeviceInfo,
-    RoundRecord,
-    RunInfo,
-    RunSummary,
-    end_words,
-    headline,
-    last_comparison,
-    loss_warning,
-    measure_words,
-    pulled_most,
-    status_words,
-    summary_of,
-    training_rounds,
-)
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
+from fedpatch.coordinator.rounds.learning_alone import headline, last_comparison, loss_warning, measure_words
+from fedpatch.coordinator.rounds.round_record import RoundRecord, pulled_most, training_rounds
+from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary, end_words, status_words, summary_of
 from fedpatch.shared.app.formatting import accuracy, age
 
 _UNBOUNDED_COLUMNS = 10_000

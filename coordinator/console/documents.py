@@ -10,13 +10,10 @@ from typing import Any
 from fedpatch.coordinator.console.words import STATE_WORDS, reason_words
 from fedpatch.coordinator.observability.round_text import troubles
 from fedpatch.coordinator.report.series import phase_seconds
-from fedpatch.coordinator.rounds.run_records import (
-    DeviceInfo,
-    RoundRecord,
-    RunInfo,
-    measure_words,
-    status_words,
-)
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
+from fedpatch.coordinator.rounds.learning_alone import measure_words
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo, status_words
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.tasks.gains import gain_words

@@ -27,7 +27,8 @@ from fedpatch.coordinator.console.snapshot import Snapshot, with_devices, with_l
 from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless_document
 from fedpatch.coordinator.observability.status_message import TIMES
 from fedpatch.coordinator.pki.issued_certificates import mark_revoked
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.settings import CA_DIRECTORY
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.database.sqlite_file import stamp_of_parts

@@ -24,7 +24,7 @@ from fedpatch.coordinator.demo.devices import (
 )
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage, View
-from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.storage.state_dirs import DEMO_SUBDIRECTORY

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.rounds.run_records import DeviceInfo
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
 from fedpatch.coordinator.storage.database.opening import must_exist
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError, unknown_name

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, training_rounds
+from fedpatch.coordinator.rounds.round_record import RoundRecord, training_rounds
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.errors import UsageError
 

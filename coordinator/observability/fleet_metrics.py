@@ -28,9 +28,9 @@ from fedpatch.coordinator.observability.metric_definitions import (
 from fedpatch.coordinator.rounds.active_round import ActiveRound
 from fedpatch.coordinator.rounds.known_devices import REVOKED, Member
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import SUMS_FEATURE, DeviceState
 from fedpatch.shared.wire.vitals import Vitals
 

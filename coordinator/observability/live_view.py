@@ -18,8 +18,8 @@ from rich.text import Text
 
 from fedpatch.coordinator.observability.round_text import add_open_round, add_round, round_line, rounds_table
 from fedpatch.coordinator.observability.status_message import StatusMessage, View, reason_counts, slowest
+from fedpatch.coordinator.rounds.learning_alone import measure_words
 from fedpatch.coordinator.rounds.participant_transitions import State
-from fedpatch.coordinator.rounds.run_records import measure_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration
 from fedpatch.shared.app.terminal import Display, PlainLines, can_draw, plain_console
 from fedpatch.shared.wire.run_status import DeviceStatus, RunStatus

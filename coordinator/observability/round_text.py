@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from fedpatch.coordinator.rounds.far_updates import unusual_devices
-from fedpatch.coordinator.rounds.run_records import RoundRecord, buffered_words, headline, privacy_words
+from fedpatch.coordinator.rounds.learning_alone import headline
+from fedpatch.coordinator.rounds.round_record import RoundRecord, buffered_words, privacy_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 _MAX_NAMED = 3

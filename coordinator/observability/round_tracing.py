@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.observability.round_tracking import tracked_round
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SaveRecord, SendMessage
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared import __version__

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared import __version__
 from fedpatch.shared.config.load import public_values

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedpatch.coordinator.observability.status_message import TIMES, StatusMessage, received_message
-from fedpatch.coordinator.rounds.run_records import end_words
+from fedpatch.coordinator.rounds.run_summary import end_words
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire.codec import decode, to_plain

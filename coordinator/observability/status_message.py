@@ -17,9 +17,9 @@ from typing import Protocol
 from msgspec import UNSET
 
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import BrokerError

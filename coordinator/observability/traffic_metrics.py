@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.observability.metric_definitions import TrafficGauges
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import (
     CountEvent,
     Effect,
@@ -15,7 +16,6 @@ from fedpatch.coordinator.rounds.run_effects import (
     SendMessage,
     StoreUpdate,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Grant, Manifest, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import RefuseReason
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
-from fedpatch.coordinator.rounds.run_records import RunInfo, aggregated_rounds
+from fedpatch.coordinator.rounds.round_record import aggregated_rounds
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared import __version__

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from fedpatch.coordinator.rounds.run_records import DeviceInfo
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
 from fedpatch.shared.errors import UsageError, unknown_name
 
 Inventory = dict[str, dict[str, Any]]

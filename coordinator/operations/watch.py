@@ -21,7 +21,7 @@ from rich.console import Console
 from fedpatch.coordinator.observability.live_view import LiveView, PlainView, draw, make_view
 from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower, timeless_document
 from fedpatch.coordinator.observability.status_message import StatusMessage
-from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import as_it_is

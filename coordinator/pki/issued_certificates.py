@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedpatch.coordinator.rounds.run_records import DeviceInfo
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.fields import Name
 from fedpatch.shared.errors import StateError, UsageError

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 
 from fedpatch.coordinator.report.series import PHASES, Run, round_seconds
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.shared.app.formatting import printable
 
 _PLAIN = ("round", "outcome", "failure", "cohort", "accepted", "declined", "reported", "late", "num_examples")

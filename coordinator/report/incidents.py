@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, Index
-from fedpatch.coordinator.rounds.run_records import Hold, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.device_record import Hold
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 
 
 @dataclass(frozen=True)

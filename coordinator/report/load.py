@@ -14,7 +14,7 @@ from fedpatch.coordinator.report.csv_export import csv_text
 from fedpatch.coordinator.report.incidents import recorded_incidents
 from fedpatch.coordinator.report.page import MAX_RUNS, curves_of, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.settings import CA_DIRECTORY, RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import as_it_is, find

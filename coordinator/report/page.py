@@ -40,7 +40,8 @@ from fedpatch.coordinator.report.series import (
     unit_for,
     within,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord, headline, pulled_most
+from fedpatch.coordinator.rounds.learning_alone import headline
+from fedpatch.coordinator.rounds.round_record import RoundRecord, pulled_most
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 from fedpatch.shared.tasks.gains import gain_words
 

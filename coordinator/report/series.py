@@ -10,14 +10,9 @@ from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 
 from fedpatch.coordinator.report.incidents import Incident
-from fedpatch.coordinator.rounds.run_records import (
-    PhaseSeconds,
-    RoundRecord,
-    RunInfo,
-    last_comparison,
-    last_user_accuracy,
-    status_words,
-)
+from fedpatch.coordinator.rounds.learning_alone import last_comparison
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord, last_user_accuracy
+from fedpatch.coordinator.rounds.run_summary import RunInfo, status_words
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 

@@ -43,6 +43,7 @@ from fedpatch.coordinator.rounds.round_phases import (
     Participant,
     Round,
 )
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -56,7 +57,6 @@ from fedpatch.coordinator.rounds.run_effects import (
     StoreUpdate,
 )
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.unresponsive_devices import PROBE_S, SILENT_S, SLOW_BYTES_S, UnresponsiveDevices
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler

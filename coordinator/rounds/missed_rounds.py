@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedpatch.coordinator.cohort.selection import Selection
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 
 LONGEST_PERIOD = 16
 """Rounds between two invitations of a device that has been absent for long."""

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 
 from fedpatch.coordinator.cohort.quorum import updates_needed, without
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, Event, Phase, RoundJournal, State
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds
 from fedpatch.shared.errors import IllegalTransition
 
 # The longest pause of an agent before it connects again to a broker that was away (its reconnect_max_s).

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedpatch.coordinator.rounds.learning_alone import figures as comparison
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_phases import CARRIED, Round
-from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.coordinator.rounds.run_records import figures as comparison
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.shared.masking.group_sum import SummedReport
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.field_types import MAX_COUNT
@@ -134,7 +134,7 @@ def _with_sums(record: RoundRecord, figures: SummedReport, metric: MetricTerms) 
 
 
 def _comparison_of(figures: SummedReport) -> dict[str, float]:
-    """Return the comparison with learning alone (coordinator.rounds.run_records.figures) from the sums."""
+    """Return the comparison with learning alone (coordinator.rounds.learning_alone.figures) from the sums."""
     count, alone, gain = figures.measured["gain"], figures.means["user_accuracy_independent"], figures.means["gain"]
     if not count or alone is None or gain is None:
         return {}

@@ -52,6 +52,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 )
 from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
 from fedpatch.coordinator.rounds.round_phases import RETURN_S, STARTING_S
+from fedpatch.coordinator.rounds.round_record import BufferedFigures, RoundRecord
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
     EffectHandler,
@@ -80,7 +81,6 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_records import BufferedFigures, RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, evaluation_policy, policy_of
 from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.errors import IllegalTransition

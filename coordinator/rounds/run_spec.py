@@ -21,7 +21,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.tasks.metric_spec import MetricTerms

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
+from fedpatch.coordinator.rounds.learning_alone import loss_warning
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CheckLink,
@@ -24,7 +25,6 @@ from fedpatch.coordinator.rounds.run_effects import (
 )
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import Aggregated, Event
-from fedpatch.coordinator.rounds.run_records import loss_warning
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters

@@ -19,9 +19,10 @@ from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RETURN_S, RoundPolicy
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
-from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.aggregator import KeptBases, open_base, requirements_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime

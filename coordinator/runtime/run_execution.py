@@ -28,10 +28,11 @@ from fedpatch.coordinator.observability.round_tracking import tracked
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import require_revocations
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundStart
+from fedpatch.coordinator.rounds.round_record import RoundRecord, last_user_accuracy
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary, summary_of
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters

@@ -27,7 +27,7 @@ from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, SaveGroupSteps, SaveRecord, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
-from fedpatch.coordinator.rounds.run_records import StoredUpdate
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES, DecodedCache
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.read_ahead import ReadAhead

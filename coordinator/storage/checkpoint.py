@@ -27,7 +27,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at, read_sealed
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.shared.app.files import file_head
 from fedpatch.shared.errors import SchemaMismatch, StateError, StateUnreadable, UsageError, WireError

@@ -13,7 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, StoredUpdate, aggregated_rounds
+from fedpatch.coordinator.rounds.round_record import RoundRecord, aggregated_rounds
+from fedpatch.coordinator.rounds.run_summary import RunInfo
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints, load_update
 from fedpatch.coordinator.storage.database.opening import exists, url_of
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of, problem_of, rebuild_hint

@@ -16,7 +16,8 @@ from sqlalchemy import insert as insert_into
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.run_groups import REGISTER
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal, State
-from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.tables import (
     acceptances,

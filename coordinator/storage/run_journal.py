@@ -4,7 +4,7 @@
 
 Each line has the first 16 hex digits of the SHA-256 of its JSON, a space, and the JSON:
 
-    {"run": {...}}      the run's row in the registry (coordinator.rounds.run_records.RunInfo); the last such line counts
+    {"run": {...}}      the run's row in the registry (coordinator.rounds.run_summary.RunInfo); the last such line counts
     {"round": {...}}    the record of a completed round (RoundRecord); it replaces one with its number
     {"back_to": 12}     the rounds after that number are repeated
 
@@ -27,7 +27,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.value_checks import check_record, check_run
 from fedpatch.shared.app.files import append_durably, make_directory, read_state, remedy_for
 from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable

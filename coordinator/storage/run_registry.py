@@ -18,8 +18,10 @@ from typing import Any, Self
 from sqlalchemy import Connection, Integer, Text, and_, bindparam, case, delete, func, select, update
 from sqlalchemy.sql import ColumnElement
 
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
-from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.migrations import COUNTERS
 from fedpatch.coordinator.storage.database.opening import open_database
 from fedpatch.coordinator.storage.database.sqlite_file import rebuild_hint
@@ -209,7 +211,7 @@ class Registry(Tables):
 
         Args:
             run: Name of the run.
-            stopped_because: See run_records.RunSummary.
+            stopped_because: See run_summary.RunSummary.
             user_accuracy: Its user accuracy; None without one.
             model: Path of the exported model; None without one.
         """

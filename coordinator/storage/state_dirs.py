@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import URL_FILE, exists
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry

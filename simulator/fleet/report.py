@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.shared.config.load import public_values
 from fedpatch.simulator.fleet.settings import FleetTerms
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FleetRound:
     """One round of a simulated fleet.
 
-    All figures but the last three are from the coordinator's record (coordinator.rounds.run_records.RoundRecord), by the
+    All figures but the last three are from the coordinator's record (coordinator.rounds.round_record.RoundRecord), by the
     virtual clock. `failures` counts devices by reason; `lost` counts devices that disconnected and were not back in time,
     `late` those that the round did not wait for. `trainings` began in this round; `used` of them are in the new model.
     `bytes_down` and `bytes_up` are the bytes of chunks between devices and broker since the previous round.

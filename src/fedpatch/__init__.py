@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.api.events import RoundEnded, RoundOpened, RunMessage
     from fedpatch.coordinator.api.running import run, start_run
-    from fedpatch.coordinator.rounds.run_records import RunSummary
+    from fedpatch.coordinator.rounds.run_summary import RunSummary
     from fedpatch.device_agent.models.personal import PersonalModel
     from fedpatch.shared.scripting.jobs import BackgroundJob
     from fedpatch.shared.tasks.downloads import DataFile
@@ -90,13 +90,13 @@ _LOADED_AT_FIRST_USE = {
     "Outcome": "fedpatch.simulator.spec.study",
     "PersonalModel": "fedpatch.device_agent.models.personal",
     "Schema": "fedpatch.shared.tensors.schema",
-    "ServerState": "fedpatch.coordinator.aggregation.strategy",
+    "ServerState": "fedpatch.coordinator.aggregation.server_state",
     "Strategy": "fedpatch.coordinator.aggregation.strategy",
     "TensorSpec": "fedpatch.shared.tensors.schema",
     "RoundEnded": "fedpatch.coordinator.api.events",
     "RoundOpened": "fedpatch.coordinator.api.events",
     "RunMessage": "fedpatch.coordinator.api.events",
-    "RunSummary": "fedpatch.coordinator.rounds.run_records",
+    "RunSummary": "fedpatch.coordinator.rounds.run_summary",
     "Task": "fedpatch.shared.tasks.task",
     "data_root": "fedpatch.shared.tasks.task",
     "private_names": "fedpatch.shared.tasks.torch_model",

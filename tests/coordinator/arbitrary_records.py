@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 
 
 def records(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedpatch.coordinator.rounds.active_round import ActiveRound
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
@@ -17,7 +18,6 @@ from fedpatch.coordinator.rounds.run_events import (
     RunStarted,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
 from tests.support.specs import envelope_of, gone, model, report, run_spec, sent, there, update

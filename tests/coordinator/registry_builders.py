@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase
 from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.shared.tensors.arrays import Array

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime

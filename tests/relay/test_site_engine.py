@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted, TimePassed
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.round_player import site_engine

@@ -18,8 +18,8 @@ from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, parse_examples_cap
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
 from fedpatch.relay.hub import ENCODINGS, FEATURES, unsupported

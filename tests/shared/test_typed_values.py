@@ -42,7 +42,7 @@ for one in threads:
     [
         ("fedpatch.shared.wire.codec", "[*BODY_TYPES.values(), UpdateReport, _Frame]"),
         ("fedpatch.device_agent.job.training_messages", "[*COMMANDS.values(), *ANSWERS.values()]"),
-        ("fedpatch.coordinator.rounds.run_records", "[RoundRecord]"),
+        ("fedpatch.coordinator.rounds.round_record", "[RoundRecord]"),
     ],
 )
 def test_types_are_described_when_their_module_is_imported(module, kinds):

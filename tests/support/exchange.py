@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -28,7 +29,6 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.rounds.run_records import DeviceInfo, RunSummary
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
+from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore

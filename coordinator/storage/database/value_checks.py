@@ -15,7 +15,8 @@ from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
-from fedpatch.coordinator.rounds.run_records import EVALUATION_OUTCOMES, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import EVALUATION_OUTCOMES, RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.migrations import COUNTERS, VALUES_SINCE
 from fedpatch.shared.config.fields import NAME
 

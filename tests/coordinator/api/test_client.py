@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch import Client
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.registry_builders import new_run, seen

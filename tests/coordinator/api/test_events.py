@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedpatch.coordinator.api.events import EventView, RoundEnded, RoundOpened, RunMessage
 from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.shared.wire.run_status import DeviceStatus
 
 RECORDS = tuple(RoundRecord(n, "aggregated", cohort=1, accepted=1, declined=0, reported=1) for n in (1, 2, 3))

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.find_strategy import STRATEGIES
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.programs import Ended, install

@@ -11,11 +11,11 @@ from fedpatch.coordinator.aggregation.registered_counts import check_registered
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import Quarantine
+from fedpatch.coordinator.rounds.device_record import Hold
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
-from fedpatch.coordinator.rounds.run_records import Hold
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of

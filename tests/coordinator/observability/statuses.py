@@ -11,7 +11,7 @@ from rich.console import Console
 from fedpatch.coordinator.observability.live_view import draw
 from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage, bounded, received_message
 from fedpatch.coordinator.rounds.participant_transitions import State
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.run_status import DeviceStatus, RunStatus

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.observability.ended_run import ended_metrics, keeper
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.registry_builders import new_run

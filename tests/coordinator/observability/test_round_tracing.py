@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.observability.round_tracing import RoundTracer, endpoint_of, require_tracing, traced
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord, SendMessage
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError, UsageError

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedpatch.coordinator.observability.event_observer import NullObserver, joined
 from fedpatch.coordinator.observability.round_tracking import tracked, tracked_round
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_effects import SavePause, SaveRecord
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.trackers import tracking
 

@@ -18,8 +18,8 @@ from fedpatch.coordinator.observability.fleet_metrics import STALE_S, standing, 
 from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, PHASES, SIGNS, Metrics
 from fedpatch.coordinator.observability.round_metrics import spread
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.messages import (

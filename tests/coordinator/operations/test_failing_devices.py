@@ -8,7 +8,7 @@ import pytest
 
 from fedpatch.coordinator.operations.doctor import _check_device_storage
 from fedpatch.coordinator.operations.failing_devices import LAST_ROUNDS, devices_without_storage
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from tests.coordinator.registry_builders import new_run, seen

@@ -15,7 +15,7 @@ import pytest
 
 from fedpatch.coordinator.operations.inventory import inventory
 from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
-from fedpatch.coordinator.rounds.run_records import DeviceInfo
+from fedpatch.coordinator.rounds.device_record import DeviceInfo
 from fedpatch.coordinator.storage.database.migrations import COUNTERS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError

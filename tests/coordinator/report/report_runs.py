@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from tests.coordinator.arbitrary_records import records
 
 WORDS = st.sampled_from(["", "quorum_missed", "</p>\"'&", "=1+1", "\r\x00\ud800"]) | st.text(max_size=5)

@@ -19,7 +19,8 @@ from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
 from fedpatch.coordinator.report.incidents import recorded_incidents
 from fedpatch.coordinator.report.page import MAX_DEVICES, labels, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.rounds.run_records import Hold, RoundRecord
+from fedpatch.coordinator.rounds.device_record import Hold
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from tests.coordinator.report.report_runs import RUNS, info, record, run
 from tests.support.examples import examples
 

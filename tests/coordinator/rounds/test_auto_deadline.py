@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished, TimePassed
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_spec import (
     DEADLINE_WINDOW,
     LONGEST_DEADLINE_S,

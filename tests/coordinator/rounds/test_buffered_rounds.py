@@ -11,6 +11,7 @@ import pytest
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CountEvent,
@@ -36,7 +37,6 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import SecurePolicy, Stopped
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import cut

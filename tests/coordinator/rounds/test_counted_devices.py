@@ -11,6 +11,7 @@ import pytest
 from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
@@ -22,7 +23,6 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateRejected,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, SaveJournal, SaveRecord, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
@@ -16,7 +17,6 @@ from fedpatch.coordinator.rounds.run_events import (
     ModelPublished,
     TimePassed,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.far_updates import MAX_FAR, UNUSUAL_ROUNDS, far_rounds, unusual_devices
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.coordinator.engines import asking, engine, join, report_all, send

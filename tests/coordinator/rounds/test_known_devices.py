@@ -10,9 +10,9 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import (

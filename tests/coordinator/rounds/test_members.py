@@ -11,10 +11,10 @@ from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished, RunStarted
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.codec import decode, encode, to_plain
 from fedpatch.shared.wire.messages import (

@@ -13,6 +13,7 @@ from fedpatch.coordinator.cohort.selection import Selection, draw, select
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, PROBATION, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -24,7 +25,6 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason

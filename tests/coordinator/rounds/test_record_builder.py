@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
 from fedpatch.coordinator.rounds.run_events import Aggregated
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.masking.group_sum import SummedReport
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from fedpatch.shared.wire.field_types import MAX_COUNT

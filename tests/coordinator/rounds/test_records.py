@@ -14,21 +14,15 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import round_line, troubles
 from fedpatch.coordinator.rounds.far_updates import UNUSUAL_ROUNDS
-from fedpatch.coordinator.rounds.run_records import (
+from fedpatch.coordinator.rounds.learning_alone import figures, fleet_loses, headline, loss_warning
+from fedpatch.coordinator.rounds.round_record import (
     PhaseSeconds,
     RoundRecord,
-    RunInfo,
-    RunSummary,
-    end_words,
-    figures,
-    fleet_loses,
-    headline,
     last_user_accuracy,
-    loss_warning,
     privacy_words,
     pulled_most,
-    status_words,
 )
+from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary, end_words, status_words
 from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.field_types import MAX_MEASURE

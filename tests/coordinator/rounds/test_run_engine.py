@@ -10,6 +10,7 @@ import pytest
 
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -37,7 +38,6 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateRejected,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import cut

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.aggregation.moved_base import moved
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.job_state_machine import BASE_SPENT

@@ -10,8 +10,8 @@ import pytest
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
-from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.resume import devices_of_last_run, rest_of_pause, return_words, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.blobs.blob_store import BlobStore, Place
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
-from fedpatch.coordinator.rounds.run_records import StoredUpdate
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.decoded_cache import DecodedCache
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_writer import UpdateWriter

@@ -15,7 +15,8 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, inspect, text
 from sqlalchemy.exc import OperationalError
 
-from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database import migrations, postgresql
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo, StoredUpdate
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -201,7 +203,7 @@ def test_changes_outlast_a_kill(place):
     program = f"""
 import os, signal
 from pathlib import Path
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.storage.run_registry import Registry
 registry = Registry(Path({str(place)!r}))
 run = registry.create_run(created_at=0.0, task="t", strategy="s", private="none", settings={{}}, schema="")

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
-from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.opening import URL_FILE, must_exist, url_of

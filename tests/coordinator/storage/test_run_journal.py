@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of, damaged_of

@@ -17,7 +17,7 @@ import pytest
 
 import fedpatch.coordinator.runtime.run_execution
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.event_queue import Interrupt
 from fedpatch.coordinator.runtime.ports import Ports
 from fedpatch.coordinator.runtime.run_execution import resume_run, run_or_go_on

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Accept, Committed, Offer

@@ -1,75 +1,24 @@
-"""The records of rounds, runs, devices and updates, and the comparison of a round with learning alone.
+"""The record of a round.
 
 Scripts read `to_json`, whose keys stay the same. A number that is not finite becomes null, since JSON has no such number.
-
-The gain of a device is its user accuracy before the round's training minus the user accuracy of the model that it trained alone
-(device_agent.training.local_only_training). For a metric with the goal "min" the sign is the opposite, so that a gain above 0
-is always good.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from fedpatch.shared.app.formatting import accuracy
-from fedpatch.shared.scripting.frames import frame_of
-from fedpatch.shared.tasks.gains import gain_figures, gain_of, gain_words
+from fedpatch.coordinator.rounds.learning_alone import check_figures
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import MAX_MEASURE, Count, Measure, Positive
-from fedpatch.shared.wire.messages import UpdateReport
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 EVALUATION_OUTCOMES = ("evaluated", "evaluation_failed")
 """Outcomes of rounds in which devices only measure."""
-_ALWAYS = frozenset({"measured", "user_accuracy", "gaining", "losing", "gain"})
-
-
-def check_figures(independent: Mapping[str, float]) -> None:
-    """Raise ValueError if some of the figures are present and others are missing."""
-    missing = _ALWAYS - independent.keys()
-    if independent and missing:
-        raise ValueError(f"independent lacks {', '.join(sorted(missing))}")
-
-
-def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, float]:
-    """Compare the reports of a round with learning alone.
-
-    Args:
-        reports: Reports of committed updates. A report without both user accuracies is left out.
-        metric: The metric of the user accuracies.
-
-    Returns:
-        `measured`: number of devices; `user_accuracy`: mean of learning alone; the figures of `gain_figures`; `gain_after`:
-        mean gain after local training, if that was measured. Empty if no device measured it.
-    """
-    gains, after, alone = [], [], []
-    for report in reports:
-        own, before = report.user_accuracy_independent, report.user_accuracy_before
-        if own is None or before is None:
-            continue
-        alone.append(own)
-        gains.append(gain_of(before, own, metric))
-        if report.user_accuracy_after is not None:
-            after.append(gain_of(report.user_accuracy_after, own, metric))
-    if not gains:
-        return {}
-    found = {"measured": len(gains), "user_accuracy": statistics.fmean(alone), **gain_figures(gains)}
-    return found | ({"gain_after": statistics.fmean(after)} if after else {})
-
-
-def fleet_loses(independent: Mapping[str, float]) -> bool:
-    """Return whether more devices lose than gain, or the mean gain is below 0."""
-    return bool(independent) and (independent["losing"] > independent["gaining"] or independent["gain"] < 0)
 
 
 def privacy_words(privacy: Mapping[str, float | None]) -> str:
@@ -92,32 +41,6 @@ def buffered_words(buffered: BufferedFigures | None) -> str:
     if buffered.weights:
         words.append(f"{buffered.weights[-1]:.1%} of the weights from the slowest fifth")
     return ", ".join(words)
-
-
-_GAINS = {
-    "gain": "mean",
-    "gain_median": "median",
-    "gain_p10": "10th percentile",
-    "gain_after": "mean after local training",
-}
-
-
-def headline(independent: Mapping[str, float], label: str) -> str:
-    """Return how many devices gain from taking part, and by how much, "" for none; `label` names the user accuracies."""
-    if not independent:
-        return ""
-    count = round(independent["measured"])
-    gains = [f"{gain_words(independent[key], label)} ({word})" for key, word in _GAINS.items() if key in independent]
-    return (
-        f"{round(independent['gaining'] * count)} of {count} devices gain ({independent['gaining']:.0%}), "
-        f"{round(independent['losing'] * count)} lose, by {', '.join(gains)}; alone {label} "
-        f"{accuracy(independent['user_accuracy'])}"
-    )
-
-
-def last_comparison(records: Sequence[RoundRecord]) -> RoundRecord | None:
-    """Return the last record with a comparison with learning alone."""
-    return next((record for record in reversed(records) if record.independent), None)
 
 
 @dataclass(frozen=True)
@@ -248,7 +171,7 @@ class RoundRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""
-        plain: dict[str, Any] = _finite(asdict(self))
+        plain: dict[str, Any] = finite(asdict(self))
         if not self.failure:
             del plain["failure"]
         if self.buffered is None:
@@ -329,242 +252,14 @@ def pulled_most(records: Iterable[RoundRecord]) -> list[tuple[str, float, int]]:
     return [(device, math.fsum(pulls[device]) / len(pulls[device]), len(pulls[device])) for device in ordered]
 
 
-def loss_warning(records: Sequence[RoundRecord], private: str) -> str:
-    """Return a warning, with a remedy, if the fleet loses by the last comparison with learning alone, else "".
-
-    The figures are not repeated: they are in the text of the round and of the summary (`headline`).
-
-    Args:
-        records: Rounds, in order.
-        private: The patch policy of the run; its remedy is another policy.
-    """
-    last = last_comparison(records)
-    if last is None or not fleet_loses(last.independent):
-        return ""
-    remedy = "compare the policies with `fedpatch simulate compare`"
-    further = "" if private == "all" else ", and try --private all"
-    return f"round {last.round} shows that devices are worse off than learning alone; {remedy}{further}"
-
-
-def measure_words(records: Sequence[RoundRecord]) -> str:
-    """Return the name of `last_user_accuracy`: `user accuracy`, or the name of the task's own metric."""
-    return MetricTerms(records[-1].metric if records else ACCURACY).words
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """The result of a run, final or so far.
-
-    Args:
-        run: Name of the run.
-        stopped_because: "target_ua", "max_rounds", "deadline", "interrupted" or "failed".
-        user_accuracy: User accuracy of the last aggregated round (`last_user_accuracy`).
-        model: Path or URL of the exported global model; "" if there is none.
-        rounds: The records of its rounds.
-        private: The patch policy, for `loss_warning`; "" if it is not known.
-
-    Example:
-        >>> from fedpatch import RunSummary
-        >>> RunSummary("20261124-091500-5f3a2c", "max_rounds", 0.97, "model.npz", rounds=())
-        <RunSummary 20261124-091500-5f3a2c: max_rounds after 0 rounds, user accuracy 0.970>
-    """
-
-    run: str
-    stopped_because: str
-    user_accuracy: float | None
-    model: str
-    rounds: Sequence[RoundRecord]
-    private: str = ""
-
-    def __repr__(self) -> str:
-        """Return the result in a line: the records of hundreds of rounds would fill a notebook."""
-        accuracy = "" if self.user_accuracy is None else f", {measure_words(self.rounds)} {self.user_accuracy:.3f}"
-        return f"<RunSummary {self.run}: {self.stopped_because} after {training_rounds(self.rounds)} rounds{accuracy}>"
-
-    @property
-    def in_vain(self) -> bool:
-        """True if no round succeeded, so that the model is unchanged."""
-        return all(record.outcome != "aggregated" for record in self.rounds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        last = last_comparison(self.rounds)
-        return {
-            "run": self.run,
-            "stopped_because": str(self.stopped_because),
-            "user_accuracy": _finite(self.user_accuracy),
-            "model": self.model,
-            "rounds": [record.to_dict() for record in self.rounds],
-            "warnings": [warning] if (warning := loss_warning(self.rounds, self.private)) else [],
-            "independent": {"round": last.round, **last.to_dict()["independent"]} if last else {},
-        }
-
-    def to_json(self) -> str:
-        """Return one JSON object, on one line."""
-        return json.dumps(self.to_dict(), allow_nan=False)
-
-    def to_frame(self) -> DataFrame:
-        """Return a data frame with a row for each round, indexed by `round`.
-
-        Its columns are the figures of a record, the seconds of each phase (`train_s`, ...) and of the whole round (`seconds`).
-        Counts by reason or device are in `rounds`, user accuracies by device in `devices_frame`.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        return frame_of(map(_row, self.rounds), "round")
-
-    def devices_frame(self) -> DataFrame:
-        """Return a data frame with the user accuracy of each device in each round: columns `round`, `device`, `user_accuracy`.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        return frame_of(
-            {"round": record.round, "device": device, "user_accuracy": value}
-            for record in self.rounds
-            for device, value in record.user_accuracies.items()
-        )
-
-
-def _row(record: RoundRecord) -> dict[str, Any]:
-    """The figures of a record, without counts by name."""
-    plain = {key: value for key, value in asdict(record).items() if not isinstance(value, dict | list | tuple)}
-    phases = {f"{phase}_s": seconds for phase, seconds in asdict(record.phase_seconds).items()}
-    return {**plain, **phases, "seconds": record.seconds}
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """A run in the registry.
-
-    Attributes:
-        id: Name of the run.
-        created_at: Unix time, in seconds.
-        task: Name of the task.
-        strategy: Name of the strategy.
-        private: The patch policy.
-        settings: Public settings by name, without secrets.
-        schema: Digest of the whole model's schema.
-        epoch: Number of the last process that executed the run.
-        status: "running", "finished", "interrupted" or "failed".
-        stopped_because: See RunSummary; None in a run that has not ended.
-        user_accuracy: See RunSummary.
-        model: Path of the exported global model; None if there is none.
-    """
-
-    id: str
-    created_at: float
-    task: str
-    strategy: str
-    private: str
-    settings: Mapping[str, Any]
-    schema: str
-    epoch: int
-    status: str
-    stopped_because: str | None
-    user_accuracy: float | None
-    model: str | None
-
-
-def end_words(stopped_because: str) -> str:
-    """Return the reason for the end of a run in words."""
-    words = {"target_ua": "target reached", "max_rounds": "all rounds done", "deadline": "time limit reached"}
-    return words.get(stopped_because, stopped_because)
-
-
-def status_words(info: RunInfo) -> str:
-    """Return the status of a run in words."""
-    because = info.stopped_because or info.status
-    return info.status if because == info.status else f"{info.status} ({end_words(because)})"
-
-
-def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
-    """Return the summary that the run printed at its end, or the summary so far of a run that has not ended."""
-    return RunSummary(
-        run=info.id,
-        stopped_because=info.stopped_because or info.status,
-        user_accuracy=last_user_accuracy(rounds),
-        model=info.model or "",
-        rounds=rounds,
-        private=info.private,
-    )
-
-
-@dataclass(frozen=True)
-class Hold:
-    """The reason for a hold on a device, and its beginning in Unix seconds."""
-
-    reason: str
-    since: float
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """A device in the registry. Times are Unix seconds; counters are over all runs.
-
-    Attributes:
-        last_reason: Reason of its last decline, failure or refusal.
-        offences: Offences since its last release (coordinator.cohort.offences).
-        quarantined: The hold if it is in quarantine.
-        drained: The hold if the operator has drained it.
-        revoked: Whether the CA has revoked it.
-        relay: Whether it is the relay of a site.
-    """
-
-    id: str
-    fleet: str
-    first_seen: float
-    last_seen: float
-    online: bool
-    version: str
-    tasks: tuple[str, ...]
-    invited: int
-    accepted: int
-    declined: int
-    reported: int
-    lost: int
-    failed: int
-    refused: int
-    late: int
-    ignored: int
-    last_reason: str
-    offences: int = 0
-    quarantined: Hold | None = None
-    drained: Hold | None = None
-    revoked: bool = False
-    relay: bool = False
-
-
-@dataclass(frozen=True)
-class StoredUpdate:
-    """An update on disk (coordinator.storage.checkpoint).
-
-    Attributes:
-        round: Number of the round.
-        device: The device.
-        digest: SHA-256 of the packed update.
-        raw_bytes: Size of the unpacked update.
-        num_examples: Examples that it reports.
-        encoding: Its encoding.
-    """
-
-    round: int
-    device: str
-    digest: str
-    raw_bytes: int
-    num_examples: int
-    encoding: str
-
-
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return `value` for JSON: Python's numbers for numpy's, None for NaN and infinities, floats within ±MAX_MEASURE."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, int):
         return int(value)
     number = float(value)
