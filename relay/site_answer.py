@@ -83,7 +83,7 @@ class SiteUpdate:
             blob = read_state(directory / _ANSWER)
         except (FileNotFoundError, NotADirectoryError, ValueError, ValidationError):
             return None
-        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes, terms_digest(command.secure))
+        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes, _digest_of(command.secure))
         manifest = found.manifest
         if asked != (found.round, found.base, manifest.encoding, manifest.chunk_bytes, found.terms):
             return None
@@ -104,8 +104,7 @@ def site_evaluation(record: RoundRecord, base: str, *, least: int, tells_members
     return Evaluation(base, record.user_accuracy if enough else None, record.num_examples, record.seconds, members)
 
 
-def terms_digest(terms: SecureTerms | None) -> str:
-    """Return the digest of the terms of a masked round; "" without."""
+def _digest_of(terms: SecureTerms | None) -> str:
     return "" if terms is None else hashlib.sha256(to_bytes(terms)).hexdigest()
 
 
@@ -234,7 +233,7 @@ class SiteAggregator(Aggregator):
         else:
             packed = write_site_sum(vector_layout(travelling, command.secure), self._total, command.base)
         manifest = packed.manifest(command.chunk_bytes, travelling)
-        answer = SiteUpdate(record.round, command.base, manifest, report, terms_digest(command.secure))
+        answer = SiteUpdate(record.round, command.base, manifest, report, _digest_of(command.secure))
         answer.save(self._site_directory, packed.blob)
         self.answer, self.state = (answer, packed.blob), self._next
 

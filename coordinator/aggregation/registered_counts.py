@@ -1,4 +1,4 @@
-"""Whether an update has far more examples or members than its device has registered."""
+"""Checks of the examples and members of an update against the numbers that its device has registered."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 - The weights, that is all trained tensors, have one norm together.
 - Statistics of batch norm have a norm per tensor, since the variance of one layer has no relation to the mean of another.
-- A moment is measured from its value after the same steps without gradients (norm_pace.Pace).
+- A moment is measured from its value after the same steps without gradients (norm_pace.Pace), so that
+  a bound limits the device's gradients.
 - The control variate of SCAFFOLD has a norm of its own.
 - Counters (step counts of moments, `num_batches_tracked`) have a norm per tensor.
 """

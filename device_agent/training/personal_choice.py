@@ -69,7 +69,7 @@ def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensor
     if not better:
         trainer.load(federated)
     where = f"on {len(trainer.validation_data[0])} validation examples"
-    words = f"{trainer.task.metric_name} {metric_in_words(ours)} alone, {metric_in_words(theirs)} federated, {where}"
+    words = f"{trainer.task.metric_name} {_shown(ours)} alone, {_shown(theirs)} federated, {where}"
     return Choice(ALONE if better else FEDERATED, words, theirs, ours)
 
 
@@ -77,6 +77,5 @@ def _has_one_class(targets: torch.Tensor) -> bool:
     return targets.ndim == 1 and not targets.is_floating_point() and bool((targets == targets[:1]).all())
 
 
-def metric_in_words(measured: float | None) -> str:
-    """Return a measured figure as it is logged."""
+def _shown(measured: float | None) -> str:
     return "no number" if measured is None else f"{measured:.4g}"

@@ -31,6 +31,13 @@ class Played:
     failed: Mapping[str, int]
 
 
+def played_of(code: int, out: str) -> Played:
+    """Return what became of a playbook from its exit code and its output; of several, the last recap of a host counts."""
+    rows = list(_COUNTS.finditer(out))
+    changed = {row["host"]: int(row["changed"]) for row in rows}
+    return Played(code, out, changed, {row["host"]: int(row["failed"]) + int(row["away"]) for row in rows})
+
+
 class Control:
     """Plays the playbooks of ansible/ with an inventory of `machines`: `groups` of them, settings of all or of one.
 
@@ -98,12 +105,6 @@ class Control:
             timeout=self.patience_s,
             check=False,
         )
-        rows = list(_COUNTS.finditer(done.stdout))
-        played = Played(
-            done.returncode,
-            done.stdout,
-            {row["host"]: int(row["changed"]) for row in rows},
-            {row["host"]: int(row["failed"]) + int(row["away"]) for row in rows},
-        )
+        played = played_of(done.returncode, done.stdout)
         assert not check or played.code == 0, done.stdout[-8000:]
         return played
