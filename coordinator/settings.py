@@ -17,7 +17,7 @@ from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.selection import HELP
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, largest_group
-from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
+from fedpatch.coordinator.rounds.update_encoding import ENCODING_HELP
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import is_loopback, parse_address

@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.rounds.auto_deadline import LONGEST_DEADLINE_S
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
-from fedpatch.coordinator.rounds.run_spec import LONGEST_DEADLINE_S
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.ports import REAL

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.pki.masking_authority import masking_authorities, no_revocations, revocation_source
-from fedpatch.coordinator.rounds.run_spec import RunSpec, SecurePolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.coordinator.runtime.model_publisher import Blob
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.settings import RunSettings

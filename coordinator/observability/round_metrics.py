@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from fedpatch.coordinator.observability.metric_definitions import EVALUATION_STATS, MOMENTS, PULL_STATS, RoundGauges
+from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_spec import policy_of
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedpatch.coordinator.aggregation.medians import lower_median
@@ -19,6 +19,7 @@ from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.decline_hints import hint_for, lasts, word_of
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import (
@@ -53,7 +54,6 @@ from fedpatch.coordinator.rounds.run_effects import (
     MaskedOrigin,
     SaveGroupSteps,
     SaveJournal,
-    SendMessage,
     StoreUpdate,
 )
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
@@ -80,13 +80,10 @@ from fedpatch.shared.wire.messages import (
     Offer,
     Progress,
     Refused,
-    RetryAfter,
     UpdateReport,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 
-# The pause before a device repeats the offer of an update that a paused run may still take.
-KEEP_S = 60.0
 # The pause before an unanswered request is sent again: a broker with a full queue may drop the request or its answer.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
@@ -95,85 +92,6 @@ SILENT = "silent"
 # Reasons of failed participants that missed the round, and of those that failed through no fault of their own.
 _MISSED = frozenset({"lost", SILENT, FailReason.DEADLINE, NO_KEYS, NO_SHARES})
 _BLAMELESS = frozenset({GROUP_LOST, NO_GROUP, OTHER_KEYS, FailReason.MASKING, FailReason.DOWNLOAD, "stale"})
-
-
-class EnvelopeFactory:
-    """Makes the envelopes of a run with increasing ids, and the answers that need no open round.
-
-    Args:
-        spec: The terms of the run.
-        resumable: Open rounds of other runs that can be resumed, by run. Devices keep their updates for these.
-
-    Attributes:
-        committed: Digest of the last committed update by device.
-    """
-
-    def __init__(self, spec: RunSpec, resumable: Mapping[str, int] | None = None) -> None:
-        self._spec = spec
-        self._resumable = resumable or {}
-        self._last_id = 0
-        self.committed: dict[str, str] = {}
-
-    def send(self, device: str, round_number: int, body: Body) -> SendMessage:
-        """Return the effect that sends a message of a round of this run.
-
-        Args:
-            device: The receiver.
-            round_number: Number of the round.
-            body: The message.
-        """
-        spec = self._spec
-        self._last_id += 1
-        return SendMessage(device, Envelope(body, self._last_id, spec.task, spec.run, spec.epoch, round_number))
-
-    def answer_carried(self, device: str, work: CarriedWork, body: Body) -> SendMessage:
-        """Return the effect that sends a message about carried work, in its epoch and round.
-
-        Args:
-            device: The receiver.
-            work: Its work.
-            body: The message.
-        """
-        message = self.send(device, work.round, body)
-        return replace(message, envelope=replace(message.envelope, epoch=work.epoch))
-
-    def answer_stale(self, device: str, envelope: Envelope, reason: RefuseReason) -> list[Effect]:
-        """Answer a message of a round that is over, so that the device ends its job.
-
-        Args:
-            device: The sender.
-            envelope: Its message. The answer repeats its run, epoch and round.
-            reason: The reason for the answer.
-        """
-        match envelope.body:
-            case Offer(manifest=manifest) if self.committed.get(device) == manifest.digest:
-                return [self._numbered(device, replace(envelope, body=Committed(manifest.digest)))]
-            case Offer(manifest=manifest) if self._resumable.get(envelope.run) == envelope.round:
-                return [self._numbered(device, replace(envelope, body=RetryAfter(manifest.digest, KEEP_S)))]
-            case Offer(manifest=manifest):
-                answer: Body = Refused(manifest.digest, reason, "the round is over for this device")
-            case Accept() | Progress() | Need():
-                answer = Cancel(reason)
-            case _:
-                return []
-        return [self._numbered(device, replace(envelope, body=answer)), CountEvent(device, "late", reason)]
-
-    def answer_quarantined(self, device: str, envelope: Envelope) -> list[Effect]:
-        """Refuse a message of a quarantined device. An older agent does not know the reason, so it gets `cancel` too."""
-        reason = RefuseReason.QUARANTINED
-        answers: list[Body] = []
-        match envelope.body:
-            case Offer(manifest=manifest):
-                answers = [Refused(manifest.digest, reason, "the coordinator's operator can release this device")]
-                answers.append(Cancel(reason))
-            case Accept() | Progress() | Need():
-                answers = [Cancel(reason)]
-        sends = [self._numbered(device, replace(envelope, body=answer)) for answer in answers]
-        return [*sends, CountEvent(device, "refused", reason)]
-
-    def _numbered(self, device: str, envelope: Envelope) -> SendMessage:
-        self._last_id += 1
-        return SendMessage(device, replace(envelope, id=self._last_id))
 
 
 class ActiveRound:

@@ -16,7 +16,7 @@ from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.decline_hints import hint_for_decline, lasts, word_of
 from fedpatch.coordinator.rounds.false_presence import FalsePresence
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
-from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
+from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,

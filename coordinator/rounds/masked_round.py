@@ -20,7 +20,7 @@ from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Event, MaskingEntry, Phase, State
 from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGroupSteps
-from fedpatch.coordinator.rounds.run_spec import SecurePolicy
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.masking.keys import key_in_any_form

@@ -30,7 +30,9 @@ from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.selection import Selection, draw
 from fedpatch.coordinator.masking.run_groups import REGISTER, RunGroups
-from fedpatch.coordinator.rounds.active_round import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
+from fedpatch.coordinator.rounds.active_round import ActiveRound, new_scheduler
+from fedpatch.coordinator.rounds.auto_deadline import evaluation_policy, policy_of
+from fedpatch.coordinator.rounds.envelopes import KEEP_S, EnvelopeFactory
 from fedpatch.coordinator.rounds.far_updates import far_rounds
 from fedpatch.coordinator.rounds.known_devices import (
     CANNOT_MASK,
@@ -81,7 +83,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, evaluation_policy, policy_of
+from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk

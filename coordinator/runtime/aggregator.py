@@ -34,7 +34,8 @@ from fedpatch.coordinator.rounds.far_updates import unusual_devices
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
-from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.update_encoding import whole_model_encoding
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint

@@ -17,11 +17,12 @@ from fedpatch.coordinator.aggregation.update_validation import UpdateRequirement
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
+from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RETURN_S, RoundPolicy
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
-from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of
+from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.aggregator import KeptBases, open_base, requirements_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared

@@ -18,8 +18,10 @@ from fedpatch.coordinator.aggregation.strategy_calls import begin_strategy
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.find_strategy import rate_of, strategy_for
 from fedpatch.coordinator.pki.masking_authority import masking_authorities, revocation_source
+from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
-from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.coordinator.settings import RoundSettings, RunSettings
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.vector_layout import travelling

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fedpatch.coordinator.rounds.active_round import ActiveRound, EnvelopeFactory
+from fedpatch.coordinator.rounds.active_round import ActiveRound
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.run_effects import Effect

@@ -8,8 +8,8 @@ import pytest
 
 from fedpatch.coordinator.observability.round_text import evaluation_words, round_line
 from fedpatch.coordinator.observability.round_tracking import tracked_round
+from fedpatch.coordinator.rounds.auto_deadline import auto_deadline_s, policy_of
 from fedpatch.coordinator.rounds.round_record import RoundRecord, last_user_accuracy
-from fedpatch.coordinator.rounds.run_spec import auto_deadline_s, policy_of
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError

@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, Ro
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted, TimePassed
-from fedpatch.coordinator.rounds.run_spec import SecurePolicy
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.round_player import site_engine
 from fedpatch.shared.wire.masking_messages import ThresholdRule

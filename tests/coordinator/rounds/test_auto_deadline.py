@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
-from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished, TimePassed
-from fedpatch.coordinator.rounds.run_spec import (
+from fedpatch.coordinator.rounds.auto_deadline import (
     DEADLINE_WINDOW,
     LONGEST_DEADLINE_S,
     SHORTEST_DEADLINE_S,
     auto_deadline_s,
     policy_of,
 )
+from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished, TimePassed
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.engines import asking, current, engine, report_of, send

@@ -37,7 +37,8 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_spec import SecurePolicy, Stopped
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.masking_messages import ThresholdRule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.active_round import EnvelopeFactory
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SendMessage
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason

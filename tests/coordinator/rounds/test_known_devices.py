@@ -13,7 +13,7 @@ from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
-from fedpatch.coordinator.rounds.run_spec import SecurePolicy
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,

@@ -43,7 +43,7 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_spec import SecurePolicy
+from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.masking_messages import (
     Agreed,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
-from fedpatch.coordinator.rounds.run_spec import EVERYWHERE
+from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
