@@ -15,7 +15,7 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.observability.status_message import StatusMessage
-from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects

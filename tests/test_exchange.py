@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from tests.support.examples import examples

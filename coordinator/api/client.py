@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedpatch.coordinator.pki.issued_certificates import mark_revoked
 from fedpatch.coordinator.rounds.device_record import DeviceInfo
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary, summary_of
 from fedpatch.coordinator.settings import CA_DIRECTORY

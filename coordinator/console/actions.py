@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.guard.device_holds import hold, lift
 from fedpatch.coordinator.guard.stop_request import request_stop
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.shared.errors import unknown_name
 
 _HOLDS = {"quarantine": QUARANTINED, "drain": DRAINED}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.storage.run_registry import Registry
 

@@ -26,7 +26,8 @@ from fedpatch.coordinator.observability.metric_definitions import (
     RoundGauges,
 )
 from fedpatch.coordinator.rounds.active_round import ActiveRound
-from fedpatch.coordinator.rounds.known_devices import REVOKED, Member
+from fedpatch.coordinator.rounds.held_devices import REVOKED
+from fedpatch.coordinator.rounds.known_devices import Member
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SaveRecord

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from msgspec import UNSET
 
+from fedpatch.coordinator.rounds.missing_devices import missing_words
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
@@ -143,7 +144,7 @@ def status_message(engine: Engine, now: float, phase: str = "") -> StatusMessage
 
 def _missing(engine: Engine) -> str:
     """Return which devices are missing, after the devices whose presence is not true."""
-    words = "; ".join(filter(None, (*engine.fleet.false_presence.words(), engine.fleet.missing_words())))
+    words = "; ".join(filter(None, (*engine.fleet.false_presence.words(), missing_words(engine.fleet))))
     return words if len(words) <= _MAX_TEXT else f"{words[: _MAX_TEXT - 3]}..."
 
 

@@ -20,7 +20,8 @@ from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.decline_hints import hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.held_devices import QUARANTINED
+from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
@@ -106,6 +107,8 @@ class ActiveRound:
         limit_s: The rest of the run's time limit, in seconds; None without a limit.
         now: The time, in seconds.
         uploads: The upload slots of a run with buffered rounds, which outlast a round; None: the round has its own.
+        groups: The masked groups of the run; None in a run without masks.
+        speeds: The training times of the devices, which the round adds to; None in a run without buffered rounds.
 
     Attributes:
         round: The state machine.
@@ -114,15 +117,14 @@ class ActiveRound:
         figures: Figures of a masked round, once it is aggregated.
         evaluates: Whether devices only measure.
         dismissed: Whether collecting has ended and working devices were cancelled.
-        groups: The masked groups of the run, which the engine sets.
         works: Carried work of participants whose request is of an earlier round.
-        speeds: Training times of the devices of the run; None in a run without buffered rounds.
+        version: Completed rounds of the round's model, once it is published.
         missed: Once `dismissed` is true, the participants that missed the round (coordinator.rounds.missed_rounds).
         unheard: Those of them that did not answer, from the beginning or any more.
         failed: Then also the participants that failed for a reason of their own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what outlasts a round
         self,
         spec: RunSpec,
         opening: RoundStart,
@@ -132,6 +134,8 @@ class ActiveRound:
         limit_s: float | None,
         now: float,
         uploads: UploadScheduler | None = None,
+        groups: RunGroups | None = None,
+        speeds: SpeedClasses | None = None,
     ) -> None:
         ledger = opening.ledger
         deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else ledger.spent_s + limit_s)
@@ -140,15 +144,15 @@ class ActiveRound:
         self.masked: MaskedRound | None = None
         self.dismissed = False
         self.works: dict[str, CarriedWork] = {}
-        self.groups = RunGroups(spec.seed)
-        self.speeds: SpeedClasses | None = None
         self.version = 0
         self.missed: list[str] = []
         self.unheard: list[str] = []
         self.failed: list[str] = []
-        self.aggregated = Aggregated()
         self.offenders: dict[str, str] = dict(ledger.offenders)
         self.evaluates = ledger.evaluates
+        self._aggregated = Aggregated()
+        self._groups = groups or RunGroups(spec.seed)
+        self._speeds = speeds
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -164,6 +168,8 @@ class ActiveRound:
         self._probed_at_quorum = ledger.evaluates
         self._groups_damaged = False
         self._link_checked = self._heard = False
+        # Whether the aggregation was requested.
+        self._aggregates = False
 
     def begin(self, published: ModelPublished, now: float) -> list[Effect]:
         """Invite the devices that have not reported, once the model is published.
@@ -175,6 +181,7 @@ class ActiveRound:
         Returns:
             The effects: the journal first, then the invitations.
         """
+        self.version = published.version
         known, updates = self._opening.ledger, self._opening.updates
         terms = self._terms(published.secure)
         sums = self._relays()
@@ -221,6 +228,21 @@ class ActiveRound:
         self.works[device] = work
         self.round.admit(device, now)
         self._unresponsive.note_message(device, now)
+
+    def expect(self, devices: int, now: float) -> None:
+        """Expect the updates of devices that work for earlier rounds and have not offered them yet.
+
+        Args:
+            devices: The number of these devices.
+            now: The time, in seconds.
+        """
+        self.round.expected = devices
+        self.round.tick(now)
+
+    def staleness(self, device: str) -> int:
+        """Return the number of versions from the base of a participant's update to the round's model."""
+        work = self.works.get(device)
+        return 0 if work is None else self.version - work.version
 
     def takes(self, device: str) -> bool:
         """Return whether the round accepts updates, and the device is not a participant yet."""
@@ -424,8 +446,8 @@ class ActiveRound:
         self._uploads.release(device)
         self._envelopes.committed[device] = digest
         self.reports[device] = report
-        if self.speeds is not None and report is not None:
-            self.speeds.note(device, report.train_s)
+        if self._speeds is not None and report is not None:
+            self._speeds.note(device, report.train_s)
         self._fleet.works(device)
         rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
         return [self._send(device, Committed(digest, rest_s)), CountEvent(device, "reported")]
@@ -536,17 +558,34 @@ class ActiveRound:
             self.reports = {device: report for device, report in self.reports.items() if device in counted}
         return effects
 
-    def leave_out(self, devices: Sequence[str]) -> None:
-        """Drop the reports of devices whose group has an impossible sum."""
-        self.reports = {device: report for device, report in self.reports.items() if device not in devices}
-
-    def aggregation(self) -> AggregateUpdates:
-        """Return the effect that aggregates the updates that count."""
+    def aggregate(self) -> list[Effect]:
+        """Return, once, the effects that end collecting and aggregate the updates that count."""
+        if self._aggregates:
+            return []
+        self._aggregates = True
         groups = self.masked.results() if self.masked is not None else ()
         terms = self.masked.terms if self.masked is not None else None
         sums = sorted(self.masked.sums & self.reports.keys()) if self.masked is not None else ()
         works = {device: self.works[device] for device in sorted(self.reports.keys() & self.works.keys())}
-        return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms, tuple(sums), works)
+        devices = tuple(sorted(self.reports))
+        cancels = [] if self.dismissed else self.dismiss()
+        return [*cancels, AggregateUpdates(self.round.number, devices, groups, terms, tuple(sums), works)]
+
+    def aggregated(self, event: Aggregated, now: float) -> None:
+        """Close the round once the next global model is computed.
+
+        The round fails if groups had an impossible sum, and the other updates are fewer than the quorum.
+
+        Args:
+            event: The completion, with the devices of these groups, whose reports do not count.
+            now: The time, in seconds.
+        """
+        self._aggregated = event
+        self.reports = {device: report for device, report in self.reports.items() if device not in event.left_out}
+        if event.left_out and len(self.reports) < self.round.needed:
+            self.round.abandon(now, "groups_lost")
+        else:
+            self.round.finish(now)
 
     def publishes(self, digest: str) -> bool:
         """Return whether a blob is the round's model or one of its deltas."""
@@ -599,17 +638,17 @@ class ActiveRound:
             self.traffic(),
             self._refused,
             metric=self._spec.metric,
-            figures=self.aggregated.figures,
+            figures=self._aggregated.figures,
         )
         if self.evaluates:
             return replace(record, train_loss=None)
         return replace(
             record,
-            bounded=dict(self.aggregated.bounded),
-            bounded_devices=dict(self.aggregated.bounded_devices),
-            pulls=dict(self.aggregated.pulls),
-            pull_quantiles=dict(self.aggregated.pull_quantiles),
-            privacy=dict(self.aggregated.privacy),
+            bounded=dict(self._aggregated.bounded),
+            bounded_devices=dict(self._aggregated.bounded_devices),
+            pulls=dict(self._aggregated.pulls),
+            pull_quantiles=dict(self._aggregated.pull_quantiles),
+            privacy=dict(self._aggregated.privacy),
             offenders=dict(sorted(self.offenders.items())),
         )
 
@@ -728,7 +767,7 @@ class ActiveRound:
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
         self.masked = MaskedRound(
-            self.round, terms, spec.secure, request, self._send, sums, revoked, groups=self.groups
+            self.round, terms, spec.secure, request, self._send, sums, revoked, groups=self._groups
         )
         try:
             self.masked.resume(entries, self._opening.updates, now, closing=known.closing)

@@ -8,7 +8,9 @@ is broken, has data unlike all others, or lies is pulled far in each round in wh
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+
+from fedpatch.coordinator.rounds.round_record import RoundRecord
 
 FAR, MIDDLE = 0.75, 0.25
 """An update is far if more than FAR of its change is taken away, and less than MIDDLE of the median update's."""
@@ -17,6 +19,31 @@ UNUSUAL_ROUNDS, UNUSUAL_PULL = 5, 0.9999
 10,000 times the bound. Both as in the alert FedpatchUpdatePulledFar."""
 MAX_FAR = 64
 """Greatest number of devices in a record; beyond it, devices with the fewest rounds in a row are left out."""
+
+
+class FarUpdates:
+    """The devices whose updates were far from the others in the last rounds of a run.
+
+    Args:
+        records: The rounds so far; the last one has the counts.
+
+    Attributes:
+        counts: Rounds in a row by device (`far_rounds`).
+    """
+
+    def __init__(self, records: Sequence[RoundRecord]) -> None:
+        self.counts: Mapping[str, int] = records[-1].far if records else {}
+
+    def end_round(self, record: RoundRecord, reported: Collection[str]) -> Mapping[str, int]:
+        """Return the counts after a round; a failed round and an evaluate round change none.
+
+        Args:
+            record: The record of the round.
+            reported: Devices and masked groups whose updates count in it.
+        """
+        if record.outcome == "aggregated":
+            self.counts = far_rounds(self.counts, record.pulls, record.pull_quantiles.get("p50", 0.0), reported)
+        return self.counts
 
 
 def far_rounds(

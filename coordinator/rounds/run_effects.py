@@ -14,7 +14,7 @@ from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Event
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Envelope, Manifest
 

@@ -1,10 +1,9 @@
-"""The terms of a run, which stay the same for its length, and the reasons for its end."""
+"""The terms of a run, which stay the same for its length."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
@@ -13,16 +12,6 @@ from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import TrainPlan
-
-
-class Stopped(StrEnum):
-    """The reasons for the end of a run."""
-
-    TARGET_UA = "target_ua"
-    MAX_ROUNDS = "max_rounds"
-    DEADLINE = "deadline"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.learning_alone import loss_warning
+from fedpatch.coordinator.rounds.missing_devices import left_out_words
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CheckLink,
@@ -179,7 +180,7 @@ class EffectRunner:
 
     def _show_left_out(self, round_number: int) -> None:
         """Show which devices are not asked because of their version or abilities, again only where this changes."""
-        words = self._engine.fleet.left_out_words()
+        words = left_out_words(self._engine.fleet)
         if words and words != self._left_out:
             self._say(f"round {round_number} is without {words}")
         self._left_out = words

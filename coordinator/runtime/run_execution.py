@@ -31,8 +31,9 @@ from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate,
 from fedpatch.coordinator.rounds.round_record import RoundRecord, last_user_accuracy
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
-from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary, summary_of
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Table, and_, delete, exists, select
 from sqlalchemy.sql import ColumnElement
 
 from fedpatch.coordinator.rounds.device_record import Hold
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.storage.database.tables import devices, holds, offences
 from fedpatch.coordinator.storage.database.transactions import Tables, insert
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Integer, Text, and_, bindparam, case, delete,
 from sqlalchemy.sql import ColumnElement
 
 from fedpatch.coordinator.rounds.device_record import DeviceInfo
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.migrations import COUNTERS

@@ -25,7 +25,7 @@ from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds import run_engine, run_events
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import (
     Effect,

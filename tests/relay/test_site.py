@@ -16,7 +16,7 @@ import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import Authority
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME
-from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (

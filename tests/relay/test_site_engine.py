@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
-from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED
+from fedpatch.coordinator.rounds.missing_devices import missing_text
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
@@ -78,7 +79,7 @@ def begun(site: Presences, needs: Needs = Needs(), **terms: Any) -> Engine:  # n
 
 
 def cohort(engine: Engine) -> set[str]:
-    assert engine.open is not None, engine.fleet.missing_text(engine.required_devices(), 0.0)
+    assert engine.open is not None, missing_text(engine.fleet, engine.required_devices(), 0.0)
     return set(engine.open.round.participants)
 
 

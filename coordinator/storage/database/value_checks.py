@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record import EVALUATION_OUTCOMES, RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo

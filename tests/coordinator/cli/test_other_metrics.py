@@ -12,8 +12,8 @@ from fedpatch.coordinator.cli.tables import print_run, print_summary
 from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated
-from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.coordinator.runtime.aggregator import requirements_of
 from fedpatch.coordinator.runtime.run_preparation import prepare, run_spec
 from fedpatch.coordinator.settings import RunSettings

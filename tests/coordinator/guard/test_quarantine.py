@@ -12,7 +12,9 @@ from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.device_record import Hold
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.missing_devices import missing_text
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
@@ -224,7 +226,7 @@ def test_device_that_comes_after_the_hold_is_held():
     fleet.update("a", there())
     fleet.update("b", there())
     assert fleet.eligible() == ["b"]
-    assert "held back, as a: drained" in fleet.missing_text(2, 5.0)
+    assert "held back, as a: drained" in missing_text(fleet, 2, 5.0)
 
 
 def test_full_fleet_evicts_the_longest_gone_idle_device():

@@ -10,7 +10,7 @@ import pytest
 
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
-from fedpatch.coordinator.rounds.known_devices import REVOKED
+from fedpatch.coordinator.rounds.held_devices import REVOKED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
@@ -118,10 +118,10 @@ def test_remembered_device_that_is_revoked_does_not_count(tmp_path: Path):
     revocations = Revocations(tmp_path, "kitchen")
     assert run.fleet.missing() == ["a", "b"]
     poll(revocations, run, 1.0)
-    assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["b"], 1)
+    assert (run.fleet.missing(), run.fleet.count.standing.fleet) == (["b"], 1)
     record(tmp_path, revoked="a", issued="a")
     poll(revocations, run, 2.0)
-    assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["a", "b"], 2)
+    assert (run.fleet.missing(), run.fleet.count.standing.fleet) == (["a", "b"], 2)
 
 
 def test_revoked_device_stays_held_after_a_restart(tmp_path: Path):

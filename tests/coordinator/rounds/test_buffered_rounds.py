@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import (
@@ -37,8 +37,8 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.masking_messages import ThresholdRule
@@ -113,7 +113,7 @@ def upload(made: Engine, device: str, number: int, now: float = 8.0) -> list[Eff
 def test_device_at_work_at_the_end_is_not_cancelled_and_not_invited_again():
     made = carrying()
     effects = next_version(made)
-    assert made.carried.busy == {"c"}
+    assert made.carried.devices.busy == {"c"}
     assert not [body for device, body in sent(effects) if device == "c"]
     [journal] = [one.ledger for one in effects if isinstance(one, SaveJournal)]
     assert set(journal.invited) == {"a", "b"}
@@ -199,7 +199,7 @@ def test_restarted_device_offers_for_its_own_round():
     next_version(made)
     job = JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
     made.handle(DevicePresence("c", there("b2", job)), 7.5)
-    assert made.carried.busy == {"c"}
+    assert made.carried.devices.busy == {"c"}
     upload(made, "c", 1)
     assert "c" in current(made).reports
 
@@ -208,7 +208,7 @@ def test_restarted_device_without_its_work_is_free_for_the_next_round():
     made = carrying()
     next_version(made)
     made.handle(DevicePresence("c", there("b2")), 7.5)
-    assert made.carried.busy == set()
+    assert made.carried.devices.busy == set()
     report_all(made, "ab", 8.0)
     made.handle(Aggregated(), 9.0)
     assert "c" in [device for device, body in sent(next_version(made, 10.0, 2)) if isinstance(body, WorkRequest)]
@@ -220,9 +220,9 @@ def test_message_of_a_device_shows_that_it_still_does_its_carried_work(message):
     made = carrying()
     next_version(made)
     made.handle(DevicePresence("c", there("b1")), 7.5)
-    assert made.carried.busy == set()
+    assert made.carried.devices.busy == set()
     assert send(made, "c", message, 8.0, 1) == []
-    assert made.carried.busy == {"c"}
+    assert made.carried.devices.busy == {"c"}
     assert current(made).round.expected == 1
 
 
@@ -233,7 +233,7 @@ def test_device_that_offers_its_carried_work_is_busy_with_it_after_the_round_too
     send(made, "c", Offer(update(BLOB)), 8.0, 1)
     report_all(made, "ab", 9.0)
     made.handle(Aggregated(), 10.0)
-    assert made.carried.busy == {"c"}
+    assert made.carried.devices.busy == {"c"}
 
 
 def test_carried_upload_that_fails_in_the_next_round_is_not_waited_for():
@@ -321,7 +321,7 @@ def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
 def test_device_that_downloads_at_the_end_of_its_round_is_carried():
     """Otherwise a device whose download takes longer than each round would never train."""
     made = carrying(last=DOWNLOADING)
-    assert made.carried.busy == {"c"}
+    assert made.carried.devices.busy == {"c"}
     next_version(made)
     assert send(made, "c", DOWNLOADING, 7.5, 1) == []
     upload(made, "c", 1)
@@ -343,7 +343,7 @@ def test_carried_download_gets_chunks_of_a_blob_that_is_still_published():
     next_version(made)
     [effect] = send(made, "c", Need(model(b"n" * 250).digest, b"\x07"), 20.0, 1)
     assert isinstance(effect, ResendChunks)
-    assert made.carried.busy == {"c"}
+    assert made.carried.devices.busy == {"c"}
 
 
 def test_carried_download_that_lacks_chunks_of_an_older_model_is_cancelled():
@@ -561,7 +561,7 @@ def test_device_that_still_works_takes_one_place_of_the_devices_that_work_at_onc
     assert len(cohort) == concurrency
     report_until_the_end(made, cohort, 5.0)
     made.handle(Aggregated(), 6.0)
-    assert made.carried.busy == set(cohort[2:])
+    assert made.carried.devices.busy == set(cohort[2:])
     [journal] = [one.ledger for one in next_version(made) if isinstance(one, SaveJournal)]
     assert len(journal.invited) == 2
 

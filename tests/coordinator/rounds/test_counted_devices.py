@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.cohort.quorum import Standing
-from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, PublishModel
@@ -23,7 +23,7 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateRejected,
 )
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
 from tests.coordinator.engines import (
@@ -108,7 +108,7 @@ class TestDecline:
         """The text of a decline has no influence: a fleet of two still needs two updates."""
         made = fleet_of("ab")
         send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
-        assert made.fleet.standing(2) == Standing(2, left=1)
+        assert made.fleet.count.standing == Standing(2, left=1)
         assert made.required_devices() == 2
 
 

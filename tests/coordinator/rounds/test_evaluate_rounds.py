@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.run_events import (
     ModelPublished,
     TimePassed,
 )
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     INDEPENDENT_FEATURE,

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.status_message import status_message
+from fedpatch.coordinator.rounds.failed_rounds import RETRY_S
 from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePresence
 from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.run_effects import Effect
-from fedpatch.coordinator.rounds.run_engine import RETRY_S
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished, TimePassed
 from fedpatch.shared.wire.messages import SHARED_ID_FEATURE
 from tests.coordinator.engines import end_of, engine, join

@@ -8,9 +8,10 @@ from collections.abc import Collection
 import pytest
 
 from fedpatch.coordinator.observability.status_message import status_message
-from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.device_wait import SETTLE_S
+from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.round_record import RoundRecord
-from fedpatch.coordinator.rounds.run_engine import SETTLE_S, Engine
+from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import DevicesRevoked, HoldsChanged, ModelPublished, RunStarted, TimePassed
 from tests.coordinator.engines import current, end_of, join
 from tests.support.specs import model, run_spec

@@ -8,7 +8,9 @@ import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.cohort.quorum import Standing
-from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
+from fedpatch.coordinator.rounds.device_needs import CANNOT_MASK
+from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.missing_devices import left_out_words, missing_text, missing_words
 from fedpatch.coordinator.rounds.round_phases import STARTING_S
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
@@ -143,7 +145,7 @@ class TestWhoIsMissing:
         known = fleet()
         known.hold({"a": "drained"})
         known.update("b", replace(there(), tasks=()))
-        assert known.missing_text(2, 5.0) == (
+        assert missing_text(known, 2, 5.0) == (
             "0 of 2 devices came within 5 s, and 1 more are still starting 300 s later; see the logs of their agents, "
             "start fewer of them on one machine, or give them longer with --wait-s; "
             "1 of those that are there are held back, as a: drained"
@@ -155,10 +157,10 @@ class TestWhoIsMissing:
     def test_missing_text_names_held_offline_devices_of_the_fleet(self, last_run, of_fleet):
         """Only the last run tells which held devices belong to the fleet."""
         known = fleet()
-        known.expect(last_run)
+        known.count.expect(last_run)
         known.hold(dict.fromkeys("xc", "drained"))
         words = f"{len(of_fleet)} of those that are not there are held back, as c: drained"
-        assert words in known.missing_text(2, 5.0)
+        assert words in missing_text(known, 2, 5.0)
 
     def test_missing_text_counts_no_offline_device_as_present(self):
         known = fleet()
@@ -166,7 +168,7 @@ class TestWhoIsMissing:
         for device in "ab":
             known.declined(device, Decline(DeclineReason.PRIVATE_POLICY, "not mine"), 0.0)
         known.update("a", gone())
-        text = known.missing_text(2, 5.0)
+        text = missing_text(known, 2, 5.0)
         assert "1 of those that are there cannot take part, as b: not mine. 1 declined with private_policy" in text
 
     @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ class TestWhoIsMissing:
         known.update("d", replace(there(), unwilling=Condition.NOT_CHARGING))
         known.update("e", there(tasks=(OTHER,)))
         assert known.missing() == list("bcde")
-        assert known.missing_words(most) == words
+        assert missing_words(known, most) == words
 
 
 def test_registered_examples_are_those_of_the_task():
@@ -258,7 +260,7 @@ class TestFleet:
         fleet.update("a", gone())
         fleet.update("b", there())
         assert (fleet.evicted, fleet.missing()) == (["a"], [])
-        assert fleet.standing(1) == Standing(1)
+        assert fleet.count.standing == Standing(1)
 
     def test_evicted_device_is_not_starting(self):
         fleet = Fleet(TASK, most=1)
@@ -309,7 +311,7 @@ def test_device_that_cannot_mask_is_not_asked_in_a_masked_run_and_leaves_the_cou
     fleet.update("a", there())
     fleet.update("b", replace(there(), features=(MASKED_FEATURE,)))
     assert (fleet.eligible(), fleet.left) == (["b"], {"a"})
-    assert "a: cannot mask" in fleet.missing_text(2, 60.0)
+    assert "a: cannot mask" in missing_text(fleet, 2, 60.0)
 
 
 def test_devices_left_out_of_the_run_are_named_and_offline_and_declining_ones_are_not():
@@ -319,7 +321,7 @@ def test_devices_left_out_of_the_run_are_named_and_offline_and_declining_ones_ar
     fleet.update("a", replace(there(), online=False))
     fleet.update("h", replace(there(), features=(MASKED_FEATURE,)))
     fleet.declined("h", Decline(DeclineReason.PRIVATE_POLICY), 0.0)
-    assert fleet.left_out_words(2) == "b (cannot mask), c (cannot mask), 4 more"
+    assert left_out_words(fleet, 2) == "b (cannot mask), c (cannot mask), 4 more"
 
 
 def test_device_that_can_mask_after_all_is_asked():
@@ -344,7 +346,7 @@ def test_device_that_does_not_know_a_term_of_the_plan_is_not_asked():
     fleet.update("old", replace(there(), features=DEVICE_FEATURES[:4]))
     fleet.update("new", replace(there(), features=DEVICE_FEATURES))
     assert fleet.eligible() == ["new"]
-    assert "old: its version does not know prox" in fleet.missing_text(2, 60.0)
+    assert "old: its version does not know prox" in missing_text(fleet, 2, 60.0)
 
 
 def test_device_that_does_not_know_control_variates_is_not_asked():
@@ -352,7 +354,7 @@ def test_device_that_does_not_know_control_variates_is_not_asked():
     fleet.update("old", replace(there(), features=DEVICE_FEATURES[:-1]))
     fleet.update("new", replace(there(), features=DEVICE_FEATURES))
     assert fleet.eligible() == ["new"]
-    assert "old: its version does not know control variates" in fleet.missing_text(2, 60.0)
+    assert "old: its version does not know control variates" in missing_text(fleet, 2, 60.0)
 
 
 def test_masking_is_kept_of_a_presence():
@@ -380,25 +382,25 @@ def test_only_the_encoding_that_the_run_uses_is_kept_of_a_presence():
 
 @pytest.mark.parametrize(("how", "standing"), [("held", Standing(3)), ("barred", Standing(4, left=1))])
 def test_device_that_is_held_or_barred_after_a_vain_wait_counts_no_more_as_missing(how, standing):
-    fleet = Fleet(TASK)
+    fleet = Fleet(TASK, least=4)
     for device in "abcd":
         fleet.update(device, there())
     fleet.update("d", gone())
-    fleet.give_up(4)
-    assert fleet.standing(4) == Standing(4, missing=1)
+    fleet.count.give_up()
+    assert fleet.count.standing == Standing(4, missing=1)
     if how == "held":
         fleet.hold({"d": "drained"})
     else:
         fleet.bar("d", "schema_mismatch")
-    assert fleet.standing(4) == standing
+    assert fleet.count.standing == standing
 
 
 def test_devices_that_come_after_a_vain_wait_are_missing_no_more():
-    fleet = Fleet(TASK)
+    fleet = Fleet(TASK, least=5)
     for device in "ab":
         fleet.update(device, there())
-    fleet.give_up(5)
-    assert fleet.standing(5).missing == 3
+    fleet.count.give_up()
+    assert fleet.count.standing.missing == 3
     for device in "cd":
         fleet.update(device, there())
-    assert fleet.standing(5).missing == 1
+    assert fleet.count.standing.missing == 1

@@ -238,7 +238,7 @@ class TestRounds:
     def test_device_that_fails_a_round_with_a_reason_is_unsteady_as_long_as_after_one_absence(self):
         made = after_failure_of_d()
         now, rounds = self.play(made, "abcd", 10.0), 0
-        while "d" in made.fleet.unsteady:
+        while "d" in made.fleet.count.unsteady:
             now, rounds = self.play(made, "abcd", now), rounds + 1
         assert rounds == PROBATION
 
@@ -338,7 +338,7 @@ class TestRounds:
         send(made, "c", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
         report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
-        assert made.records[-1].absent == made.fleet.absent == {}
+        assert made.records[-1].absent == made.fleet.count.absent == {}
 
     def test_absent_device_that_is_revoked_between_its_rounds_is_no_longer_absent(self):
         before = RoundRecord(1, "aggregated", 3, 2, 0, 2, absent={"c": 2})
@@ -349,7 +349,7 @@ class TestRounds:
         made.handle(DevicesRevoked(frozenset("c")), 0.5)
         report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
-        assert made.records[-1].absent == made.fleet.absent == {}
+        assert made.records[-1].absent == made.fleet.count.absent == {}
 
     def test_device_that_never_answers_is_absent(self):
         made = asking("abc", quorum=0.5, grace_s=100.0)

@@ -31,7 +31,7 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import (
     Accept,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import (
     CommittedUpdate,
     MaskingEntry,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.rounds.failed_rounds import RETRY_S
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.round_record import RoundRecord
@@ -23,7 +24,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     SaveRecord,
     SendMessage,
 )
-from fedpatch.coordinator.rounds.run_engine import RETRY_S, Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
@@ -38,7 +39,7 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateRejected,
 )
-from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import (

@@ -13,8 +13,8 @@ import pytest
 from fedpatch.coordinator.observability.round_text import troubles
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, EndRun, RetractModel
-from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
+from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED
+from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

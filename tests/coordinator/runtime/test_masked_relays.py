@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
-from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP
 from fedpatch.coordinator.rounds.run_events import DevicePresence, HoldsChanged
 from fedpatch.coordinator.runtime.run_preparation import Prepared

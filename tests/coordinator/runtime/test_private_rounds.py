@@ -24,6 +24,7 @@ from fedpatch.coordinator.observability.status_message import status_message
 from fedpatch.coordinator.privacy.noise_draw import SealedNoise
 from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
+from fedpatch.coordinator.rounds.missing_devices import missing_text
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -169,7 +170,7 @@ def test_request_of_a_private_run_has_its_terms_and_asks_for_no_comparison(bench
 def test_device_without_the_feature_is_not_asked_and_is_named(bench):
     super(PrivateBench, bench).begin()
     assert not [envelope for _, envelope in bench.sent if isinstance(envelope.body, WorkRequest)]
-    assert "does not know dp, which this run needs; update it" in bench.engine.fleet.missing_text(2, 1.0)
+    assert "does not know dp, which this run needs; update it" in missing_text(bench.engine.fleet, 2, 1.0)
 
 
 def test_noise_is_readable_for_its_owner_alone_while_its_round_is_open(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.pki.masking_authority import RevocationSource, check_masking, masking_authorities
-from fedpatch.coordinator.rounds.known_devices import CANNOT_SIGN
+from fedpatch.coordinator.rounds.device_needs import CANNOT_SIGN
 from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
