@@ -18,7 +18,7 @@ from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import Interrupted, LinkChanged, Suspended
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.connection import Connection
@@ -290,15 +290,15 @@ class RoundPlayer:
             try:
                 with service.started():
                     if not connected:
-                        run_effects(engine, engine.handle(LinkChanged(connected=False), clock()), runner, clock)
+                        drive_engine(engine, engine.handle(LinkChanged(connected=False), clock()), runner, clock)
                     while not engine.stopped:
                         if (event := interruption()) is not None:
-                            run_effects(engine, engine.handle(event, clock()), runner, clock)
+                            drive_engine(engine, engine.handle(event, clock()), runner, clock)
                         else:
                             service.step()
             except (FedpatchError, OSError):
                 with suppress(FedpatchError, OSError):
-                    run_effects(engine, engine.handle(Suspended(), clock()), runner, clock)
+                    drive_engine(engine, engine.handle(Suspended(), clock()), runner, clock)
                 raise
 
 

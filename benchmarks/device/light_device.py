@@ -45,7 +45,7 @@ from fedpatch.device_agent.job.job_events import (
     VectorTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent, ModelFetch, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
@@ -215,7 +215,7 @@ class LightDevice:
         self.link.publish(topic, payload, retain=retain)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
-        run_effects(self.job, effects, self, lambda: now)
+        drive_job(self.job, effects, self, lambda: now)
 
     def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import LOOK_EVERY_S, RunMetrics
-from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.coordinator.rounds import run_effects
 from fedpatch.coordinator.rounds.run_events import Event
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Envelope
@@ -87,14 +87,14 @@ class MeteredFleet(SimulatedFleet):
         self.events += 1
         self.coordinator_s += time.process_time() - began_at
 
-    def run_effect(self, effect: do.Effect) -> Iterator[Event]:
+    def run_effect(self, effect: run_effects.Effect) -> Iterator[Event]:
         """Run an effect as the simulated fleet does, and show it to the observer."""
         now = self.agenda.now
         yield from super().run_effect(effect)
-        if isinstance(effect, do.SendMessage):
+        if isinstance(effect, run_effects.SendMessage):
             self.observer.sent(_MESSAGE_BYTES)
         self.observer.performed(effect, now, now)
-        if isinstance(effect, do.CountEvent) and effect.what == "reported":
+        if isinstance(effect, run_effects.CountEvent) and effect.what == "reported":
             self._tell_vitals(effect.device)
 
 

@@ -110,12 +110,11 @@ def _add_revoke(group: typer.Typer) -> None:
         A running coordinator excludes it within seconds, the broker after `systemctl reload mosquitto`; an open
         connection ends at the broker's next restart.
         """
+        from fedpatch.coordinator.pki import enrolment
         from fedpatch.coordinator.pki.certificate_authority import DEVICE
-        from fedpatch.coordinator.pki.enrolment import opened
-        from fedpatch.coordinator.pki.enrolment import revoke as take_back
 
-        with opened(ca_directory(ca_dir)) as authority:
-            taken = take_back(authority, DEVICE, device, reason=reason[:200], only_old=old)
+        with enrolment.opened(ca_directory(ca_dir)) as authority:
+            taken = enrolment.revoke(authority, DEVICE, device, reason=reason[:200], only_old=old)
             what = "1 certificate or password" if len(taken) == 1 else f"{len(taken)} certificates or passwords"
             say(f"revoked {what} of {device}" if taken else f"nothing of {device} was left to revoke")
             tell_broker(authority)

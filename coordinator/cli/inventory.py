@@ -36,8 +36,7 @@ def add_inventory(app: typer.Typer) -> None:
         """
         if all_hosts == (host is not None):
             raise UsageError("say either --list or --host NAME, as Ansible does")
-        from fedpatch.coordinator.operations.inventory import host_variables
-        from fedpatch.coordinator.operations.inventory import inventory as made
+        from fedpatch.coordinator.operations import inventory
         from fedpatch.coordinator.pki.issued_certificates import read_index
         from fedpatch.coordinator.settings import CA_DIRECTORY
         from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -46,5 +45,7 @@ def add_inventory(app: typer.Typer) -> None:
         with Registry(found / REGISTRY_FILE, readonly=True) as registry:
             devices = [one for one in registry.devices() if fleet in (None, one.fleet)]
         index = read_index(found / CA_DIRECTORY)
-        known = made(devices, domain=domain, without=index.revoked_devices() if index is not None else ())
-        typer.echo(json.dumps(known if host is None else host_variables(known, host), indent=1))
+        known = inventory.inventory(
+            devices, domain=domain, without=index.revoked_devices() if index is not None else ()
+        )
+        typer.echo(json.dumps(known if host is None else inventory.host_variables(known, host), indent=1))

@@ -44,11 +44,13 @@ def _add_invite(group: typer.Typer) -> None:
 
         The device's private key never leaves it. A second word ends the first one.
         """
+        from fedpatch.coordinator.pki import invitations
         from fedpatch.coordinator.pki.enrolment import opened
-        from fedpatch.coordinator.pki.invitations import invite as make_word
 
         with opened(ca_directory(ca_dir)) as authority:
-            word = make_word(authority, device, now=time.time(), broker=broker, days=days, hours=hours, renewal=renew)
+            word = invitations.invite(
+                authority, device, now=time.time(), broker=broker, days=days, hours=hours, renewal=renew
+            )
         typer.echo(word)
         say(
             f"good once, for {device}, for {hours} h; on the device: fedpatch-agent enrol --from HOST:{PORT} --word {word}",
@@ -79,12 +81,12 @@ def _add_decisions(group: typer.Typer) -> None:
     @command(group, "approve", example="fedpatch device approve pi-2")
     def approve(devices: _Ids, ca_dir: CaDir = None) -> None:
         """Issue the certificates for which invited devices ask. Compare the code with that on the device first."""
+        from fedpatch.coordinator.pki import invitations
         from fedpatch.coordinator.pki.enrolment import opened
-        from fedpatch.coordinator.pki.invitations import approve as issue
 
         with opened(ca_directory(ca_dir)) as authority:
             for device in devices:
-                code = issue(authority, device, time.time())
+                code = invitations.approve(authority, device, time.time())
                 say(f"approved {device}, whose request has the code {code}")
         tell_rules(" and ".join(devices))
 

@@ -1,6 +1,6 @@
 """A run as a state machine: one round after the other, until a termination criterion is met.
 
-Events and the time go in (coordinator.rounds.run_events), effects come out (coordinator.rounds.run_effects). `run_effects`
+Events and the time go in (coordinator.rounds.run_events), effects come out (coordinator.rounds.run_effects). `drive_engine`
 runs the effects with a handler and gives their completion events to the engine. Tensors never enter the engine.
 
 The server's lines of Algorithm 1 (Mills, Hu and Min 2021), with the method that implements each line:
@@ -639,7 +639,7 @@ class Engine:
     }
 
 
-def run_effects(engine: Engine, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
+def drive_engine(engine: Engine, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
     """Run effects in order, and the effects that follow from their completion events.
 
     Args:

@@ -29,7 +29,7 @@ from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import require_revocations
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord, last_user_accuracy
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary, summary_of
@@ -699,7 +699,7 @@ def _play_rounds(
                 raise
             event = Suspended() if isinstance(error, StateError | StoreUnavailable | OSError) else Interrupted()
             with suppress(FedpatchError, OSError):
-                run_effects(engine, engine.handle(event, now := connection.ports.clock()), runner, lambda: now)
+                drive_engine(engine, engine.handle(event, now := connection.ports.clock()), runner, lambda: now)
             raise
     return engine.stopped or Stopped.FAILED
 

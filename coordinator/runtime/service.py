@@ -18,7 +18,7 @@ from fedpatch.coordinator.guard.stop_request import StopRequest
 from fedpatch.coordinator.observability.status_message import StatusPublisher, View, status_message
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
     DeviceMessage,
@@ -154,7 +154,7 @@ class Service:
 
     def _run_effects(self, effects: Iterable[Effect]) -> None:
         """Run effects, and the effects that follow from their completion events."""
-        run_effects(self._engine, effects, self._runner, lambda: self._event_queue.now)
+        drive_engine(self._engine, effects, self._runner, lambda: self._event_queue.now)
 
     def _finish_updates(self, *, wait: bool) -> None:
         """Handle the completion events of written updates; with `wait`, of all updates in progress."""

@@ -132,7 +132,7 @@ class EffectHandler(Protocol):
         """
 
 
-def run_effects(job: Job, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
+def drive_job(job: Job, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
     """Perform `effects`, and those that follow from their completion events.
 
     After an EffectFailed the remaining effects are dropped, and the job ends.

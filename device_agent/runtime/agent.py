@@ -31,7 +31,7 @@ from fedpatch.device_agent.job.job_events import (
     decline,
 )
 from fedpatch.device_agent.job.job_events import Event as JobEvent
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.device_agent.job.training_messages import (
     Evaluated,
     Masked,
@@ -287,7 +287,7 @@ class Agent:
     # ---- events
 
     def _perform(self, effects: Iterable[Effect]) -> None:
-        run_effects(self._job, effects, self._runner, self._clock)
+        drive_job(self._job, effects, self._runner, self._clock)
 
     def _effects_of(self, events: Iterable[JobEvent], now: float) -> list[Effect]:
         return [effect for event in events for effect in self._job.handle(event, now)]

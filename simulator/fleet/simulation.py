@@ -21,8 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedpatch.coordinator.rounds import run_effects as do
-from fedpatch.coordinator.rounds import run_engine, run_events
+from fedpatch.coordinator.rounds import run_effects, run_engine, run_events
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.termination import Stopped
@@ -49,7 +48,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
@@ -199,7 +198,7 @@ class FleetDevice:
     # ---- effects of the job
 
     def _perform(self, effects: list[Effect]) -> None:
-        run_effects(self.job, effects, self, lambda: self._agenda.now)
+        drive_job(self.job, effects, self, lambda: self._agenda.now)
         self._alarm.set(self.job.next_deadline())
 
     def run_effect(self, effect: Effect) -> list[Event]:
@@ -348,10 +347,10 @@ class SimulatedFleet:
         self._chunks: tuple[Chunk, ...] = ()
         self._subscribers: dict[str, FleetDevice] = {}
         self._trainings = self._bytes_down = self._bytes_up = 0
-        self._finish: do.EndRun | None = None
+        self._finish: run_effects.EndRun | None = None
         self._version = 0
 
-    def run(self) -> do.EndRun:
+    def run(self) -> run_effects.EndRun:
         """Run until the engine ends the run."""
         self._perform(self._engine.handle(run_events.RunStarted(), self.agenda.now))
         for device in self._devices.values():
@@ -401,42 +400,42 @@ class SimulatedFleet:
     def _wake(self) -> None:
         self._perform(self._engine.handle(run_events.TimePassed(), self.agenda.now))
 
-    def _perform(self, effects: list[do.Effect]) -> None:
-        run_engine.run_effects(self._engine, effects, self, lambda: self.agenda.now)
+    def _perform(self, effects: list[run_effects.Effect]) -> None:
+        run_engine.drive_engine(self._engine, effects, self, lambda: self.agenda.now)
         self._alarm.set(self._engine.next_deadline())
 
-    def run_effect(self, effect: do.Effect) -> Iterable[run_events.Event]:
+    def run_effect(self, effect: run_effects.Effect) -> Iterable[run_events.Event]:
         """Run an effect of the coordinator; effects that the engine waits for complete at once."""
         match effect:
-            case do.SendMessage():
+            case run_effects.SendMessage():
                 self._send(effect)
-            case do.PublishModel():
+            case run_effects.PublishModel():
                 manifest = self._publish_model(effect.round)
                 return (run_events.ModelPublished(manifest, version=self._version),)
-            case do.StoreUpdate():
+            case run_effects.StoreUpdate():
                 report = self._report_of(effect)
                 return (run_events.UpdateStored(effect.round, effect.device, effect.manifest.digest, report),)
-            case do.AggregateUpdates():
+            case run_effects.AggregateUpdates():
                 self._aggregate(effect)
                 return (run_events.Aggregated(),)
-            case do.ResendChunks():
+            case run_effects.ResendChunks():
                 for device, index in itertools.product(self._subscribers.values(), effect.indices):
                     self._publish(index, device)
-            case do.RetractModel():
+            case run_effects.RetractModel():
                 self._manifest, self._chunks = None, ()
                 self._subscribers.clear()
-            case do.SaveRecord():
+            case run_effects.SaveRecord():
                 self._save(effect.record)
-            case do.EndRun():
+            case run_effects.EndRun():
                 self._finish = effect
         return ()
 
-    def _report_of(self, effect: do.StoreUpdate) -> UpdateReport:
+    def _report_of(self, effect: run_effects.StoreUpdate) -> UpdateReport:
         if self.learning is None:
             return _REPORT
         return self.learning.report(_number(effect.device), effect.base_round)
 
-    def _aggregate(self, effect: do.AggregateUpdates) -> None:
+    def _aggregate(self, effect: run_effects.AggregateUpdates) -> None:
         self._version += 1
         if self.learning is not None:
             carried = {_number(device): work for device, work in effect.carried.items()}
@@ -450,9 +449,9 @@ class SimulatedFleet:
         self.rounds.append(one)
         self._on_round(one)
         if self.learning is not None and learned is not None and self.learning.reached(learned):
-            self._finish = do.EndRun(Stopped.TARGET_UA, "")
+            self._finish = run_effects.EndRun(Stopped.TARGET_UA, "")
 
-    def _send(self, effect: do.SendMessage) -> None:
+    def _send(self, effect: run_effects.SendMessage) -> None:
         device = self._devices[effect.device]
         if device.online:
             device.down.send(MESSAGE_BYTES, partial(device.on_message, self.wire.message(effect.envelope)))

@@ -14,7 +14,7 @@ import numpy as np
 from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.masking.run_groups import RunGroups
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
     DeviceMessage,
@@ -153,7 +153,7 @@ class Bench:
     def perform(self, effects: list[Any]) -> None:
         """Run effects as the service does."""
         self.event_queue.now_is_present()
-        run_effects(self.engine, effects, self.performer, lambda: self.event_queue.now)
+        drive_engine(self.engine, effects, self.performer, lambda: self.event_queue.now)
 
     def finish_updates(self, *, wait: bool) -> None:
         """Handle the completion events of updates, as the service does."""

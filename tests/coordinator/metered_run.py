@@ -9,7 +9,7 @@ from typing import Any
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, PublishModel, SaveRecord, StoreUpdate
-from fedpatch.coordinator.rounds.run_engine import run_effects
+from fedpatch.coordinator.rounds.run_engine import drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
@@ -86,7 +86,7 @@ class Metered:
         self.perform(self.engine.handle(TimePassed(), self.now))
 
     def perform(self, effects: list[Effect]) -> None:
-        run_effects(self.engine, effects, self, lambda: self.now)
+        drive_engine(self.engine, effects, self, lambda: self.now)
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
         """Yield the event for which the engine waits, and report the effect to the meter."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.job.job_effects import Effect
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
@@ -59,7 +59,7 @@ class PlayedDevice:
 
     def perform(self, effects: list[Effect]) -> list[Body]:
         before = len(self.wire.up)
-        run_effects(self.job, effects, self.performer, lambda: 0.0)
+        drive_job(self.job, effects, self.performer, lambda: 0.0)
         return self.wire.up[before:]
 
     def take_up_spooled(self) -> None:

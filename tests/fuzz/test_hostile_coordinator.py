@@ -33,7 +33,7 @@ from fedpatch.device_agent.job.job_events import (
     TrainingProgressed,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import SendChunk, check_manifest, cut
 from fedpatch.shared.wire.codec import decode, encode
@@ -236,7 +236,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     def perform(self, effects: list[Effect]) -> None:
         """Run all effects, and those that follow from them."""
-        run_effects(self.job, effects, self, lambda: self.now)
+        drive_job(self.job, effects, self, lambda: self.now)
 
     def run_effect(self, effect: Effect) -> list[Event]:
         match effect:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.coordinator.rounds import run_effects
 from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.participant_transitions import Phase
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
@@ -186,32 +186,32 @@ class HostileDevices(RuleBasedStateMachine):
 
     # ---- the shell
 
-    def perform(self, effects: list[do.Effect]) -> None:
+    def perform(self, effects: list[run_effects.Effect]) -> None:
         """Run all effects, and those that follow from them."""
-        run_effects(self.engine, effects, self, lambda: self.now)
+        drive_engine(self.engine, effects, self, lambda: self.now)
 
-    def run_effect(self, effect: do.Effect) -> list[Event]:
+    def run_effect(self, effect: run_effects.Effect) -> list[Event]:
         """Perform an effect at once, and return the events that the engine waits for."""
         match effect:
-            case do.SendMessage(device=device) if isinstance(effect.envelope.body, Committed):
+            case run_effects.SendMessage(device=device) if isinstance(effect.envelope.body, Committed):
                 digest = effect.envelope.body.digest
                 assert (device, digest) in self.stored, "committed before it was stored"
                 if self._is_answered_again(device, digest, effect.envelope.round):
                     return []
                 counted = self.committed.setdefault(effect.envelope.round, {})
                 assert counted.setdefault(device, digest) == digest, "counted twice"
-            case do.PublishModel():
+            case run_effects.PublishModel():
                 self.begun_at = self.now
                 return [ModelPublished(model(MODEL))]
-            case do.StoreUpdate():
+            case run_effects.StoreUpdate():
                 return [self._store(effect)]
-            case do.AggregateUpdates():
+            case run_effects.AggregateUpdates():
                 assert list(effect.devices) == sorted(self.committed[effect.round])
                 self.aggregated.append(effect.round)
                 return [Aggregated()]
-            case do.SaveRecord():
+            case run_effects.SaveRecord():
                 assert effect.record.reported == len(self.committed.get(effect.record.round, {}))
-            case do.EndRun():
+            case run_effects.EndRun():
                 raise AssertionError(f"devices ended the run: {effect}")
         return []
 
@@ -226,7 +226,7 @@ class HostileDevices(RuleBasedStateMachine):
             known.get(device) == digest for earlier, known in self.committed.items() if earlier != number
         )
 
-    def _store(self, effect: do.StoreUpdate) -> Event:
+    def _store(self, effect: run_effects.StoreUpdate) -> Event:
         digest = effect.manifest.digest
         assert hashlib.sha256(effect.blob).hexdigest() == digest
         if self.refusing:

@@ -12,7 +12,7 @@ import msgpack
 
 from fedpatch.device_agent.job.job_effects import Effect
 from fedpatch.device_agent.job.job_events import ChunkReceived, Event, MessageReceived, UpdateTrained
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
@@ -123,7 +123,7 @@ class DeviceStory:
             self._perform(self._job.handle(event, 0.0))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
-        run_effects(self._job, effects, self.performer, lambda: 0.0)
+        drive_job(self._job, effects, self.performer, lambda: 0.0)
 
     def round(self, number: int, *, committed: bool) -> None:
         """Run a round from the request to `committed`, or to a refusal."""

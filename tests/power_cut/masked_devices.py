@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedpatch.device_agent.job.job_effects import Effect
 from fedpatch.device_agent.job.job_events import ChunkReceived, UpdateTrained
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.state.masking_file import MaskingFile
@@ -82,7 +82,7 @@ def _attend(state: Path, fleet: Certified, mark: Callable[..., None]) -> None:
     performer = performer_of(state, _Wire(sent), _Idle())
 
     def perform(effects: list[Effect]) -> None:
-        run_effects(job, effects, performer, lambda: 0.0)
+        drive_job(job, effects, performer, lambda: 0.0)
 
     perform(ask_masked(job))
     for index in range(3):

@@ -13,9 +13,9 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.coordinator.rounds import run_effects
 from fedpatch.coordinator.rounds.round_record import RoundRecord
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
@@ -54,7 +54,7 @@ class Exchange:
         self.refuse: dict[str, RefuseReason] = {}
         self.records: list[RoundRecord] = []
         self.counts: Counter[tuple[str, str, str]] = Counter()
-        self.finish: do.EndRun | None = None
+        self.finish: run_effects.EndRun | None = None
         self.committed: dict[tuple[int, int], dict[str, str]] = {}
         self.cancelled: Counter[str] = Counter()
         self._rng = rng
@@ -179,39 +179,39 @@ class Exchange:
         if self._up:
             self.perform(self.engine.handle(ChunkReceived(name, decode_chunk(payload)), self.now))
 
-    def perform(self, effects: list[do.Effect]) -> None:
+    def perform(self, effects: list[run_effects.Effect]) -> None:
         """Run these effects and the effects that follow from them."""
-        run_effects(self.engine, effects, self, lambda: self.now)
+        drive_engine(self.engine, effects, self, lambda: self.now)
         if self.engine.open is not None:
             assert self.engine.open._uploads._taken <= self.spec.upload_slots * self.spec.upload_window
 
-    def run_effect(self, effect: do.Effect) -> list[Event]:
+    def run_effect(self, effect: run_effects.Effect) -> list[Event]:
         """Run an effect; events that the engine waits for are returned at once."""
         match effect:
-            case do.SendMessage():
+            case run_effects.SendMessage():
                 self._send(effect)
-            case do.PublishModel():
+            case run_effects.PublishModel():
                 self._blob = self._rng.randbytes(self._rng.randint(1, 900))
                 self._manifest = model(self._blob)
                 return [ModelPublished(self._manifest)]
-            case do.ResendChunks():
+            case run_effects.ResendChunks():
                 self._publish_chunks(effect.indices, list(self.devices.values()))
-            case do.RetractModel():
+            case run_effects.RetractModel():
                 self._manifest = None
-            case do.StoreUpdate():
+            case run_effects.StoreUpdate():
                 return self._store(effect)
-            case do.AggregateUpdates():
+            case run_effects.AggregateUpdates():
                 assert list(effect.devices) == sorted(self.committed[self.spec.epoch, effect.round])
                 return [Aggregated()]
-            case do.SaveRecord():
+            case run_effects.SaveRecord():
                 self.records.append(effect.record)
-            case do.CountEvent():
+            case run_effects.CountEvent():
                 self.counts[effect.device, effect.what, effect.reason] += 1
-            case do.EndRun():
+            case run_effects.EndRun():
                 self.finish = effect
         return []
 
-    def _send(self, effect: do.SendMessage) -> None:
+    def _send(self, effect: run_effects.SendMessage) -> None:
         envelope = effect.envelope
         if isinstance(envelope.body, Committed):
             assert (effect.device, envelope.body.digest) in self._stored, "committed before it was stored"
@@ -220,7 +220,7 @@ class Exchange:
         self.cancelled[effect.device] += type(envelope.body).__name__ == "Cancel"
         self.link.send(partial(self.devices[effect.device].on_down, encode(envelope)))
 
-    def _store(self, effect: do.StoreUpdate) -> list[Event]:
+    def _store(self, effect: run_effects.StoreUpdate) -> list[Event]:
         assert hashlib.sha256(effect.blob).hexdigest() == effect.manifest.digest
         digest = effect.manifest.digest
         if effect.device in self.refuse:

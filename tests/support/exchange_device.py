@@ -31,7 +31,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateRestored,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
@@ -167,7 +167,7 @@ class Device:
 
     def perform(self, effects: list[Effect]) -> None:
         """Run these effects and the effects that follow from them."""
-        run_effects(self.job, effects, self, lambda: self._world.now)
+        drive_job(self.job, effects, self, lambda: self._world.now)
         assert self._under_way.total() <= self._world.spec.upload_window
 
     def run_effect(self, effect: Effect) -> list[Event]:

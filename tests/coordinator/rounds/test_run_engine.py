@@ -24,7 +24,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     SaveRecord,
     SendMessage,
 )
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
@@ -361,7 +361,7 @@ class Handler:
 
 def test_run_effects_runs_the_effects_that_follow_from_a_completion():
     made, handler = waiting_engine("a"), Handler()
-    run_effects(made, [PublishModel(1), RetractModel()], handler, lambda: 1.0)
+    drive_engine(made, [PublishModel(1), RetractModel()], handler, lambda: 1.0)
     assert kinds(handler.ran) == [PublishModel, RetractModel, SaveJournal, CountEvent, SendMessage]
 
 

@@ -46,7 +46,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     decline,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, continues, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, continues, drive_job
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
 from fedpatch.shared.wire.messages import (
@@ -1161,7 +1161,7 @@ class Disk:
 
     def perform(self, effects: list[Effect]) -> None:
         """Perform the effects and all that follow from them."""
-        run_effects(self.job, effects, self, lambda: 20.0)
+        drive_job(self.job, effects, self, lambda: 20.0)
 
     def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
@@ -1217,7 +1217,7 @@ class Handler:
 )
 def test_run_effects_only_a_failed_effect_of_a_job_replaces_the_effects_after_it(make, event, then):
     handler = Handler(event)
-    run_effects(make(), [PauseTraining(), StopDownload()], handler, lambda: 20.0)
+    drive_job(make(), [PauseTraining(), StopDownload()], handler, lambda: 20.0)
     assert [type(effect) for effect in handler.performed] == [PauseTraining, *then]
 
 

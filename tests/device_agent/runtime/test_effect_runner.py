@@ -27,7 +27,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, drive_job
 from fedpatch.device_agent.job.training_messages import Evaluated, MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
@@ -673,7 +673,7 @@ class DeltaDevice:
                 self.perform(self.job.handle(ChunkReceived(cut(blob, model(blob), index)), 12.0))
 
     def perform(self, effects: list[Effect]) -> None:
-        run_effects(self.job, effects, self.hands, lambda: 12.0)
+        drive_job(self.job, effects, self.hands, lambda: 12.0)
 
     @property
     def downloads(self) -> set[str]:

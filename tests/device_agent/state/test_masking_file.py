@@ -12,7 +12,7 @@ import pytest
 
 from fedpatch.device_agent.job.job_effects import ForgetMasking, SendAfterSave
 from fedpatch.device_agent.job.job_events import EffectFailed
-from fedpatch.device_agent.job.job_state_machine import run_effects
+from fedpatch.device_agent.job.job_state_machine import drive_job
 from fedpatch.device_agent.state.masking_file import FILE, MaskingFile
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
@@ -87,7 +87,7 @@ def test_nothing_is_sent_where_the_disk_refuses(tmp_path, monkeypatch):
     send = SendAfterSave(state, envelope_of(Accept(1)))
     [event] = runner.run_effect(send)
     assert isinstance(event, EffectFailed)
-    run_effects(job_of(), [send], runner, lambda: 0.0)
+    drive_job(job_of(), [send], runner, lambda: 0.0)
     assert wire.up == []
 
 
