@@ -4,8 +4,7 @@ Checking and writing release Python's lock for long. So threads do both, and the
 meanwhile. The coordinator's thread takes the results in the order in which the updates arrived. It waits for them wherever the
 order of messages would otherwise differ from sequential work.
 
-A commit waits for the disk, for the names of the files and for the rows. So while other events wait, written updates are
-collected, and GROUP of them are committed together.
+While other events wait, written updates are collected, and GROUP of them are committed together (`commit_updates`).
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, SaveGroupS
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
+from fedpatch.coordinator.runtime.commit_updates import Checked, UpdateCommits
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES, DecodedCache
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.read_ahead import ReadAhead
@@ -39,7 +39,6 @@ from fedpatch.coordinator.storage.checkpoint import (
     kept_rounds,
     load_update,
     store_update,
-    sync_updates,
     update_key,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
@@ -49,12 +48,6 @@ from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob
 from fedpatch.shared.masking.site_sum import read_site_sum
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import UpdateReport
-from fedpatch.shared.wire.reason_codes import RefuseReason
-
-Checked = tuple[UpdateReport | None, dict[str, Array]]
-"""Report and tensors of an update that is on the disk; a masked update has neither."""
-
 
 THREADS = 2
 
@@ -102,6 +95,7 @@ class UpdateStore:
         self._requirements = requirements
         self._counters = counters
         self._decoded = DecodedCache(most_bytes)
+        self._commits = UpdateCommits(blobs, registry, engine, counters, self._decoded.keep)
         self._wake = wake
         self._woken = False
         self._executor = executor
@@ -139,7 +133,7 @@ class UpdateStore:
         current = self._engine.open
         number = None if current is None else current.round.number
         group = [one for one in self._writer.completed(most_left) if one[0].round == number]
-        yield from self._complete(group)
+        yield from self._commits.commit(group)
 
     def _wake_once(self) -> None:
         if not self._woken:
@@ -246,41 +240,3 @@ class UpdateStore:
         layout = round_layout(terms.schema, effect.masked.terms, self._engine.spec.privacy)
         check_masked_update(effect.blob, layout, context=effect.masked.context, base=terms.base)
         return None, {}
-
-    def _complete(
-        self, group: Sequence[tuple[StoreUpdate, Checked | UpdateRefused]]
-    ) -> Iterator[UpdateStored | UpdateRejected]:
-        """Write the rows of updates, with one wait for the disk. `Committed` is sent only after that."""
-        current = self._engine.open
-        rows = [
-            _row_of(effect, checked[0])
-            for effect, checked in group
-            # An update that does not count leaves no row: its device gets no `committed`.
-            if isinstance(checked, tuple) and current is not None and current.round.awaits(effect.device)
-        ]
-        others: dict[str, str] = {}
-        if rows:
-            for number in sorted({row.round for row in rows}):
-                sync_updates(self._blobs, number)
-            others = self._registry.rounds.add_updates(self._run, rows, self._counters.accepted)
-            self._counters.accepted.clear()
-        written = {row.device for row in rows}
-        for effect, checked in group:
-            round_number, device, digest = effect.round, effect.device, effect.manifest.digest
-            if isinstance(checked, UpdateRefused):
-                yield UpdateRejected(round_number, device, digest, RefuseReason(checked.reason), str(checked))
-            elif device in others:
-                detail = f"{device} has already given {others[device][:12]} in round {round_number}"
-                yield UpdateRejected(round_number, device, digest, RefuseReason.ALREADY_COMMITTED, detail)
-            else:
-                report, tensors = checked
-                if device in written and tensors:
-                    self._decoded.keep(device, tensors)
-                yield UpdateStored(round_number, device, digest, report)
-
-
-def _row_of(effect: StoreUpdate, report: UpdateReport | None) -> StoredUpdate:
-    manifest, examples = effect.manifest, 0 if report is None else report.num_examples
-    return StoredUpdate(
-        effect.base_round, effect.device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding
-    )

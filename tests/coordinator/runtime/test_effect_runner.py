@@ -6,13 +6,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from fedpatch.coordinator.observability.round_text import troubles
 from fedpatch.coordinator.rounds.round_record import RoundRecord
-from fedpatch.coordinator.rounds.run_effects import CountEvent, EndRun, RetractModel
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, EndRun, RetractModel
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.coordinator.runtime.run_preparation import Prepared
@@ -29,6 +30,10 @@ from tests.support.disks import small_disk
 def bench(tmp_path: Path, prepared: Prepared, registry: Registry) -> Bench:
     """A round in which both devices have accepted."""
     return Bench(tmp_path, prepared, registry).begin()
+
+
+def test_each_effect_of_the_engine_has_an_owner(bench):
+    assert bench.performer.owners.keys() == set(get_args(Effect))
 
 
 def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):

@@ -11,8 +11,8 @@ import pytest
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
 from fedpatch.coordinator.rounds.round_record import RoundRecord
+from fedpatch.coordinator.rounds.run_effects import SaveRecord
 from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.resume import devices_of_last_run, rest_of_pause, return_words, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -112,16 +112,13 @@ class TestOpenRound:
             assert bits(later) == bits(uninterrupted)
 
     def test_closing_round_is_aggregated_with_the_same_devices(self, bench, monkeypatch, prepared):
-        original = EffectRunner._save_record
-
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(EffectRunner, "_save_record", killed)
+        monkeypatch.setitem(bench.performer.owners, SaveRecord, killed)
         bench.upload("a", 1.0)
         with pytest.raises(KeyboardInterrupt):
             bench.upload("b", 3.0)
-        monkeypatch.setattr(EffectRunner, "_save_record", original)
         later = bench.again()
         [record] = later.registry.rounds.records(later.engine.spec.run)
         assert (record.outcome, record.reported) == ("aggregated", 2)
