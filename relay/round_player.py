@@ -24,11 +24,12 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import Event, UpdateWritten
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import resume_round
 from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.service import Service
-from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
+from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs
 from fedpatch.coordinator.storage.run_registry import Registry
@@ -120,6 +121,7 @@ class RoundPlayer:
         revocations: The revoked devices of the site.
         guard: Watches the state directory: nothing is written once it is lost.
         events: Takes the progress of a round.
+        note: Takes each event of the connection before the round handles it.
     """
 
     def __init__(
@@ -130,7 +132,9 @@ class RoundPlayer:
         publisher: ModelPublisher,
         revocations: Revocations,
         guard: DirectoryGuard,
+        *,
         events: Callable[[TrainerEvent], None],
+        note: Callable[[Event], None],
     ) -> None:
         self._settings = settings
         self._connection = connection
@@ -139,6 +143,7 @@ class RoundPlayer:
         self._revocations = revocations
         self._guard = guard
         self._events = events
+        self._note = note
         self._ports = connection.ports
 
     def play(
@@ -295,11 +300,18 @@ class RoundPlayer:
                         if (event := interruption()) is not None:
                             drive_engine(engine, engine.handle(event, clock()), runner, clock)
                         else:
-                            service.step()
+                            self._step(service)
             except (FedpatchError, OSError):
                 with suppress(FedpatchError, OSError):
                     drive_engine(engine, engine.handle(Suspended(), clock()), runner, clock)
                 raise
+
+    def _step(self, service: Service) -> None:
+        """Have the next event noted, and then handled by the round."""
+        event = service.next_event()
+        if event is not None:
+            self._note(event)
+        service.take(event)
 
 
 class _SiteProgress:

@@ -17,17 +17,17 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Self
 
 from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.rounds.auto_deadline import LONGEST_DEADLINE_S
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Event, UpdateWritten
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.ports import REAL
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
-from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.storage.database.value_checks import RUN_ID
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -51,8 +51,7 @@ from fedpatch.relay.site_answer import SiteUpdate, plain_failure, site_evaluatio
 from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel
 from fedpatch.shared.app.files import make_directory, read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
-from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
-from fedpatch.shared.wire import topics
+from fedpatch.shared.mqtt.client import Connected, Disconnected
 from fedpatch.shared.wire.chunked_transfer import chunk_bytes_within
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import DeviceState
@@ -86,20 +85,6 @@ def relay_id(directory: Path) -> str:
     with refusals_of(directory):
         write_atomic(file, f"{made}\n".encode())
     return made
-
-
-class _NotingQueue(SimpleQueue[Any]):
-    """The coordinator's queue, which passes each event of the connection to `note` when the event is taken."""
-
-    def __init__(self, note: Callable[[LinkEvent], None]) -> None:
-        self._note = note
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the next entry."""
-        entry = super().get(block, timeout)
-        if isinstance(entry, tuple) and isinstance(entry[1], Received | Connected | Disconnected):
-            self._note(entry[1])
-        return entry
 
 
 class Site:
@@ -153,7 +138,7 @@ class Site:
         self._told: SiteSummary | None = None
         self._seen = self.summary
         self._tell_at = self._began_at = self._seen_at = 0.0
-        self._ports = replace(REAL, queue=self._queue, interrupts=lambda _: nullcontext())
+        self._ports = replace(REAL, interrupts=lambda _: nullcontext())
         self._open = ExitStack()
         # Commands with their numbers; the numbers of the last command and of the last cancelled one. So a cancelled round
         # ends even if the next command has arrived.
@@ -161,9 +146,6 @@ class Site:
         self._last = self._cancelled_to = self._playing = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="site", daemon=True)
-
-    def _queue(self) -> SimpleQueue[Any]:
-        return _NotingQueue(self._note)
 
     def __enter__(self) -> Self:
         settings = self._settings.downwards
@@ -253,14 +235,16 @@ class Site:
             guard.check()
             self._tell(registry)
             with suppress(Empty):
-                self._take(queue.get(timeout=_IDLE_S), publisher)
+                event = queue.get(timeout=_IDLE_S)
+                self._note(event)
+                self._take(event, publisher)
             publisher.drain()
             with suppress(Empty):
                 self._playing, command = self._commands.get_nowait()
                 self._play(command, registry, publisher, guard)
 
-    def _take(self, event: object, publisher: ModelPublisher) -> None:
-        """Handle an event between two rounds; presences are noted by `_note` already."""
+    def _take(self, event: Event, publisher: ModelPublisher) -> None:
+        """Handle an event between two rounds, of which `_note` has taken the presences."""
         connection = self._connection
         match event:
             case Connected():
@@ -270,27 +254,27 @@ class Site:
                 connection.announce(online=True)
             case Disconnected(reason=reason):
                 _log.warning("site: broker: %s; trying again", reason)
-            case Received():
+            case AdmittedMessage():
                 connection.ingress_filter.took(len(event.payload))
                 connection.ingress_filter.take_dropped()
 
-    def _note(self, event: LinkEvent) -> None:
+    def _note(self, event: Event) -> None:
         """Note presences and the state of the connection, during rounds and between them."""
-        if isinstance(event, Connected | Disconnected):
-            self._presences.connected = isinstance(event, Connected)
-            if isinstance(event, Connected):
+        match event:
+            case Connected():
+                self._presences.connected = True
                 self._fit_chunks(event.max_packet_bytes)
-            return
-        if not isinstance(event, Received):
-            return
-        topic = topics.parse_topic(self._settings.fleet, event.topic)
-        if topic is None or topic.kind != "device_state" or not event.payload:
-            return
+            case Disconnected():
+                self._presences.connected = False
+            case AdmittedMessage() if event.topic.kind == "device_state":
+                self._note_presence(event.topic.device, event.payload)
+
+    def _note_presence(self, device: str, payload: bytes) -> None:
         with suppress(WireError):
-            body = decode(event.payload).body
+            body = decode(payload).body
             if isinstance(body, DeviceState):
-                self._presences.note(topic.device, body)
-                self._connection.ingress_filter.knows(topic.device)
+                self._presences.note(device, body)
+                self._connection.ingress_filter.knows(device)
 
     def _fit_chunks(self, max_packet_bytes: int | None) -> None:
         """Make the chunks of the next rounds smaller if the broker came back with a lower limit."""
@@ -388,7 +372,14 @@ class Site:
         parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
         self._tell(registry, at_once=True)
         player = RoundPlayer(
-            self._settings, self._connection, registry, publisher, self._revocations, guard, events=self._events
+            self._settings,
+            self._connection,
+            registry,
+            publisher,
+            self._revocations,
+            guard,
+            events=self._events,
+            note=self._note,
         )
         played = player.play(
             parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption

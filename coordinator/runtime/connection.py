@@ -11,7 +11,7 @@ from msgspec import UNSET
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
-from fedpatch.coordinator.runtime.event_queue import Deposed, EventQueue
+from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Deposed, EventQueue
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.settings import RunSettings
@@ -184,26 +184,28 @@ class Connection:
         return 0
 
     def _take(self, event: LinkEvent) -> None:
-        """Answer other coordinators, and put all other events into the queue. Called in the link's thread."""
-        if isinstance(event, Received) and (
-            self.drops.note(event.topic, event.payload) or self.refusals.note(event.topic, event.payload)
-        ):
-            return
-        if isinstance(event, Received) and event.topic == self._presence:
-            self._on_coordinator(event)
-            return
+        """Put an event of the link into the queue, unless it is for this connection. Called in the link's thread."""
         if isinstance(event, Received):
-            # The message is dropped before it enters the queue, so that a flood does not fill it.
-            topic = topics.parse_topic(self.fleet, event.topic)
-            if topic is None or not event.payload or not self.ingress_filter.admit(topic, len(event.payload)):
-                return
-        if isinstance(event, Connected | Disconnected):
-            self._note_link(event)
+            self._on_received(event)
+            return
+        self._note_link(event)
         if isinstance(event, Disconnected) and SAME_NAME in event.reason:
             event = Disconnected(
                 f"another coordinator of fleet {self.fleet!r} replaced this connection; end one of the two"
             )
         self.event_queue.put(event)
+
+    def _on_received(self, event: Received) -> None:
+        """Note counts of the broker, answer other coordinators, and put admitted messages of devices into the queue."""
+        if self.drops.note(event.topic, event.payload) or self.refusals.note(event.topic, event.payload):
+            return
+        if event.topic == self._presence:
+            self._on_coordinator(event)
+            return
+        topic = topics.parse_topic(self.fleet, event.topic)
+        # A message that is not admitted is dropped before it enters the queue, so that a flood does not fill it.
+        if topic is not None and event.payload and self.ingress_filter.admit(topic, len(event.payload)):
+            self.event_queue.put(AdmittedMessage(topic, event.topic, event.payload))
 
     def _on_coordinator(self, event: Received) -> None:
         body = body_of(event)

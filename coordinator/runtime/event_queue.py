@@ -1,4 +1,4 @@
-"""The queue of the coordinator's events: each is handled with the time of its arrival."""
+"""The events of the coordinator's process, and their queue: each is handled with the time of its arrival."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from queue import SimpleQueue
 
-from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.app.signals import forward_signals
 from fedpatch.shared.app.store_waits import StoreWaits
-from fedpatch.shared.mqtt.client import LinkEvent
+from fedpatch.shared.mqtt.client import Connected, Disconnected
+from fedpatch.shared.wire.topics import ParsedTopic
+
+
+@dataclass(frozen=True)
+class AdmittedMessage:
+    """A message of a device, within its limits.
+
+    Attributes:
+        topic: The parts of its topic.
+        topic_name: The topic as it was received.
+        payload: Its bytes, of any content.
+    """
+
+    topic: ParsedTopic
+    topic_name: str
+    payload: bytes
+
+
+class UpdateWritten:
+    """One more update is checked and written, or refused; its completion event is in the UpdateStore."""
 
 
 class Interrupt:
@@ -22,7 +42,7 @@ class Deposed:
     """Another coordinator leads the fleet."""
 
 
-Event = LinkEvent | Interrupt | Deposed | UpdateWritten
+Event = AdmittedMessage | Connected | Disconnected | UpdateWritten | Interrupt | Deposed
 
 
 class EventQueue:

@@ -38,7 +38,7 @@ from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.event_queue import EventQueue, UpdateWritten
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, FileNote, ModelPublisher
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume import (
@@ -53,7 +53,7 @@ from fedpatch.coordinator.runtime.resume import (
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.standby_link import StandbyLink
-from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
+from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,

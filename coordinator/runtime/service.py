@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from queue import Empty
+from typing import Any
 
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
@@ -35,14 +36,13 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.event_queue import Deposed, Event, Interrupt
+from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Deposed, Event, Interrupt, UpdateWritten
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.store_watch import watching
 from fedpatch.coordinator.runtime.update_writer import MAX_IN_PROGRESS
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.shared.errors import DamagedChunk, WireError
-from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
-from fedpatch.shared.wire import topics
+from fedpatch.shared.mqtt.client import Connected, Disconnected
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
 from fedpatch.shared.wire.messages import DeviceState
@@ -78,7 +78,12 @@ class Service:
         quarantine: The devices that are held back; None without a registry.
         stop_request: The operator's request to stop after a round; None without a directory.
         guard: Watches the state directory; None without one.
+
+    Attributes:
+        handlers: By type of event, the function that handles it and returns the effects.
     """
+
+    handlers: Mapping[type[Event], Callable[[Any, float], list[Effect]]]
 
     def __init__(  # noqa: PLR0913 - one keyword per part of the process
         self,
@@ -108,6 +113,14 @@ class Service:
         self._show_at = self._look_at = self._poll_at = 0.0
         # The engine's next deadline, as of the last event.
         self._deadline = engine.next_deadline()
+        self.handlers = {
+            AdmittedMessage: self._on_message,
+            Connected: self._on_connected,
+            Disconnected: self._on_disconnected,
+            UpdateWritten: self._on_update_written,
+            Interrupt: self._on_interrupt,
+            Deposed: self._on_deposed,
+        }
 
     def run(self) -> None:
         """Run until the engine has stopped; its `stopped` is the reason."""
@@ -129,14 +142,14 @@ class Service:
             yield
 
     def step(self) -> None:
-        """Wait for the next event, for half a second or until a deadline, and handle it."""
-        self._take(self._next_event())
+        """Handle the next event, or an idle moment."""
+        self.take(self.next_event())
 
-    def _take(self, event: Event | None) -> None:
+    def take(self, event: Event | None) -> None:
         """Handle an event, or an idle moment, and then the deadlines that are reached."""
         if event is not None:
             self._finish_updates(wait=isinstance(event, Interrupt))
-            self._run_effects(self._handle(event, self._event_queue.now))
+            self._run_effects(self.handlers[type(event)](event, self._event_queue.now))
         else:
             self._runner.counters.flush()
             self._publisher.drain()
@@ -199,7 +212,8 @@ class Service:
             self._view.say("asked to stop: no round begins after the open one")
             self._run_effects(self._engine.handle(StopRequested(), now))
 
-    def _next_event(self) -> Event | None:
+    def next_event(self) -> Event | None:
+        """Wait for the next event, for half a second or until a deadline; return None if none has come."""
         deadline = self._deadline
         wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - self._event_queue.clock()))
         try:
@@ -207,44 +221,44 @@ class Service:
         except Empty:
             return None
 
-    def _handle(self, event: Event, now: float) -> list[Effect]:
-        match event:
-            case Deposed():
-                self._connection.must_lead()
-                return []
-            case Interrupt() if self._connection.leader_epoch is not None:
-                self._view.say("interrupted: saving; a standby goes on, and so does the devices' work")
-                return self._engine.handle(Suspended(handed_over=True), now)
-            case Interrupt():
-                goes_on = self._engine.spec.carry is not None
-                work = "the devices' work goes on" if goes_on else "cancelling the devices' work"
-                self._view.say(f"interrupted: {work}, saving")
-                return self._engine.handle(Interrupted(), now)
-            case Connected():
-                _log.info("connected, MQTT %s", event.protocol)
-                self._publisher.retain = event.retain_available
-                if self._connection.link.idle:
-                    # The broker may have lost its retained messages. Messages that still wait in the link are sent anyway.
-                    self._publisher.republish()
-                self._connection.announce(online=True)
-                self._watchers.connected()
-                self._observer.link(connected=True)
-                return self._engine.handle(LinkChanged(connected=True), now)
-            case Disconnected(reason=reason):
-                self._view.say(f"broker: {reason}; trying again")
-                self._watchers.disconnected(now)
-                self._observer.link(connected=False)
-                return self._engine.handle(LinkChanged(connected=False), now)
-            case Received():
-                return self._on_received(event, now)
+    def _on_deposed(self, _: Deposed, now: float) -> list[Effect]:
+        self._connection.must_lead()
         return []
 
-    def _on_received(self, event: Received, now: float) -> list[Effect]:
-        self._connection.ingress_filter.took(len(event.payload))
-        topic = topics.parse_topic(self._connection.fleet, event.topic)
-        if topic is None:
-            return []
-        self._observer.received(topic.kind, len(event.payload))
+    def _on_interrupt(self, _: Interrupt, now: float) -> list[Effect]:
+        if self._connection.leader_epoch is not None:
+            self._view.say("interrupted: saving; a standby goes on, and so does the devices' work")
+            return self._engine.handle(Suspended(handed_over=True), now)
+        goes_on = self._engine.spec.carry is not None
+        work = "the devices' work goes on" if goes_on else "cancelling the devices' work"
+        self._view.say(f"interrupted: {work}, saving")
+        return self._engine.handle(Interrupted(), now)
+
+    def _on_connected(self, event: Connected, now: float) -> list[Effect]:
+        _log.info("connected, MQTT %s", event.protocol)
+        self._publisher.retain = event.retain_available
+        if self._connection.link.idle:
+            # The broker may have lost its retained messages. Messages that still wait in the link are sent anyway.
+            self._publisher.republish()
+        self._connection.announce(online=True)
+        self._watchers.connected()
+        self._observer.link(connected=True)
+        return self._engine.handle(LinkChanged(connected=True), now)
+
+    def _on_disconnected(self, event: Disconnected, now: float) -> list[Effect]:
+        self._view.say(f"broker: {event.reason}; trying again")
+        self._watchers.disconnected(now)
+        self._observer.link(connected=False)
+        return self._engine.handle(LinkChanged(connected=False), now)
+
+    def _on_update_written(self, _: UpdateWritten, now: float) -> list[Effect]:
+        """Do nothing: `take` has handled the completion events of written updates before this event."""
+        return []
+
+    def _on_message(self, message: AdmittedMessage, now: float) -> list[Effect]:
+        self._connection.ingress_filter.took(len(message.payload))
+        topic = message.topic
+        self._observer.received(topic.kind, len(message.payload))
         if self._runner.updates.holds(topic.device):
             # A message is handled after the update that its device sent before, as if that update had been written at once.
             self._finish_updates(wait=True)
@@ -252,8 +266,8 @@ class Service:
             return [CountEvent(topic.device, "ignored", REVOKED)]
         try:
             if topic.kind == "update_chunk":
-                return self._engine.handle(ChunkReceived(topic.device, decode_chunk(event.payload)), now)
-            envelope = decode(event.payload)
+                return self._engine.handle(ChunkReceived(topic.device, decode_chunk(message.payload)), now)
+            envelope = decode(message.payload)
             if topic.kind == "up":
                 self._runner.counters.heard(topic.device)
             if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
@@ -263,7 +277,7 @@ class Service:
             elif topic.kind == "up":
                 return self._engine.handle(DeviceMessage(topic.device, envelope), now)
         except WireError as error:
-            return self._unreadable(topic.device, event.topic, error)
+            return self._unreadable(topic.device, message.topic_name, error)
         return []
 
     def _unreadable(self, device: str, topic: str, error: WireError) -> list[Effect]:

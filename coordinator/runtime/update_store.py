@@ -56,10 +56,6 @@ GROUP = 8
 """Updates that are committed together while events wait."""
 
 
-class UpdateWritten:
-    """An event of the queue: one more update is checked and written, or refused."""
-
-
 class UpdateStore:
     """Owns the open round on the disk: its journal, updates and record.
 

@@ -17,10 +17,8 @@ from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
-from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, EventQueue, Interrupt, UpdateWritten
 from fedpatch.coordinator.runtime.service import Service
-from fedpatch.coordinator.runtime.update_store import UpdateWritten
-from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Accept, Envelope
@@ -108,9 +106,12 @@ def test_answer_counts_by_the_time_of_its_arrival(prepared, tmp_path, registry, 
     later(came_after_s)
     bench.event_queue.put(UpdateWritten())  # another event, after which the coordinator checks its deadlines
     answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)
-    bench.event_queue.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
+    topic = topics.up("demo", "b")
+    parsed = topics.parse_topic("demo", topic)
+    assert parsed is not None
+    bench.event_queue.put(AdmittedMessage(parsed, topic, encode(answer)))
     later(30)
     for _ in range(2):
-        service._take(service._next_event())
+        service.step()
     assert bench.engine.open is not None
     assert bench.engine.open.round.participants["b"].state is state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
@@ -11,10 +11,8 @@ from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.broker_drops import BrokerDrops
 from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
-from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Event, EventQueue, UpdateWritten
 from fedpatch.coordinator.runtime.service import Service
-from fedpatch.coordinator.runtime.update_store import UpdateWritten
-from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
 from tests.coordinator.engines import asking
@@ -36,19 +34,30 @@ def listening_service() -> Service:
     return Service(asking("a"), performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody)
 
 
+def admitted(topic: str, payload: bytes) -> AdmittedMessage:
+    """Return the event of a message on a topic of fleet demo."""
+    parsed = topics.parse_topic("demo", topic)
+    assert parsed is not None
+    return AdmittedMessage(parsed, topic, payload)
+
+
+def test_each_event_of_the_queue_has_a_handler():
+    assert listening_service().handlers.keys() == set(get_args(Event))
+
+
 def test_garbage_of_unknown_devices_is_counted_under_no_name():
     """Otherwise invented names would grow the counters without limit."""
     service = listening_service()
     for device, name in (("a", "a"), ("ghost", "")):
-        garbage = Received(topics.up("demo", device), b"\xc1", retained=False)
-        assert service._on_received(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]
+        garbage = admitted(topics.up("demo", device), b"\xc1")
+        assert service._on_message(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]
 
 
 def test_chunk_that_its_link_has_damaged_is_no_offence():
     payload = bytearray(encode_chunk(Chunk("ab" * 32, 0, 1, b"data")))
     payload[-1] ^= 1
-    received = Received(topics.update_chunk("demo", "a", "ab" * 32, 0), bytes(payload), retained=False)
-    (counted,) = listening_service()._on_received(received, 1.0)
+    received = admitted(topics.update_chunk("demo", "a", "ab" * 32, 0), bytes(payload))
+    (counted,) = listening_service()._on_message(received, 1.0)
     assert counted == CountEvent("a", "ignored", "damaged_chunk")
     assert ("ignored", "damaged_chunk") in NOT_OFFENCES
 
