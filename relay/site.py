@@ -25,9 +25,10 @@ from fedpatch.coordinator.rounds.auto_deadline import LONGEST_DEADLINE_S
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Event, UpdateWritten
+from fedpatch.coordinator.runtime.fleet_publisher import make_publisher
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.ports import REAL
-from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
+from fedpatch.coordinator.runtime.run_places import fleet_lock, run_directory
 from fedpatch.coordinator.storage.database.value_checks import RUN_ID
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

@@ -32,9 +32,10 @@ from unittest import mock
 
 import numpy as np
 
-from fedpatch.coordinator.runtime import connection, run_execution, service
+from fedpatch.coordinator.runtime import connection, service
 from fedpatch.coordinator.runtime.event_queue import Interrupt
 from fedpatch.coordinator.runtime.ports import Ports
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import Trained
 from fedpatch.device_agent.runtime import startup
@@ -277,7 +278,7 @@ def walk_coordinator() -> dict[str, Walk]:
         ports = Ports(link=make_any, chunk_bytes=lambda *_: CHUNK_BYTES)
         view: Any = SimpleNamespace(show=lambda _: None, say=lambda _: None)
         with profiler:
-            run_execution.start_run(settings, view, ports)
+            start_run(settings, view, ports)
     return profiler.walks
 
 

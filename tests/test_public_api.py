@@ -66,7 +66,7 @@ ROOMS = {"coordinator.api", "coordinator.console.server", "device_agent.bus.serv
             "fedpatch.device_agent.cli.main, fedpatch.device_agent.runtime.agent",
             {"importlib.metadata", "numpy", "torch", "sqlalchemy"},
         ),
-        ("fedpatch.coordinator.runtime.run_execution, fedpatch.coordinator.console.beside", {"torch", "psycopg"}),
+        ("fedpatch.coordinator.runtime.run_or_resume, fedpatch.coordinator.console.beside", {"torch", "psycopg"}),
     ],
     ids=["command that reads runs", "command", "agent command", "agent", "coordinator"],
 )

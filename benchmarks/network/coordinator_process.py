@@ -21,7 +21,8 @@ from fedpatch.coordinator.observability.event_observer import Observer
 from fedpatch.coordinator.observability.live_view import make_view
 from fedpatch.coordinator.observability.metrics_endpoint import observed
 from fedpatch.coordinator.rounds.run_effects import Effect, SaveRecord
-from fedpatch.coordinator.runtime import run_execution
+from fedpatch.coordinator.runtime import play_rounds
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load
 
@@ -80,10 +81,10 @@ def main() -> None:
         with observed(*arguments, **named) as observer:
             yield Gated(gate, observer)
 
-    run_execution.observed = gated  # type: ignore[attr-defined]
+    play_rounds.observed = gated  # type: ignore[attr-defined]
     settings = load(RunSettings, file=None, environ={}, flags={"rounds": ENDLESS, **flags})
     with make_view(sys.stderr, plain=True) as view:
-        run_execution.start_run(settings, view)
+        start_run(settings, view)
 
 
 if __name__ == "__main__":

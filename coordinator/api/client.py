@@ -245,7 +245,7 @@ class Client:
             (0.97, 0.93)
         """
         from fedpatch.coordinator.api.running import play_here
-        from fedpatch.coordinator.runtime.run_execution import evaluate_run
+        from fedpatch.coordinator.runtime.evaluate_run import evaluate_run
 
         found = find_to_resume(self._named, run)
         must_exist(found / REGISTRY_FILE)  # raises before a registry is created
@@ -267,7 +267,7 @@ class Client:
         return rebuild_registry(self.state_dir() / REGISTRY_FILE)
 
     def _resuming(self, run: str, changes: ResumeTerms) -> Play:
-        from fedpatch.coordinator.runtime.run_execution import resume_run
+        from fedpatch.coordinator.runtime.resume_run import resume_run
 
         known = ResumeTerms.__annotations__
         if unknown := next((name for name in changes if name not in known), None):

@@ -14,7 +14,7 @@ from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.ports import REAL, Ports
-from fedpatch.coordinator.runtime.run_execution import run_or_go_on
+from fedpatch.coordinator.runtime.run_or_resume import run_or_resume
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load
@@ -60,7 +60,7 @@ def run(
     """
     loaded = _settings(config, settings)
     return play_here(
-        lambda view, ports: run_or_go_on(loaded, view, new=new, unless_done=unless_done, ports=ports), progress
+        lambda view, ports: run_or_resume(loaded, view, new=new, unless_done=unless_done, ports=ports), progress
     )
 
 
@@ -90,7 +90,7 @@ def start_run(
     """
     loaded = _settings(config, settings)
     return play_in_thread(
-        lambda view, ports: run_or_go_on(loaded, view, new=new, unless_done=unless_done, ports=ports),
+        lambda view, ports: run_or_resume(loaded, view, new=new, unless_done=unless_done, ports=ports),
         f"run of fleet {loaded.fleet}",
     )
 

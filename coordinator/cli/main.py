@@ -141,12 +141,12 @@ def run(
     --devices, --wait-s, --deadline-s, --independent-every, --evaluate-every, --evaluate-participation, --standby, --metrics,
     --metrics-max-devices, --traces, --tracker, --models-store, --models-url.
     """
-    from fedpatch.coordinator.runtime.run_execution import run_or_go_on
+    from fedpatch.coordinator.runtime.run_or_resume import run_or_resume
 
     with interruptible():
         with _view() as view, ExitStack() as stack:
             shown = _console(stack, view, console, settings.state_dir.absolute(), settings.fleet, settings.task)
-            summary = run_or_go_on(settings, shown, new=new, unless_done=unless_done)
+            summary = run_or_resume(settings, shown, new=new, unless_done=unless_done)
             ignore_signals()
         if not settings.standby:
             _print_resume_command(summary, settings.state_dir)
@@ -180,7 +180,7 @@ def resume(
     devices start), then goes on with those present. time_limit_s starts again. last is searched in --state-dir or
     ./fedpatch-state only.
     """
-    from fedpatch.coordinator.runtime.run_execution import resume_run
+    from fedpatch.coordinator.runtime.resume_run import resume_run
     from fedpatch.coordinator.storage.database.opening import must_exist
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.state_dirs import find_to_resume
@@ -229,7 +229,7 @@ def evaluate(
     dp.
     """
     from fedpatch.coordinator.cli.tables import print_evaluation
-    from fedpatch.coordinator.runtime.run_execution import evaluate_run
+    from fedpatch.coordinator.runtime.evaluate_run import evaluate_run
     from fedpatch.coordinator.storage.database.opening import must_exist
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.state_dirs import find_to_resume

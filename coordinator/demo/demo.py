@@ -25,8 +25,8 @@ from fedpatch.coordinator.demo.devices import (
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage, View
 from fedpatch.coordinator.rounds.run_summary import RunSummary
-from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import prepare
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.state_dirs import DEMO_SUBDIRECTORY
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.app.signals import ignore_signals

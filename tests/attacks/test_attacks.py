@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.attacks.arena import HONEST, MAX_DEVICES, ROUNDS, Arena, Outcome, honest_fleet

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.training.norm_bounds import FLEETS, play
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.shared.wire.messages import Committed

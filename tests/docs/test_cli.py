@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedpatch.coordinator.runtime.run_execution import MAY_CHANGE
+from fedpatch.coordinator.runtime.changeable_settings import MAY_CHANGE
 from fedpatch.shared import __version__
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from scripts.reference.commands import PROGRAMS, children, commands

@@ -25,8 +25,8 @@ BROKEN_AGENT = {
     "def run_agent(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 BROKEN_COORDINATOR = {
-    "fedpatch/coordinator/runtime/run_execution.py": "\n\n"
-    "def run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+    "fedpatch/coordinator/runtime/run_or_resume.py": "\n\n"
+    "def run_or_resume(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 BROKEN_RELAY = {
     "fedpatch/relay/hub.py": "\n\ndef run_relay(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.coordinator.privacy.noise_draw import SealedNoise
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

@@ -16,7 +16,7 @@ import pytest
 
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.runtime.resume import reconcile
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_update

@@ -16,7 +16,7 @@ import pytest
 import fedpatch
 from fedpatch.coordinator.aggregation.moved_base import moved
 from fedpatch.coordinator.runtime import aggregator
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tasks.torch_model import schema_of

@@ -34,7 +34,7 @@ from tests.support.paths import ROOT
 _PRELOADED = (
     "fedpatch.cli",
     "fedpatch.coordinator.demo.devices",
-    "fedpatch.coordinator.runtime.run_execution",
+    "fedpatch.coordinator.runtime.run_or_resume",
     "fedpatch.coordinator.runtime.run_preparation",
     "fedpatch.coordinator.storage.run_registry",
     "fedpatch.shared.tasks.torch_model",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import CONTROLS, PatchKey, PatchState, PatchStore
 from fedpatch.shared.mqtt.client import Received

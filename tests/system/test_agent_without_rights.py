@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.start_run import start_run
 from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore

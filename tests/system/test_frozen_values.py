@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.operations.export import export_global_model
-from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore

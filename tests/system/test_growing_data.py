@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.start_run import start_run
 from tests.device_agent import folder_task
 from tests.device_agent.growing_task import REFERENCE
 from tests.support.brokers import Mosquitto

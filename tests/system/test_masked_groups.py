@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedpatch.coordinator.runtime.aggregator as aggregator
-import fedpatch.coordinator.runtime.run_execution as run_execution
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.masking.group import GroupState
 from fedpatch.coordinator.masking.group_drawing import draw_groups
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime import aggregator, engine_at_start
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.shared.masking.masked_blob import HEADER_BYTES
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
@@ -102,7 +101,7 @@ class Killer(Silent):
             self.means.append((made, given["layout"]))
             return made
 
-        patch.setattr(run_execution, "Engine", engine)
+        patch.setattr(engine_at_start, "Engine", engine)
         patch.setattr(aggregator, "masked_mean", mean)
 
     def say(self, line: str) -> None:

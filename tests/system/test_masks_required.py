@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Accept, Decline, DeviceState, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
 from fedpatch.device_agent.policy.usage import read_today
 from tests.support.brokers import Mosquitto

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.device.light_devices import LightDevices
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.tasks.bundled.digits import TASK
 from tests.support.brokers import Mosquitto

@@ -12,7 +12,7 @@ import pytest
 
 from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.rounds.termination import Stopped
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, Array

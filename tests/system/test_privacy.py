@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.find_strategy import find_strategy
-from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
+from fedpatch.coordinator.runtime.run_places import run_directory
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore

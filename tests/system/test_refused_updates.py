@@ -16,7 +16,8 @@ import pytest
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.rounds.device_record import DeviceInfo
 from fedpatch.coordinator.rounds.run_summary import RunSummary
-from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
+from fedpatch.coordinator.runtime.run_places import run_directory
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tasks.torch_model import schema_of

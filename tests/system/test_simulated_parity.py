@@ -12,7 +12,8 @@ import pytest
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.rounds.run_summary import RunSummary
-from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
+from fedpatch.coordinator.runtime.run_places import run_directory
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
 from fedpatch.shared.tasks.task import Task, find_task

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after
 from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
 from fedpatch.shared.tensors.packing import unpack

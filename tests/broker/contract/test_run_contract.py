@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import start_run
+from fedpatch.coordinator.runtime.start_run import start_run
 from tests.broker.contract.targets import Target
 from tests.broker.ejabberd import PASSWORD, USERNAME
 from tests.broker.relay import Relay

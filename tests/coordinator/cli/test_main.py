@@ -202,7 +202,7 @@ def test_strategies_lists_all_strategies(fedpatch):
 def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, because, code):
     """Stdout has only the JSON object; a failed run prints to stderr how to resume it."""
     summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.run_or_resume.run_or_resume", lambda settings, view, **_: summary)
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (code, summary.to_json() + "\n")
     assert ("fedpatch resume a-run" in ended.err) is (code != 0)
@@ -211,7 +211,7 @@ def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_after_the_end_of_a_run_does_not_lose_its_result(fedpatch, tmp_path, monkeypatch, number):
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.run_or_resume.run_or_resume", lambda settings, view, **_: summary)
     monkeypatch.setattr("fedpatch.coordinator.cli.main._print_resume_command", lambda *_: os.kill(os.getpid(), number))
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (0, summary.to_json() + "\n")
@@ -225,7 +225,7 @@ def test_resume_passes_on_changed_settings_and_the_password(fedpatch, state_dir,
         calls.append((args[0], args[1], given))
         return RunSummary("a-run", "max_rounds", 0.5, "", ROUNDS)
 
-    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.resume_run", resume_run)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.resume_run.resume_run", resume_run)
     monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
     ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
     assert ended.code == 0

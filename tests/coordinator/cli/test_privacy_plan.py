@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.cli.main import NAME, app
-from fedpatch.coordinator.runtime.run_execution import _privacy_outlook
+from fedpatch.coordinator.runtime.privacy_outlook import privacy_outlook
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import run_app
 from fedpatch.shared.config.load import load
@@ -113,7 +113,7 @@ def test_noise_that_colluders_may_tell_is_in_the_ratio_of_the_plan_and_of_the_ru
     for colluders in (0, 11):
         planned = plan(320, 1000, "--dp", "distributed", "--colluders", str(colluders), "--json")
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "colluders": colluders})
-        [of_run] = re.findall(r"is ([\d.]+) times the clip", _privacy_outlook(settings, prepared))
+        [of_run] = re.findall(r"is ([\d.]+) times the clip", privacy_outlook(settings, prepared))
         found.append((json.loads(planned.out)["ratio"], float(of_run)))
     (planned, of_run), more = found
     assert more == pytest.approx((planned * math.sqrt(2), of_run * math.sqrt(2)), rel=0.05)

@@ -134,12 +134,12 @@ def test_run_that_is_done_serves_its_last_metrics_until_a_signal_if_it_keeps_the
 
 def _finished(state_dir: Path, settings: dict[str, str]) -> None:
     """A finished run with the settings that the command has."""
-    from fedpatch.coordinator.runtime.run_execution import _from_anywhere
+    from fedpatch.coordinator.runtime.start_run import with_absolute_paths
     from fedpatch.coordinator.settings import RunSettings
     from fedpatch.shared.config.load import load, public_values
 
     loaded = load(RunSettings, file=None, environ={}, flags={**settings, "state_dir": state_dir})
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        run = new_run(registry, 1.0, task=loaded.task, settings=public_values(_from_anywhere(loaded))).id
+        run = new_run(registry, 1.0, task=loaded.task, settings=public_values(with_absolute_paths(loaded))).id
         registry.rounds.finish(run, GOOD)
         registry.finish_run(run, stopped_because="target_ua", user_accuracy=0.9, model="")

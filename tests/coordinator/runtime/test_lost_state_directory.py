@@ -13,8 +13,8 @@ import pytest
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.runtime.model_publisher import FileNote
 from fedpatch.coordinator.runtime.ports import REAL
-from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs

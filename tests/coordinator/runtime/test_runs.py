@@ -14,8 +14,11 @@ from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, requ
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunSummary
-from fedpatch.coordinator.runtime import run_execution
+from fedpatch.coordinator.runtime import resume_run, run_or_resume
+from fedpatch.coordinator.runtime.evaluate_run import evaluate_run
 from fedpatch.coordinator.runtime.ports import REAL
+from fedpatch.coordinator.runtime.run_places import run_directory
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -32,16 +35,16 @@ class Recorded:
         self.begun: list[RunSettings] = []
         self.gone_on: list[tuple[str, RunSettings]] = []
         self.lines: list[str] = []
-        monkeypatch.setattr(run_execution, "start_run", lambda settings, view, ports: self.begun.append(settings))
+        monkeypatch.setattr(run_or_resume, "start_run", lambda settings, view, ports: self.begun.append(settings))
         monkeypatch.setattr(
-            run_execution,
-            "_go_on",
+            run_or_resume,
+            "resume_registered",
             lambda registry, run, settings, view, ports: self.gone_on.append((run.id, settings)),
         )
 
     def run(self, settings: RunSettings, **options: Any) -> RunSummary:
         view: Any = SimpleNamespace(say=self.lines.append)
-        return run_execution.run_or_go_on(settings, view, **options)
+        return run_or_resume.run_or_resume(settings, view, **options)
 
 
 @pytest.fixture
@@ -169,7 +172,7 @@ def test_run_whose_directory_cannot_be_made_ends_with_the_remedy_and_waits_for_a
     (settings.state_dir / "runs").touch()
     view: Any = SimpleNamespace(say=lambda line: None)
     with Mosquitto() as broker, pytest.raises(StateError, match="name another directory"):
-        run_execution.start_run(replace(settings, broker=broker.url), view, replace(REAL, prepare=lambda _: prepared))
+        start_run(replace(settings, broker=broker.url), view, replace(REAL, prepare=lambda _: prepared))
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         assert registry.run("last").status == "interrupted"
 
@@ -186,7 +189,7 @@ def evaluate(settings: RunSettings, run: str) -> None:
 
     view: Any = SimpleNamespace(say=lambda line: None)
     ports = replace(REAL, prepare=prepare)
-    run_execution.evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+    evaluate_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
 
 
 @pytest.mark.parametrize(("stopped", "expected"), [("deadline", Reached), ("interrupted", UsageError)])
@@ -227,14 +230,14 @@ def test_finished_run_whose_encoding_carries_no_work_any_more_is_evaluated(setti
     assert (given.encoding, given.concurrency) == ("delta-int8", 5)
     view: Any = SimpleNamespace(say=lambda line: None)
     with pytest.raises(ConfigError, match="use delta-int8"):
-        run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost")
+        resume_run.resume_run(settings.state_dir, run, view, broker="mqtt://localhost")
 
 
 def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_and_an_earlier_one_does_not(
     settings, monkeypatch
 ):
     run = cut_short(settings)
-    directory = run_execution.run_directory(settings.state_dir, run)
+    directory = run_directory(settings.state_dir, run)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / STOP_FILE).touch()
     earlier = []
@@ -244,12 +247,12 @@ def test_stop_that_is_asked_while_a_run_of_a_killed_coordinator_connects_counts_
         request_stop(settings.state_dir, run)
         raise Reached
 
-    monkeypatch.setattr(run_execution, "Connection", connect)
+    monkeypatch.setattr(resume_run, "Connection", connect)
     prepared: Any = SimpleNamespace(schema=SimpleNamespace(digest="5c" * 32))
     view: Any = SimpleNamespace(say=lambda line: None)
     ports = replace(REAL, prepare=lambda _: prepared)
     with pytest.raises(Reached):
-        run_execution.resume_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
+        resume_run.resume_run(settings.state_dir, run, view, broker="mqtt://localhost", ports=ports)
     assert (earlier, StopRequest(directory).poll()) == ([False], True)
 
 
@@ -261,11 +264,11 @@ def test_new_run_is_refused_in_the_directory_of_a_relay_that_has_a_run_of_its_hu
     assert (recorded.begun, recorded.gone_on) == ([], [])
 
 
-@pytest.mark.parametrize("work", ["resume_run", "evaluate_run"])
+@pytest.mark.parametrize("work", [resume_run.resume_run, evaluate_run])
 def test_run_of_a_hub_in_the_directory_of_a_relay_is_refused(settings, work):
     """It has rounds of the relay's site only, and no settings of the run."""
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
         run = new_run(registry, settings={"fleet": "site-7", "parent": "world"}).id
     view: Any = SimpleNamespace(say=lambda line: None)
     with pytest.raises(UsageError, match=f"run {run} is a run of the fleet world, .*--state-dir"):
-        getattr(run_execution, work)(settings.state_dir, run, view)
+        work(settings.state_dir, run, view)

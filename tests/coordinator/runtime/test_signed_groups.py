@@ -14,8 +14,8 @@ import pytest
 
 from fedpatch.coordinator.pki.masking_authority import RevocationSource, check_masking, masking_authorities
 from fedpatch.coordinator.rounds.device_needs import CANNOT_SIGN
-from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.runtime import run_execution
+from fedpatch.coordinator.runtime import run_or_resume
+from fedpatch.coordinator.runtime.lead_fleet import leading
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
@@ -52,7 +53,7 @@ def test_standby_that_takes_over_while_the_database_restarts_waits_for_it_and_le
         settings = RunSettings(
             broker=broker.url, state=url, blobs=f"file://{tmp_path}/blobs", state_dir=tmp_path / "state", fleet="lab"
         )
-        with run_execution._leading(settings, view, replace(REAL, prepare=lambda _: prepared)) as (led, waited):
+        with leading(settings, view, replace(REAL, prepare=lambda _: prepared)) as (led, waited):
             assert (waited, led.leadership is not None) == (True, True)
             with Registry(tmp_path / "state" / REGISTRY_FILE, patient=True) as registry:
                 registry.lead("lab", 1)
@@ -60,11 +61,13 @@ def test_standby_that_takes_over_while_the_database_restarts_waits_for_it_and_le
     assert said[-1] == "leading fleet 'lab', epoch 1"
 
 
-def test_leader_that_gives_up_waits_as_a_standby_and_starts_no_second_run(monkeypatch: pytest.MonkeyPatch):
+def test_leader_that_gives_up_waits_as_a_standby_and_starts_no_second_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     calls: list[tuple[bool, bool, bool]] = []
 
     @contextmanager
-    def leading(_settings: object, _view: object, ports: Ports, *, again: bool) -> Iterator[tuple[Ports, bool]]:
+    def lead(_settings: object, _view: object, ports: Ports, *, again: bool) -> Iterator[tuple[Ports, bool]]:
         calls.append((again, False, False))
         yield ports, again
 
@@ -75,8 +78,9 @@ def test_leader_that_gives_up_waits_as_a_standby_and_starts_no_second_run(monkey
             raise LeadershipGivenUp("no broker")
         return "summary"
 
-    monkeypatch.setattr(run_execution, "_leading", leading)
-    monkeypatch.setattr(run_execution, "run_or_go_on", run)
+    monkeypatch.setattr(run_or_resume, "leading", lead)
+    monkeypatch.setattr(run_or_resume, "_run_or_resume_now", run)
     view: Any = SimpleNamespace(say=lambda _line: None)
-    found: Any = run_execution._run_with_standbys(RunSettings(), view, REAL, new=True, unless_done=False)
+    settings = RunSettings(state_dir=tmp_path / "state", standby=True)
+    found: Any = run_or_resume.run_or_resume(settings, view, new=True)
     assert (found, calls) == ("summary", [(False, True, False), (True, False, True)])

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import fedpatch.coordinator.runtime.run_execution
+import fedpatch.coordinator.runtime.engine_at_start
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime.event_queue import Interrupt
 from fedpatch.coordinator.runtime.ports import Ports
-from fedpatch.coordinator.runtime.run_execution import resume_run, run_or_go_on
+from fedpatch.coordinator.runtime.resume_run import resume_run
+from fedpatch.coordinator.runtime.run_or_resume import run_or_resume
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.shared.errors import BrokerError, UsageError
@@ -143,7 +144,7 @@ class SimulatedCoordinator:
         view: Any = SimpleNamespace(show=lambda snapshot: None, say=self._log)
         if self.wanted == "resume":
             return resume_run(self.directory, "last", view, ports=self._ports())
-        return run_or_go_on(self.settings, view, new=self.wanted == "new", ports=self._ports())
+        return run_or_resume(self.settings, view, new=self.wanted == "new", ports=self._ports())
 
     def _what_next(self) -> None:
         self.start_at = self._world.now + self.pause_s
@@ -170,7 +171,7 @@ class SimulatedCoordinator:
             self.engine = Engine(*args, **given)
             return self.engine
 
-        patch.setattr(fedpatch.coordinator.runtime.run_execution, "Engine", engine)
+        patch.setattr(fedpatch.coordinator.runtime.engine_at_start, "Engine", engine)
 
     def _ports(self) -> Ports:
         """Return the time, randomness, link and task of the world."""

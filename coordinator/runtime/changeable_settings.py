@@ -1,0 +1,32 @@
+"""The settings that may change during a run; with any other change `fedpatch run` starts a new run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from fedpatch.coordinator.rounds.run_summary import RunInfo
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.load import public_values
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+
+MAY_CHANGE: Final = frozenset(
+    {
+        *(option.name for option in fields(BrokerSettings)),
+        *("state_dir", "state", "ca_dir", "standby", "encoding", "devices", "wait_s", "deadline_s"),
+        *("independent_every", "evaluate_every", "evaluate_participation"),
+        *("metrics", "metrics_max_devices", "tracker", "traces", "models_store", "models_url"),
+        # Their defaults have changed: a run of an earlier version continues with the present defaults.
+        *("norm_bound", "chunk_kib"),
+    }
+)
+"""Settings that may change during a run: a run is resumed although they differ."""
+
+
+def has_same_terms(run: RunInfo, settings: RunSettings) -> bool:
+    """Return whether a run has these settings, apart from settings that may change during a run."""
+    now = public_values(settings)
+    # A run of a version without `dp` had no noise, and its rounds would be missing in the privacy account.
+    if run.settings.get("dp", "off") != settings.dp or run.settings.get("blobs") != settings.blobs:
+        return False
+    return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - MAY_CHANGE)
