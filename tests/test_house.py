@@ -81,3 +81,13 @@ def test_each_file_that_a_page_for_developers_names_exists(page: str):
     assert [
         one for one in sorted(named) if not any((ROOT / folder / one).is_file() for folder in (".", *PACKAGES))
     ] == []
+
+
+def test_architecture_names_each_file_with_a_lock():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    item = re.search(r"^- \*\*Locks\.\*\*.*?(?=^- |^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert item is not None
+    made = re.compile(r"\bthreading\.(?:R?Lock|Condition|(?:Bounded)?Semaphore)\(")
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    locking = {path.relative_to(ROOT).as_posix() for path in paths if made.search(path.read_text("utf-8"))}
+    assert set(re.findall(r"[\w/]+\.py", item[0])) == locking

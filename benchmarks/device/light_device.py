@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.device.light_updates import StandInUpdates
 from fedpatch.device_agent.job.download_plan import plan_download
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
@@ -37,7 +38,7 @@ from fedpatch.device_agent.job.job_events import (
     DownloadByBroker,
     DownloadDamaged,
     DownloadStarted,
-    Event,
+    JobEvent,
     LinkRestored,
     MessageReceived,
     ModelEvaluated,
@@ -45,7 +46,7 @@ from fedpatch.device_agent.job.job_events import (
     VectorTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent, ModelFetch, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
@@ -217,7 +218,7 @@ class LightDevice:
     def _perform(self, effects: list[Effect], now: float) -> None:
         drive_job(self.job, effects, self, lambda: now)
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage() | SendAfterSave():
@@ -245,7 +246,7 @@ class LightDevice:
                 self._update = None
         return []
 
-    def _begin_download(self, blobs: Sequence[Manifest]) -> list[Event]:
+    def _begin_download(self, blobs: Sequence[Manifest]) -> list[JobEvent]:
         self._end_download()
         self._parts = {blob.digest: {} for blob in blobs}
         if self._fetcher is not None:
@@ -254,7 +255,7 @@ class LightDevice:
             self.link.subscribe(*self._filters())
         return [DownloadStarted({}, by_url=self._fetch is not None)]
 
-    def _on_fetch(self, event: FetchEvent) -> list[Event]:
+    def _on_fetch(self, event: FetchEvent) -> list[JobEvent]:
         if isinstance(event, ChunkFetched):
             event.fetch.taken()
         if event.fetch is not self._fetch:
@@ -278,10 +279,10 @@ class LightDevice:
     def _filters(self) -> list[str]:
         return [topics.model_chunks_filter(self.me.fleet, digest) for digest in self._parts]
 
-    def _compute(self, effect: StartTraining | MaskUpdate) -> Event:
+    def _compute(self, effect: StartTraining | MaskUpdate) -> JobEvent:
         return self._train(effect) if isinstance(effect, StartTraining) else self._mask(effect)
 
-    def _train(self, effect: StartTraining) -> Event:
+    def _train(self, effect: StartTraining) -> JobEvent:
         blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
         self._tally.downloads_s.append(effect.download_s)
         self._end_download()
@@ -298,7 +299,7 @@ class LightDevice:
         self._held = request.model.digest if request.deltas or is_delta(request.encoding) else ""
         return UpdateTrained(effect.key, self._update[0])
 
-    def _mask(self, effect: MaskUpdate) -> Event:
+    def _mask(self, effect: MaskUpdate) -> JobEvent:
         request = effect.request
         blob = mask_blob(self._vector, effect.context, effect.masks, bits=request.secure.bits if request.secure else 8)
         manifest = describe(

@@ -1,4 +1,4 @@
-"""States of a job and its effects, which an EffectHandler (device_agent.job.job_state_machine) performs in order.
+"""States of a job and its effects, which an EffectHandler (device_agent.job.effect_loop) performs in order.
 
 `-> EVENT` names the events (device_agent.job.job_events) that report the end of an effect; other effects report nothing.
 """

@@ -1,4 +1,4 @@
-"""Events of a job: messages of the coordinator, completions of effects, and decisions of the owner.
+"""Events of a job: messages of the coordinator, completions of effects, decisions of the owner, and time.
 
 `Job.handle(event, now)` returns the effects of an event; `Job.tick(now)` those of the time. An effect has finished when its
 completion event arrives.
@@ -199,6 +199,14 @@ class OwnerAbandoned:
     condition: Condition | None = None
 
 
+# ---- from the clock
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed; `Job.tick` makes it."""
+
+
 FromCoordinator = WorkRequested | MessageReceived | ChunkReceived | LinkRestored | CoordinatorStarted
 Completion = (
     DownloadStarted
@@ -213,4 +221,4 @@ Completion = (
     | UpdateRestored
 )
 FromOwner = OwnerPaused | OwnerResumed | OwnerAbandoned
-Event = FromCoordinator | Completion | FromOwner
+JobEvent = FromCoordinator | Completion | FromOwner | Tick

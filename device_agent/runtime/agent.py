@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import Effect, JobKey
 from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     CoordinatorStarted,
+    JobEvent,
     LinkRestored,
     MessageReceived,
     ModelEvaluated,
@@ -30,8 +32,7 @@ from fedpatch.device_agent.job.job_events import (
     WorkRequested,
     decline,
 )
-from fedpatch.device_agent.job.job_events import Event as JobEvent
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import (
     Evaluated,
     Masked,

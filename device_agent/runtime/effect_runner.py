@@ -36,7 +36,7 @@ from fedpatch.device_agent.job.job_events import (
     DownloadDamaged,
     DownloadStarted,
     EffectFailed,
-    Event,
+    JobEvent,
     UpdateRestored,
 )
 from fedpatch.device_agent.job.training_messages import (
@@ -206,7 +206,7 @@ class EffectRunner:
         """True if a round is committed and its personal model is to be made later."""
         return self._model_put_off and self._closing is not None
 
-    def model_made(self) -> list[Event]:
+    def model_made(self) -> list[JobEvent]:
         """The training process is done with a personal model: publish it, and begin the training that waited for it."""
         if self._puts_model_off:
             return []  # the process has ended by itself; another one makes the model
@@ -234,7 +234,7 @@ class EffectRunner:
         """Note the version of the global model that the training process holds in memory; "" for a new process."""
         self._held_in_memory = version
 
-    def take_up_spooled(self) -> list[Event]:
+    def take_up_spooled(self) -> list[JobEvent]:
         """Resume the update that waited when the agent ended, if it may still leave, and make its personal model."""
         if (key := self._spool.committed_key()) is not None:
             self._closing = EndJob("committed", committed=key)
@@ -281,14 +281,14 @@ class EffectRunner:
         """Return whether there is no model to make of a round: it exists, was refused, or this device keeps none."""
         return self._models is None or self._models.knows(key.task, key.run, key.round)
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         """Perform one effect; a refusal of disk, broker or system is an EffectFailed."""
         try:
             return self._run(effect)
         except (StateError, BrokerError, OSError) as error:
             return [EffectFailed(_fail_reason(error), str(error))]
 
-    def _run(self, effect: Effect) -> list[Event]:
+    def _run(self, effect: Effect) -> list[JobEvent]:
         match effect:
             case SendMessage():
                 self._send(effect.envelope)
@@ -479,7 +479,7 @@ class EffectRunner:
             self._link.subscribe(*self._filters(self._downloads))
         return DownloadStarted(have, by_url=self._fetch is not None)
 
-    def fetched(self, event: FetchEvent) -> list[Event]:
+    def fetched(self, event: FetchEvent) -> list[JobEvent]:
         """Take an event of a fetch; of a stopped fetch, only count the bytes."""
         current = event.fetch is self._fetch
         if isinstance(event, ChunkFetched):
@@ -504,7 +504,7 @@ class EffectRunner:
         fetch.stop()
         return fetch.places
 
-    def _train(self, effect: StartTraining) -> list[Event]:
+    def _train(self, effect: StartTraining) -> list[JobEvent]:
         assert self._downloads is not None
         evaluates = effect.request.evaluates
         if self._puts_model_off and not evaluates:

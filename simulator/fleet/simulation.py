@@ -26,6 +26,7 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
@@ -42,13 +43,13 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     DownloadDamaged,
     DownloadStarted,
-    Event,
+    JobEvent,
     MessageReceived,
     UpdateRestored,
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
@@ -201,7 +202,7 @@ class FleetDevice:
         drive_job(self.job, effects, self, lambda: self._agenda.now)
         self._alarm.set(self.job.next_deadline())
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
@@ -222,13 +223,13 @@ class FleetDevice:
                 self._parts, self._update = {}, None
         return []
 
-    def _fetch(self, manifest: Manifest) -> list[Event]:
+    def _fetch(self, manifest: Manifest) -> list[JobEvent]:
         if self._parts_of != manifest.digest:
             self._parts, self._parts_of = {}, manifest.digest
         self._world.subscribe(self, manifest.digest)
         return [DownloadStarted({manifest.digest: self._parts.keys()})]
 
-    def _train(self, effect: StartTraining) -> list[Event]:
+    def _train(self, effect: StartTraining) -> list[JobEvent]:
         self._world.unsubscribe(self)
         blob = b"".join(self._parts[index] for index in sorted(self._parts))
         if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
 from fedpatch.coordinator.rounds.run_events import ChunkReceived, DeviceMessage, DevicePresence, TimePassed
-from fedpatch.device_agent.job.job_state_machine import BASE_SPENT
+from fedpatch.device_agent.job.masked_steps import BASE_SPENT
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.masking.device_vector import make_vector

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
@@ -24,7 +25,7 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     DownloadDamaged,
     DownloadStarted,
-    Event,
+    JobEvent,
     LinkRestored,
     MessageReceived,
     OwnerPaused,
@@ -33,7 +34,7 @@ from fedpatch.device_agent.job.job_events import (
     TrainingProgressed,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import SendChunk, check_manifest, cut
 from fedpatch.shared.wire.codec import decode, encode
@@ -238,7 +239,7 @@ class HostileCoordinator(RuleBasedStateMachine):
         """Run all effects, and those that follow from them."""
         drive_job(self.job, effects, self, lambda: self.now)
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         match effect:
             case SendMessage():
                 assert isinstance(effect.envelope.body, get_args(UpBody)), "a device says only what a device may say"

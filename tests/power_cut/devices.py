@@ -10,9 +10,10 @@ from typing import Any
 
 import msgpack
 
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import Effect
-from fedpatch.device_agent.job.job_events import ChunkReceived, Event, MessageReceived, UpdateTrained
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_events import ChunkReceived, JobEvent, MessageReceived, UpdateTrained
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
@@ -118,7 +119,7 @@ class DeviceStory:
         self.performer = performer_of(state, self.wire, self._training, limits=_limits(state), models=self._models)
         self._take(self.performer.take_up_spooled())
 
-    def _take(self, events: Sequence[Event]) -> None:
+    def _take(self, events: Sequence[JobEvent]) -> None:
         for event in events:
             self._perform(self._job.handle(event, 0.0))
 

@@ -12,9 +12,10 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import Effect
 from fedpatch.device_agent.job.job_events import ChunkReceived, UpdateTrained
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.state.masking_file import MaskingFile

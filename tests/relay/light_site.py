@@ -20,7 +20,7 @@ from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.device.light_updates import StandInUpdates
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import MaskUpdate
-from fedpatch.device_agent.job.job_events import Event, TrainingFailed
+from fedpatch.device_agent.job.job_events import JobEvent, TrainingFailed
 from fedpatch.device_agent.runtime.model_fetcher import FetchEvent
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.training.masked_update import unmasked_blob
@@ -111,7 +111,7 @@ class SiteDevice(LightDevice):
     gives_up_after_sharing = False
     pause_s = 0.0
 
-    def _mask(self, effect: MaskUpdate) -> Event:
+    def _mask(self, effect: MaskUpdate) -> JobEvent:
         time.sleep(self.pause_s)
         if not self.gives_up_after_sharing:
             return super()._mask(effect)

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
@@ -23,7 +24,7 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     DownloadDamaged,
     DownloadStarted,
-    Event,
+    JobEvent,
     LinkRestored,
     MessageReceived,
     TrainingFailed,
@@ -31,7 +32,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateRestored,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
@@ -170,7 +171,7 @@ class Device:
         drive_job(self.job, effects, self, lambda: self._world.now)
         assert self._under_way.total() <= self._world.spec.upload_window
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         match effect:
             case SendMessage():
                 self._reply(effect.envelope)
@@ -211,7 +212,7 @@ class Device:
         if self.online:
             self._world.link.send(deliver)
 
-    def _train(self, effect: StartTraining) -> list[Event]:
+    def _train(self, effect: StartTraining) -> list[JobEvent]:
         blob = b"".join(self._parts[index] for index in sorted(self._parts))
         if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
             self._parts = {}

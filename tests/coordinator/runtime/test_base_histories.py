@@ -18,7 +18,7 @@ from fedpatch.coordinator.aggregation.moved_base import moved
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.device_agent.job.job_state_machine import BASE_SPENT
+from fedpatch.device_agent.job.masked_steps import BASE_SPENT
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.wire.masking_messages import Reveal
 from fedpatch.shared.wire.messages import Offer, WorkRequest

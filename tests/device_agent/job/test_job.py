@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
     DropHeldModel,
@@ -34,7 +35,7 @@ from fedpatch.device_agent.job.job_events import (
     DownloadDamaged,
     DownloadStarted,
     EffectFailed,
-    Event,
+    JobEvent,
     LinkRestored,
     MessageReceived,
     OwnerAbandoned,
@@ -46,7 +47,8 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     decline,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, continues, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.job.same_work import continues
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
 from fedpatch.shared.wire.messages import (
@@ -1163,7 +1165,7 @@ class Disk:
         """Perform the effects and all that follow from them."""
         drive_job(self.job, effects, self, lambda: 20.0)
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case StartDownload():
@@ -1196,11 +1198,11 @@ class Disk:
 class Handler:
     """Records effects; the first one returns an event."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: JobEvent) -> None:
         self.performed: list[Effect] = []
         self.event = event
 
-    def run_effect(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[JobEvent]:
         """Perform one effect (EffectHandler)."""
         self.performed.append(effect)
         return [self.event] if len(self.performed) == 1 else []

@@ -35,7 +35,8 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     VectorTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, continues
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.job.same_work import continues
 from fedpatch.device_agent.masking.masking_round import MaskingRound, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import WireError
@@ -161,7 +162,7 @@ def test_request_of_a_newer_epoch_has_the_same_keys_and_the_job_goes_on():
 
 def test_device_that_restarted_accepts_with_the_keys_of_before():
     job, keys = accepted()
-    state = from_bytes(to_bytes(job._masking.state), MaskingRound)
+    state = from_bytes(to_bytes(job._context.masking.state), MaskingRound)
     again = job_of(state)
     assert bodies(ask_masked(again))[0] == Accept(1, keys)
 
@@ -210,17 +211,17 @@ def test_vector_is_masked_with_noise_where_the_request_has_terms_of_privacy():
     request = replace(MASKED, privacy=PrivacyTerms(SKELLAM, 2.0, 1.0, 1e-5, 3, 300))
     job = ready(request)
     [mask] = job.handle(VectorTrained(KEY), 15.0)
-    assert mask.noise == job._masking.noise(request.privacy)
+    assert mask.noise == job._context.masking.noise(request.privacy)
 
 
 def test_vector_is_not_masked_with_an_unusable_key_of_a_kept_roster():
     """The state of an earlier version may have one. The device's own log names it."""
     job, keys = training()
     in_group(job, keys)
-    state = job._masking.state
+    state = job._context.masking.state
     you, other, third = state.roster.members
     spoilt = replace(other, keys=replace(other.keys, mask=bytes(32)))
-    job._masking.state = replace(state, roster=replace(state.roster, members=(you, spoilt, third)))
+    job._context.masking.state = replace(state, roster=replace(state.roster, members=(you, spoilt, third)))
     effects = job.handle(VectorTrained(KEY), 15.0)
     assert bodies(effects) == [Failed(FailReason.MASKING)]
     assert "not a usable X25519 key" in effects[-1].outcome
@@ -251,7 +252,7 @@ def test_second_update_under_the_same_keys_is_not_offered():
     """Two vectors under the same masks would reveal their difference."""
     job, keys = training()
     in_group(job, keys)
-    job._masking.note_update("0e" * 32)
+    job._context.masking.note_update("0e" * 32)
     job.handle(VectorTrained(KEY), 15.0)
     effects = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
     assert bodies(effects) == [Failed(FailReason.MASKING)]
@@ -262,7 +263,7 @@ def test_masked_update_whose_masking_set_cannot_be_signed_is_not_offered():
     """The device has lost its certificate since the group was formed. Its own log says so."""
     job, keys = training()
     in_group(job, keys)
-    job._masking.state = replace(job._masking.state, terms=replace(TERMS, strict=True))
+    job._context.masking.state = replace(job._context.masking.state, terms=replace(TERMS, strict=True))
     job.handle(VectorTrained(KEY), 15.0)
     effects = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
     assert bodies(effects) == [Failed(FailReason.MASKING)]
@@ -425,7 +426,7 @@ def test_training_of_a_masked_round_gets_the_secret_of_its_attempt():
     job.handle(DownloadStarted({model().digest: frozenset()}), 10.0)
     effects = [effect for index in range(3) for effect in job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0)]
     [start] = [effect for effect in effects if isinstance(effect, StartTraining)]
-    assert start.attempt == job._masking.training_secret() != b""
+    assert start.attempt == job._context.masking.training_secret() != b""
 
 
 @pytest.mark.parametrize("make", [job_of, partial(Job, max_blob_bytes=10_000)], ids=["masks", "masks never"])

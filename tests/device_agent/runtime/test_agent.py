@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from msgspec import UNSET, UnsetType
 
-from fedpatch.device_agent.job import job_state_machine
+from fedpatch.device_agent.job import training_progress
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import (
@@ -212,7 +212,7 @@ def test_a_training_process_that_is_killed_while_it_loads_is_started_again(playe
 
 def test_progress_without_a_connection_is_not_kept(played, monkeypatch):
     """Hours of progress would fill the queue and leave no room for presence after a reconnect."""
-    monkeypatch.setattr(job_state_machine, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(training_progress, "PROGRESS_S", 0.0)
     progress = [TrainProgress(KEY, step, 9) for step in range(1, 6)]
     answers = played(READY, *asked(), Disconnected("gone"), *progress[:4], CONNECTED, progress[4])
     assert answers[-1] == Progress(JobPhase.TRAINING, 5, 9)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import Effect, JobState, SpoolUpdate
 from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
@@ -27,7 +28,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, drive_job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Evaluated, MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S

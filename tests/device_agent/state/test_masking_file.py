@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import ForgetMasking, SendAfterSave
 from fedpatch.device_agent.job.job_events import EffectFailed
-from fedpatch.device_agent.job.job_state_machine import drive_job
 from fedpatch.device_agent.state.masking_file import FILE, MaskingFile
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept

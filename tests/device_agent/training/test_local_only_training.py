@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.job_state_machine import continues
+from fedpatch.device_agent.job.same_work import continues
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.state.patch_store import PatchStore, kept_in_patches, list_patches
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
