@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
-from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
+from fedpatch.device_agent.job.download_plan import plan_download
 from fedpatch.device_agent.job.effect_loop import drive_job
 from fedpatch.device_agent.job.job_effects import Effect, JobKey
 from fedpatch.device_agent.job.job_events import (
-    AdmissionDecision,
     ChunkReceived,
     CoordinatorStarted,
     JobEvent,
@@ -30,7 +29,6 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
     VectorTrained,
     WorkRequested,
-    decline,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import (
@@ -52,6 +50,7 @@ from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent
 from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
+from fedpatch.device_agent.runtime.request_admission import RequestAdmission
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -74,7 +73,7 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
     members_field,
 )
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, FailCause, FailReason
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -100,9 +99,6 @@ FINISH_MODEL_S = 10.0
 
 # Traffic of the day in status.json is a multiple of this.
 TOLD_BYTES = 64 * 2**10
-
-TWIN = decline(DeclineReason.UNWILLING, "another agent uses the name of this device")
-"""The answer while two cards are on with one name: each would spend the allowance and the privacy budget of the device."""
 
 # Training processes that may be killed before the first is ready.
 EARLY_DEATHS = 3
@@ -161,6 +157,7 @@ class Agent:
         self._limits = limits
         self._storage = storage
         self._presence = presence
+        self._admission = RequestAdmission(job, presence, limits, storage, owner)
         self._housekeeping = housekeeping
         self._status = status
         self._leader = leader
@@ -172,8 +169,6 @@ class Agent:
         self._waiting_request: Envelope | None = None  # waits for facts
         self._published_unwilling: Condition | None = None
         self._coordinator_boot = ""
-        self._storage_problem = ""
-        self._refused = ""  # why the last request was beyond the owner's limits
         self._early_deaths = 0
         self._network_open = ""
 
@@ -355,7 +350,7 @@ class Agent:
             return self._job.handle(CoordinatorStarted(), now)
         return []
 
-    # ---- a work request: limits, storage and preferences decide, then the job answers
+    # ---- a work request: the admission decides, then the job answers
 
     def _on_request(self, envelope: Envelope, request: WorkRequest, now: float) -> list[Effect]:
         if not self._tasks:
@@ -363,10 +358,7 @@ class Agent:
         if not self._leader.admits(request.leader_epoch):
             return []
         plan = plan_download(request, self._runner.held_version, self._job.max_blob_bytes)
-        refusal = self._twin_decision(envelope) or self._limits.refusal(envelope.task, request)
-        self._refused = refusal.why if refusal else ""
-        decision = refusal or self._storage_decision(envelope, request, plan)
-        decision = decision or self._owner.decide(envelope.task, expected_bytes(request, plan), now)
+        decision = self._admission.decide(envelope, request, plan, now)
         if decision is None:
             self._waiting_request = envelope  # the newest: the coordinator has superseded those before it
             return []
@@ -377,30 +369,6 @@ class Agent:
         if self._job.is_on(key):
             self._runner.note_work(key, request.model.digest)
         return effects
-
-    def _twin_decision(self, envelope: Envelope) -> AdmissionDecision | None:
-        """Decline while another agent has this name, unless it is a repeated request for the current job."""
-        is_current = self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task))
-        return TWIN if self._presence.has_twin and not is_current else None
-
-    def _storage_decision(
-        self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan
-    ) -> AdmissionDecision | None:
-        """Decline if this device could not store what the round needs; log and status have the remedy.
-
-        A repeated request for the current job is not checked, since the job has its space already.
-        """
-        if self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)):
-            return None
-        problem = self._storage.problem(envelope.task, request, plan)
-        text = problem.text if problem else ""
-        if text != self._storage_problem:
-            self._storage_problem = text
-            if text:
-                _log.error("%s; until then every round is declined", text)
-            else:
-                _log.info("what a round needs can be stored again")
-        return problem.verdict if problem else None
 
     def _on_facts(self, facts: Facts, now: float) -> list[Effect]:
         """New facts: the owner's policy may change the current work, and a request that waited is decided."""
@@ -522,6 +490,7 @@ class Agent:
     def _write_status(self, state: str) -> None:
         job = self._job.status()
         stopped = state == "stopped"
+        problems = (self._presence.problem, self._admission.storage_problem)
         self._status.write(
             {
                 "state": str(state),
@@ -531,17 +500,17 @@ class Agent:
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
-                "refused": self._refused,
+                "refused": self._admission.refused,
                 "terms": self._limits.terms(),
                 "spent": self._spent_today(),
                 "settings": {} if self._settings is None else self._settings.status(),
                 "declines": self._limits.declines
-                or self._storage_problem
+                or self._admission.storage_problem
                 or ("" if stopped else self._presence.problem),
                 "private": self._limits.status(),
                 "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),
                 "network_open": self._network_open,
                 "last_outcome": self._runner.last_outcome,
-                "problem": "" if stopped else "; ".join(filter(None, (self._presence.problem, self._storage_problem))),
+                "problem": "" if stopped else "; ".join(filter(None, problems)),
             }
         )
