@@ -9,11 +9,12 @@ from fedpatch.device_agent.job.job_context import JobContext
 from fedpatch.device_agent.job.job_effects import Effect, JobKey, JobState
 from fedpatch.device_agent.job.job_events import JobEvent, Tick
 from fedpatch.device_agent.job.job_transitions import ILLEGAL, TRANSITIONS, kind_of
+from fedpatch.device_agent.job.request_refusal import refusal_of
 from fedpatch.device_agent.job.round_deadline import next_deadline
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
-from fedpatch.shared.wire.messages import Decline, Envelope, JobStatus, WorkRequest
+from fedpatch.shared.wire.messages import Decline, Envelope, JobStatus, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason, JobPhase
 
 
@@ -112,6 +113,17 @@ class Job:
     def tick(self, now: float) -> list[Effect]:
         """Let time pass until `now`, in monotonic seconds."""
         return self.handle(Tick(), now)
+
+    def refuses(self, task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...]) -> bool:
+        """Return whether a new request would be declined whatever the owner decides (request_refusal).
+
+        Args:
+            task: Name of the task of the request.
+            request: The work request.
+            tasks: Tasks of this device.
+        """
+        job = self._context
+        return refusal_of(task, request, tasks, job.max_blob_bytes, job.masked_encodings) is not None
 
     def decline_unknown(self, envelope: Envelope, detail: str) -> list[Effect]:
         """Return the answer to a work request with a term of a later version; the present job continues."""

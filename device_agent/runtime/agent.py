@@ -358,7 +358,7 @@ class Agent:
         if not self._leader.admits(request.leader_epoch):
             return []
         plan = plan_download(request, self._runner.held_version, self._job.max_blob_bytes)
-        decision = self._admission.decide(envelope, request, plan, now)
+        decision = self._admission.decide(envelope, request, self._tasks, plan, now)
         if decision is None:
             self._waiting_request = envelope  # the newest: the coordinator has superseded those before it
             return []

@@ -1,4 +1,7 @@
-"""Admission of a work request: another agent of this name, the owner's limits, the storage, then the owner's preferences."""
+"""Admission of a work request, cheap refusals first: they need neither the disk nor the owner.
+
+Then come another agent of this name, the owner's limits, the storage, and last the owner's preferences.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,17 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.runtime.presence import Presence
 from fedpatch.device_agent.state.storage_check import Storage
-from fedpatch.shared.wire.messages import Envelope, WorkRequest
+from fedpatch.shared.wire.messages import Envelope, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.agent")
 
 TWIN = decline(DeclineReason.UNWILLING, "another agent uses the name of this device")
 """The answer while two cards are on with one name: each would spend the allowance and the privacy budget of the device."""
+
+
+REFUSED = decline(DeclineReason.UNSUPPORTED, "this device cannot serve the request")
+"""The decision on a request that the job refuses by itself; the answer has the job's own reason."""
 
 
 class RequestAdmission:
@@ -46,16 +53,25 @@ class RequestAdmission:
         self._owner = owner
 
     def decide(
-        self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan, now: float
+        self,
+        envelope: Envelope,
+        request: WorkRequest,
+        tasks: tuple[TaskCapability, ...],
+        plan: DownloadPlan,
+        now: float,
     ) -> AdmissionDecision | None:
         """Decide on a request; None until there are fresh facts.
 
         Args:
             envelope: The message.
             request: Its body.
+            tasks: Tasks of this device.
             plan: The download that leads to the request's model.
             now: Monotonic seconds.
         """
+        if self._job.refuses(envelope.task, request, tasks):
+            self.refused = ""
+            return REFUSED
         is_current = self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task))
         refusal = TWIN if self._presence.has_twin and not is_current else self._limits.refusal(envelope.task, request)
         self.refused = refusal.why if refusal else ""

@@ -22,6 +22,8 @@ from fedpatch.device_agent.job.training_messages import (
     TrainProgress,
     WorkerSetup,
 )
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.policy.usage import UsageLedger
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
@@ -425,6 +427,28 @@ def test_storage_is_not_looked_at_for_a_job_in_hand(played, monkeypatch):
     assert len(looked) == 1
     played(READY, *asked(), *asked(2))
     assert len(looked) == 3
+
+
+@pytest.mark.parametrize(
+    ("envelope", "examples", "reason"),
+    [
+        (envelope_of(REQUEST, task="mnist"), 10, DeclineReason.UNKNOWN_TASK),
+        (envelope_of(replace(REQUEST, schema="00" * 32)), 10, DeclineReason.SCHEMA_MISMATCH),
+        (envelope_of(replace(REQUEST, encoding="~")), 10, DeclineReason.UNSUPPORTED),
+        (envelope_of(replace(REQUEST, model=model(bytes(10_001)))), 10, DeclineReason.UNSUPPORTED),
+        (envelope_of(REQUEST), 0, DeclineReason.TOO_LITTLE_DATA),
+    ],
+    ids=lambda value: str(value) if isinstance(value, DeclineReason) else "",
+)
+def test_request_that_the_device_cannot_serve_is_declined_before_disk_and_owner_are_asked(
+    played, monkeypatch, envelope, examples, reason
+):
+    asked_ones: list[str] = []
+    for cls, name in ((OwnerLimits, "refusal"), (Storage, "problem"), (OwnerPolicy, "decide")):
+        monkeypatch.setattr(cls, name, lambda *_, who=cls.__name__: asked_ones.append(who))
+    ready = replace(READY, num_examples=examples)
+    [answer] = played(ready, Received(DOWN, encode(envelope), False))
+    assert (answer.reason, asked_ones) == (reason, [])
 
 
 def test_request_in_other_words_for_the_private_tensors_of_a_damaged_patch_is_declined(played, tmp_path):
