@@ -20,10 +20,11 @@ from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_clock, read_disk, read_load, read_memory, read_pause
 from fedpatch.device_agent.sensors.kernel_power import read_supplies
 from fedpatch.device_agent.sensors.network_link import Route, read_link
+from fedpatch.device_agent.sensors.network_manager import NmState, ask_network_manager, bus_address
 from fedpatch.device_agent.sensors.thermal import read_supply, read_temperature
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
 from fedpatch.device_agent.sensors.ups import ask_ups, parse_ups
-from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager, bus_address, read_network
+from fedpatch.device_agent.sensors.wifi import read_network
 from fedpatch.shared.wire.reason_codes import LinkKind
 
 SOURCE_LIMIT_S = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.sensors import collect, commands, timeouts, wifi
+from fedpatch.device_agent.sensors import collect, commands, network_manager, timeouts
 from tests.device_agent.sensors.scenes import Scene
 
 PATIENCE_S = 90.0
@@ -16,7 +16,7 @@ def _patient(monkeypatch):
     monkeypatch.setattr(timeouts, "QUICK_S", PATIENCE_S)
     monkeypatch.setattr(collect, "SOURCE_LIMIT_S", PATIENCE_S)
     monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)
-    monkeypatch.setattr(wifi, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(network_manager, "LIMIT_S", PATIENCE_S)
 
 
 @pytest.fixture

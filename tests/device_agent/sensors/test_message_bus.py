@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.sensors import wifi
+from fedpatch.device_agent.sensors import network_manager
 from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.network_manager import ask_network_manager, bus_address
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
-from fedpatch.device_agent.sensors.wifi import ask_network_manager, bus_address
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.sensors.buses import NAME, PATIENCE_S, message_bus
 from tests.device_agent.sensors.scenes import Scene
@@ -48,7 +48,7 @@ def test_a_bus_without_network_manager_leaves_assumptions(scene):
 
 
 def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, silent, monkeypatch):
-    monkeypatch.setattr(wifi, "LIMIT_S", 0.2)
+    monkeypatch.setattr(network_manager, "LIMIT_S", 0.2)
     fact = scene.observer("wlan0", bus=silent[0]).observe().metered
     assert fact.value is None and "has not answered within" in fact.source
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.sensors import timeouts, wifi
+from fedpatch.device_agent.sensors import network_manager, timeouts
 from fedpatch.device_agent.sensors.device_facts import Confidence
+from fedpatch.device_agent.sensors.network_manager import NmState, ask_network_manager
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
-from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.sensors.buses import (
     DEVICE,
@@ -146,7 +146,7 @@ def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
     """The link is still known; its metering is asked for again and not guessed, since NetworkManager may know it."""
     observer = scene.observer("wlan0", bus=manager.bus)
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
-    monkeypatch.setattr(wifi, "LIMIT_S", 0.3)
+    monkeypatch.setattr(network_manager, "LIMIT_S", 0.3)
     manager.freeze()
     try:
         facts = observer.observe()
@@ -161,14 +161,14 @@ def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
 def test_a_network_manager_that_hangs_delays_one_look(manager, scene, monkeypatch):
     """The next look finds the network's name without NetworkManager; once that answers again, the metering is known."""
     monkeypatch.setattr(timeouts, "QUICK_S", 0.1)
-    monkeypatch.setattr(wifi, "LIMIT_S", 0.3)
+    monkeypatch.setattr(network_manager, "LIMIT_S", 0.3)
     scene.program("iw", r"printf '\tSSID: home\n'")
     observer = scene.observer("wlan0", bus=manager.bus)
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
     manager.freeze()
     try:
         assert not observer.observe().metered.known
-        monkeypatch.setattr(wifi, "LIMIT_S", PATIENCE_S)
+        monkeypatch.setattr(network_manager, "LIMIT_S", PATIENCE_S)
         facts = observer.observe()  # it has its long limit again, but no look waits for it
         assert facts.ssid.value == "home"
         assert not facts.metered.known and "NetworkManager has not answered for" in facts.metered.source

@@ -11,7 +11,8 @@ import pytest
 
 from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.wifi import NmState, read_network
+from fedpatch.device_agent.sensors.network_manager import NmState
+from fedpatch.device_agent.sensors.wifi import read_network
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.sensors.scenes import Scene
 
