@@ -9,10 +9,10 @@ from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.resume import devices_of_last_run, seen_devices
-from fedpatch.coordinator.runtime.run_opening import Opening
+from fedpatch.coordinator.runtime.run_opening import RunOpening
 
 
-def engine_at_start(run: ConnectedRun, opening: Opening, holds: Mapping[str, str]) -> Engine:
+def engine_at_start(run: ConnectedRun, opening: RunOpening, holds: Mapping[str, str]) -> Engine:
     """Return the engine of a run. Updates for open rounds of the fleet's other runs wait for a resume of these runs.
 
     Args:

@@ -26,7 +26,7 @@ from fedpatch.coordinator.runtime.event_queue import UpdateWritten
 from fedpatch.coordinator.runtime.fleet_publisher import make_publisher
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import return_words
-from fedpatch.coordinator.runtime.run_opening import Opening
+from fedpatch.coordinator.runtime.run_opening import RunOpening
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore
@@ -42,7 +42,7 @@ from fedpatch.shared.errors import (
 )
 
 
-def play_rounds(run: ConnectedRun, opening: Opening) -> Stopped:
+def play_rounds(run: ConnectedRun, opening: RunOpening) -> Stopped:
     """Run the rounds until the engine stops, and return its reason.
 
     Raises:

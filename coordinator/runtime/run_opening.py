@@ -16,7 +16,7 @@ from fedpatch.shared.app.formatting import duration
 
 
 @dataclass(frozen=True)
-class Opening:
+class RunOpening:
     """The state of a run after its last completed round.
 
     Attributes:
@@ -36,7 +36,7 @@ class Opening:
     rest_s: float
 
 
-def read_opening(run: ConnectedRun, guard: DirectoryGuard) -> Opening:
+def read_opening(run: ConnectedRun, guard: DirectoryGuard) -> RunOpening:
     """Read the state of a run.
 
     Raises:
@@ -51,4 +51,4 @@ def read_opening(run: ConnectedRun, guard: DirectoryGuard) -> Opening:
     if rest_s:
         say(f"the next round begins in {duration(rest_s)}, by round_interval_s")
     waiting = waiting_updates(registry, blobs, spec, prepared, say) if unfinished is None else {}
-    return Opening(guard, blobs, state, unfinished, waiting, rest_s)
+    return RunOpening(guard, blobs, state, unfinished, waiting, rest_s)

@@ -8,7 +8,7 @@ from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.play_rounds import play_rounds
-from fedpatch.coordinator.runtime.run_opening import Opening, read_opening
+from fedpatch.coordinator.runtime.run_opening import RunOpening, read_opening
 from fedpatch.coordinator.runtime.run_places import watch_state_directory
 from fedpatch.coordinator.storage.checkpoint import drop_round, export_model, kept_rounds, load_checkpoint
 from fedpatch.shared.errors import (
@@ -27,7 +27,7 @@ def play_to_the_end(run: ConnectedRun) -> RunSummary:
     stopped, model = Stopped.FAILED, ""
     guard = watch_state_directory(run.settings, spec.run, registry)
     blobs = run.blobs(guard)
-    opening: Opening | None = None
+    opening: RunOpening | None = None
     try:
         opening = read_opening(run, guard)
         stopped = play_rounds(run, opening)

@@ -221,10 +221,11 @@ def test_new_settings_begin_a_run_that_a_plug_and_a_reboot_do_not_end(reader, pa
 
 def test_own_data_replace_the_task_and_leave_a_model_on_each_pi(reader, page):
     """Step 7. The CSV files are those of the laptop's tutorial: one for each Pi, in /srv/readings."""
-    reader.types("cd ~; fedpatch-agent new-task room; cd room")
+    programs = reader.checkout / ".venv/bin"
+    reader.types(f"cd ~; {programs}/fedpatch-agent new-task room; cd room")
     for seed, host in enumerate(PIS, 1):
         reader.types(
-            f"python room_task.py {host} {seed} 300; tar -c -C {host} readings.csv | "
+            f"{programs}/python room_task.py {host} {seed} 300; tar -c -C {host} readings.csv | "
             f"ssh admin@{host}.local 'sudo mkdir -p /srv/readings && sudo tar -x -C /srv/readings'"
         )
     wheel, restart = page["7. Your own data"]

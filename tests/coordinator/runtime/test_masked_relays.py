@@ -209,9 +209,9 @@ def test_hub_killed_before_the_terms_are_saved_begins_the_round_again_with_the_r
     tmp_path, prepared, registry, clock, monkeypatch
 ):
     whole = come(hub(tmp_path / "whole", prepared, registry, clock, 8, weight_cap=None))
-    fleet = hub(tmp_path / "killed", prepared, registry, clock, 8, weight_cap=None)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(UpdateStore, "save_masking", Guillotine(2).before(UpdateStore.save_masking))
+        fleet = hub(tmp_path / "killed", prepared, registry, clock, 8, weight_cap=None)
         come(fleet)
     again = come(MaskedFleet(fleet.bench.again(entropy=1), clock, devices=fleet.devices))
     assert (record_of(again).outcome, record_of(again).measured) == ("aggregated", 16), again.bench.lines
