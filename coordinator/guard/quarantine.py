@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED
-from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.storage.run_registry import Registry
 
 
@@ -49,12 +48,18 @@ class Quarantine:
         """The devices that are held back now, each with the kind of the hold."""
         return dict(self._held)
 
-    def note(self, count: CountEvent) -> None:
-        """Note an offence (cohort.offences); the next `poll` or `save` writes it to the registry."""
-        if count.device:
-            self._offences[count.device] = self._offences.get(count.device, 0) + count.times
-            before = self._unwritten.get(count.device, (0, ""))[0]
-            self._unwritten[count.device] = (before + count.times, count.reason)
+    def note(self, device: str, reason: str, times: int = 1) -> None:
+        """Note offences; the next `poll` or `save` writes them to the registry.
+
+        Args:
+            device: The device; "" for an unknown one, which is not noted.
+            reason: The offence (coordinator.cohort.offences).
+            times: The number of offences.
+        """
+        if device:
+            self._offences[device] = self._offences.get(device, 0) + times
+            before = self._unwritten.get(device, (0, ""))[0]
+            self._unwritten[device] = (before + times, reason)
 
     def save(self) -> None:
         """Write the noted offences to the registry."""

@@ -16,7 +16,7 @@ from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
-from fedpatch.coordinator.cohort.offences import OFFENCES
+from fedpatch.coordinator.cohort.exclusion import excludes
 from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.decline_hints import hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
@@ -52,6 +52,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     CheckLink,
     CountEvent,
     Effect,
+    ExcludeDevice,
     MaskedOrigin,
     SaveGroupSteps,
     SaveJournal,
@@ -465,11 +466,13 @@ class ActiveRound:
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._uploads.release(device)
         refused = CountEvent(device, "refused", reason, detail)
-        if offends := ("refused", reason) in OFFENCES:
+        excluded: list[Effect] = []
+        if excludes(reason):
             self.offenders[device] = reason
             self._fleet.exclude_offender(device, reason)
-        self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
-        return [self._send(device, Refused(digest, reason.on_the_wire, detail[:500])), refused]
+            excluded = [ExcludeDevice(device, reason)]
+        self.round.handle(device, Event.FAIL, now, reason, leaves=bool(excluded))
+        return [*excluded, self._send(device, Refused(digest, reason.on_the_wire, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
         """Grant free upload slots; at the quorum, probe the working devices."""

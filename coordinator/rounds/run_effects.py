@@ -17,6 +17,7 @@ from fedpatch.coordinator.rounds.run_events import Event
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Envelope, Manifest
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,19 @@ class CountEvent:
 
 
 @dataclass(frozen=True)
+class ExcludeDevice:
+    """Write that this run does not ask a device again, before anything shows the refusal of its update.
+
+    Attributes:
+        device: The device.
+        reason: Its offence (coordinator.cohort.exclusion).
+    """
+
+    device: str
+    reason: RefuseReason
+
+
+@dataclass(frozen=True)
 class EndRun:
     """The run is over."""
 
@@ -207,6 +221,7 @@ Effect = (
     | AggregateUpdates
     | SaveRecord
     | CountEvent
+    | ExcludeDevice
     | EndRun
 )
 

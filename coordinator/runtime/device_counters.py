@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from fedpatch.coordinator.cohort.exclusion import excludes
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.guard.quarantine import Quarantine
-from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.rounds.run_effects import CountEvent, ExcludeDevice
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 from fedpatch.shared.wire.messages import SUMS_FEATURE, DeviceState
@@ -28,7 +29,7 @@ class DeviceCounters:
         registry: Receives the counts.
         fleet: Name of the fleet.
         spec: The terms of the run.
-        quarantine: Receives each offence, and is saved before a refused update is shown; None: no quarantine.
+        quarantine: Receives each offence; None: no quarantine.
         say: Shows a line to the operator.
         unix_time: Returns seconds of the wall clock.
 
@@ -61,24 +62,25 @@ class DeviceCounters:
     def count(self, event: CountEvent) -> None:
         """Add `event` to a device's counters; show declines, failures and refusals to the operator."""
         self._counts[event.device, event.what, event.reason] += event.times
-        offence = (event.what, event.reason) in OFFENCES
-        if offence and self._quarantine is not None:
-            self._quarantine.note(event)
+        excluded = event.what == "refused" and excludes(event.reason)
+        if (event.what, event.reason) in OFFENCES and not excluded and self._quarantine is not None:
+            self._quarantine.note(event.device, event.reason, event.times)
         if event.what == "accepted":
             self.accepted.add(event.device)
         if event.what in _HEARD and (known := self._known.get(event.device)) is not None and known.online:
             self._sightings[event.device] = replace(known, now=self._unix_time())
         if event.leaves:
             self.departed[event.device] = (event.what, event.reason)
-        excluded = ""
-        if offence and event.what == "refused":
-            # Saved before it is shown: a coordinator that resumes the round then excludes the device too.
-            if self._quarantine is not None:
-                self._quarantine.save()
-            self._registry.rounds.exclude_offender(self._spec.run, event.device, event.reason)
-            excluded = "; it is not asked again in this run"
         if event.what in _SHOWN:
-            self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + excluded)
+            end = "; it is not asked again in this run" if excluded else ""
+            self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + end)
+
+    def exclude(self, effect: ExcludeDevice) -> None:
+        """Write the offence of a device, and that the run does not ask it again."""
+        if self._quarantine is not None:
+            self._quarantine.note(effect.device, effect.reason)
+            self._quarantine.save()
+        self._registry.rounds.exclude_offender(self._spec.run, effect.device, effect.reason)
 
     def heard(self, device: str) -> None:
         """Note a message of an online device, such as its vitals, at most once in _HEARD_EVERY_S: each note is a write."""

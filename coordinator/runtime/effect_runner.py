@@ -13,6 +13,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     CountEvent,
     Effect,
     EndRun,
+    ExcludeDevice,
     PublishModel,
     ResendChunks,
     RetractModel,
@@ -87,6 +88,7 @@ class EffectRunner:
             SavePause: self._save_pause,
             SaveRecord: self._save_record,
             CountEvent: counters.count,
+            ExcludeDevice: counters.exclude,
             EndRun: self._end,
         }
 

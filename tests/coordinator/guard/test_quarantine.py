@@ -73,7 +73,7 @@ def test_release_forgets_offences(registry):
 
 def test_hold_is_in_the_copy_of_the_registry(registry):
     quarantine = Quarantine(registry, "kitchen", 1, lambda _: None)
-    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    quarantine.note("pi-1", "damaged")
     assert quarantine.poll() == {"pi-1": QUARANTINED}
     registry.holds.put("kitchen", "pi-2", DRAINED, "battery", 7.0)
     registry.holds.keep()
@@ -113,16 +113,16 @@ def test_poll_notices_holds_of_another_process(registry):
 def test_offender_is_quarantined_at_the_limit(registry):
     lines: list[str] = []
     quarantine = Quarantine(registry, "kitchen", 2, lines.append)
-    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    quarantine.note("pi-1", "damaged")
     assert quarantine.poll() is None
-    quarantine.note(CountEvent("pi-1", "ignored", "not_ours"))
+    quarantine.note("pi-1", "not_ours")
     assert quarantine.poll() == {"pi-1": QUARANTINED}
     assert "fedpatch devices release pi-1" in lines[0]
     assert Quarantine(registry, "kitchen", 2, print).held == {"pi-1": QUARANTINED}
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
     assert quarantine.poll() == {}
-    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    quarantine.note("pi-1", "damaged")
     assert quarantine.poll() is None
 
 
@@ -133,7 +133,7 @@ def test_offender_is_quarantined_at_the_limit(registry):
 def test_device_is_quarantined_at_the_limit_and_never_with_limit_zero(registry, limit, offences, due):
     quarantine = Quarantine(registry, "kitchen", limit, print)
     if offences:
-        quarantine.note(CountEvent("pi-1", "refused", "damaged", times=offences))
+        quarantine.note("pi-1", "damaged", times=offences)
     assert (quarantine.poll() is not None) is due
     assert quarantine.held == ({"pi-1": QUARANTINED} if due else {})
 
@@ -156,27 +156,27 @@ def test_only_offences_of_a_device_count(registry):
 
 def test_release_before_quarantine_forgets_pending_offences(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print)
-    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    quarantine.note("pi-1", "damaged")
     assert quarantine.poll() is None
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
     assert quarantine.poll() is None
-    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    quarantine.note("pi-1", "damaged")
     assert quarantine.poll() is None
     assert registry.holds.offences("kitchen") == {"pi-1": 1}
 
 
 def test_unbounded_names_leave_bounded_offences_and_holds(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
-    quarantine.note(CountEvent("ghost", "refused", "damaged"))
+    quarantine.note("ghost", "damaged")
     quarantine.poll()
     quarantine.forget("ghost")
-    quarantine.note(CountEvent("spirit", "refused", "damaged"))
+    quarantine.note("spirit", "damaged")
     quarantine.forget("spirit")
     assert quarantine.poll() is None
     assert registry.holds.offences("kitchen") == {}
     for number in range(9):
-        quarantine.note(CountEvent(f"ghost-{number}", "ignored", "not_ours", times=2))
+        quarantine.note(f"ghost-{number}", "not_ours", times=2)
     held = quarantine.poll()
     assert held == dict.fromkeys(("ghost-0", "ghost-1", "ghost-2"), QUARANTINED)
     for number in range(9):
@@ -187,7 +187,7 @@ def test_unbounded_names_leave_bounded_offences_and_holds(registry):
 
 def test_evicted_offender_is_quarantined(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
-    quarantine.note(CountEvent("pi-1", "refused", "damaged", times=2))
+    quarantine.note("pi-1", "damaged", times=2)
     quarantine.forget("pi-1")
     assert quarantine.poll() == {"pi-1": QUARANTINED}
     quarantine.forget("pi-1")

@@ -26,6 +26,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CountEvent,
     Effect,
+    ExcludeDevice,
     PublishModel,
     SaveGroupSteps,
     SaveJournal,
@@ -309,7 +310,8 @@ def test_update_with_damaged_codes_is_refused_and_the_name_of_its_device_is_in_t
     played = Played("abc").begin().turn_until(Inbox)
     [good] = played.answers("a", dict(played.mail)["a"])
     assert isinstance(good, Offer)
-    sent, count = played.send("a", replace(good, codes=()))
+    excluded, sent, count = played.send("a", replace(good, codes=()))
+    assert excluded == ExcludeDevice("a", RefuseReason.DAMAGED)
     assert isinstance(sent, SendMessage) and isinstance(sent.envelope.body, Refused)
     assert (sent.envelope.body.digest, sent.envelope.body.reason) == (UPDATE.digest, RefuseReason.DAMAGED)
     assert isinstance(count, CountEvent)
