@@ -13,9 +13,9 @@ import pytest
 from fedpatch.coordinator.aggregation.masked_mean import vector_layout
 from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP
+from fedpatch.coordinator.rounds.run_effects import SaveGroupSteps
 from fedpatch.coordinator.rounds.run_events import DevicePresence, HoldsChanged
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.runtime.update_store import UpdateStore
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.group_sum import read_sum
@@ -209,9 +209,10 @@ def test_hub_killed_before_the_terms_are_saved_begins_the_round_again_with_the_r
     tmp_path, prepared, registry, clock, monkeypatch
 ):
     whole = come(hub(tmp_path / "whole", prepared, registry, clock, 8, weight_cap=None))
+    fleet = hub(tmp_path / "killed", prepared, registry, clock, 8, weight_cap=None)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(UpdateStore, "save_masking", Guillotine(2).before(UpdateStore.save_masking))
-        fleet = hub(tmp_path / "killed", prepared, registry, clock, 8, weight_cap=None)
+        owners = fleet.bench.performer.owners
+        patch.setitem(owners, SaveGroupSteps, Guillotine(2).before(owners[SaveGroupSteps]))
         come(fleet)
     again = come(MaskedFleet(fleet.bench.again(entropy=1), clock, devices=fleet.devices))
     assert (record_of(again).outcome, record_of(again).measured) == ("aggregated", 16), again.bench.lines
