@@ -17,6 +17,7 @@ from benchmarks.support.documents import Document, Out, Show, Toy, deliver, mach
 from benchmarks.support.report import begun
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.signals import interruptible
@@ -80,13 +81,13 @@ class Updates:
         """Aggregate `count` updates of 600 examples each by a rule; the table of `trimmed` is a file, as in a run."""
         with tempfile.TemporaryFile(prefix="fedpatch-rules-") as file:
             aggregate(
-                dict.fromkeys((f"device-{number:05d}" for number in range(count)), 600),
-                lambda device: self._updates[int(device.rpartition("-")[2]) % _DIFFERENT],
-                schema=self.schema,
-                base=self._base,
-                limits=Limits(parse_norm_bound(NORM_BOUND), rule=parse_aggregate_rule(rule)),
-                plan=TrainPlan("sgd", 0.01, 20),
-                scratch=lambda shape: np.memmap(file, np.float32, "w+", shape=shape),
+                RoundUpdates(
+                    dict.fromkeys((f"device-{number:05d}" for number in range(count)), 600),
+                    lambda device: self._updates[int(device.rpartition("-")[2]) % _DIFFERENT],
+                ),
+                RoundBase(self.schema, self._base, TrainPlan("sgd", 0.01, 20)),
+                Limits(parse_norm_bound(NORM_BOUND), rule=parse_aggregate_rule(rule)),
+                lambda shape: np.memmap(file, np.float32, "w+", shape=shape),
             )
 
     def peak_bytes(self, rule: str, count: int) -> int:

@@ -18,6 +18,7 @@ import typer
 from benchmarks.device.process_memory import memory_bytes
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES
 from fedpatch.coordinator.storage.checkpoint import load_update, store_update
@@ -66,7 +67,7 @@ class SpooledUpdates:
         devices = [f"device-{number:05d}" for number in range(count)]
         read = self._read_spooled if spooled else self._read
         plan = TrainPlan("adam", 0.01, 20)
-        aggregate(dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits(), plan=plan)
+        aggregate(RoundUpdates(dict.fromkeys(devices, 600), read), RoundBase(self.schema, self._model, plan), Limits())
 
     def one_pass(self, count: int, dtype: str) -> None:
         """Add up all values of `count` updates, unweighted, each update as one flat array."""

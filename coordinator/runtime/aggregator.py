@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.moved_base import moved
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
@@ -305,17 +307,16 @@ class Aggregator:
             return Aggregated(privacy=privacy)
         controls = self._prepared.strategy.has_controls
         folded = aggregate(
-            {device: num_examples[device] for device in devices},
-            read,
-            schema=self._prepared.travelling,
-            base=self.state.tensors,
-            limits=self._spec.limits,
-            plan=self._prepared.plan,
-            past=self.state.references,
-            scratch=self._make_scratch,
-            stale={device: self._staleness(work) for device, work in (carried or {}).items()},
-            alike=controls,
-            members=members,
+            RoundUpdates(
+                {device: num_examples[device] for device in devices},
+                read,
+                stale={device: self._staleness(work) for device, work in (carried or {}).items()},
+                members=members or {},
+                alike=controls,
+            ),
+            RoundBase(self._prepared.travelling, self.state.tensors, self._prepared.plan, self.state.references),
+            self._spec.limits,
+            self._make_scratch,
         )
         self._show_bounded(folded, num_examples)
         mean, after = folded.mean, self.state

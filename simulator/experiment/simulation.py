@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpatch.coordinator.aggregation.aggregate import AggregateResult
+from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import (

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.example_weights import example_weights
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
@@ -186,14 +187,9 @@ class FleetLearning:
         """
         simulation = self._simulation
         folded = aggregate(
-            counts,
-            updates.__getitem__,
-            schema=simulation.strategy.travelling(simulation.public),
-            base=server.tensors,
-            limits=limits_of(self._study),
-            plan=self._plan,
-            past=server.references,
-            stale=stale,
+            RoundUpdates(counts, updates.__getitem__, stale=stale),
+            RoundBase(simulation.strategy.travelling(simulation.public), server.tensors, self._plan, server.references),
+            limits_of(self._study),
         )
         return apply_strategy(simulation.strategy, server, folded.mean, simulation.public)
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.wire.messages import TrainPlan
@@ -99,7 +101,7 @@ def fold_spooled(
     if sum(array.nbytes for array in base.values()) * len(clients) <= _HELD_BYTES:
         read = cache(read)
     counted = {device: num_examples[client] for device, client in numbers.items()}
-    folded = aggregate(counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references)
+    folded = aggregate(RoundUpdates(counted, read), RoundBase(schema, base, plan, state.references), limits)
     remove_spooled(folder, clients)
     return folded
 

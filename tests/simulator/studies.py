@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
@@ -238,14 +239,9 @@ class Deployed:
             self.accuracies_after[client] = shown.user_accuracy_after or 0.0
             losses.append(result.train_loss)
         folded = aggregate(
-            counted,
-            updates.__getitem__,
-            schema=self.strategy.travelling(self.public),
-            base=self.state.tensors,
-            limits=limits_of(self.study),
-            plan=self.plan,
-            past=self.state.references,
-            alike=self.strategy.has_controls,
+            RoundUpdates(counted, updates.__getitem__, alike=self.strategy.has_controls),
+            RoundBase(self.strategy.travelling(self.public), self.state.tensors, self.plan, self.state.references),
+            limits_of(self.study),
         )
         self.clipped += len(folded.clipped)
         for client in range(self.study.clients):

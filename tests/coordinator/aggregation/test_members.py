@@ -15,6 +15,7 @@ from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, Limits
 from fedpatch.coordinator.aggregation.norm_pace import Pace
 from fedpatch.coordinator.aggregation.registered_counts import check_members
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
@@ -38,7 +39,9 @@ def mean(updates: dict[str, tuple[int, dict[str, Array]]], members: dict[str, in
     counts = {device: examples for device, (examples, _) in updates.items()}
     limits = replace(Limits(), **changes)
     found = aggregate(
-        counts, lambda device: updates[device][1], schema=SCHEMA, base=BASE, limits=limits, plan=PLAN, members=members
+        RoundUpdates(counts, lambda device: updates[device][1], members=members or {}),
+        RoundBase(SCHEMA, BASE, PLAN),
+        limits,
     )
     return found.mean
 

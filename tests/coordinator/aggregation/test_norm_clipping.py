@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import (
     MAX_NAMED,
@@ -29,6 +30,7 @@ from fedpatch.coordinator.aggregation.norm_limits import check_norm, limits_of, 
 from fedpatch.coordinator.aggregation.norm_pace import Pace
 from fedpatch.coordinator.aggregation.norm_references import KEPT_REFERENCES, References, references, remembered
 from fedpatch.coordinator.aggregation.registered_counts import check_registered
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.update_norms import norm, norms, weights_norm
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -58,13 +60,9 @@ def fold(
     """Return the aggregate with a plan of 20 examples per step; the default `base` is a model of zeros."""
     counted = counts if isinstance(counts, dict) else dict.fromkeys(updates, counts)
     return aggregate(
-        {device: counted[device] for device in list(order) or list(updates)},
-        updates.__getitem__,
-        schema=schema,
-        base=tensors(schema, 0.0) if base is None else base,
-        limits=Limits(parse_norm_bound(bound), parse_examples_cap(cap)),
-        plan=PLAN,
-        past=past,
+        RoundUpdates({device: counted[device] for device in list(order) or list(updates)}, updates.__getitem__),
+        RoundBase(schema, tensors(schema, 0.0) if base is None else base, PLAN, past or {}),
+        Limits(parse_norm_bound(bound), parse_examples_cap(cap)),
     )
 
 
@@ -487,7 +485,7 @@ def test_reference_of_moments_is_zero_for_steps_without_gradients(rule):
         update[f"{name}:exp_avg_sq"] = base[f"{name}:exp_avg_sq"] * np.float32(0.999**2)
     limits = Limits(parse_norm_bound("auto:2"), rule=parse_aggregate_rule(rule))
     found = aggregate(
-        dict.fromkeys("abc", 40), lambda _: update, schema=MOVING, base=base, limits=limits, plan=PLAN
+        RoundUpdates(dict.fromkeys("abc", 40), lambda _: update), RoundBase(MOVING, base, PLAN), limits
     ).references
     assert [found[part][0] for part in ("exp_avg", "exp_avg_sq")] == pytest.approx([0.0, 0.0], abs=1e-3)
 
@@ -565,5 +563,5 @@ def test_updates_are_read_again_only_if_one_is_beyond_its_bound(last, readings):
         return updates[device]
 
     limits = Limits(parse_norm_bound("auto:2"))
-    aggregate(dict.fromkeys(updates, 1), reader, schema=WEIGHTS, base=tensors(WEIGHTS, 0.0), limits=limits, plan=PLAN)
+    aggregate(RoundUpdates(dict.fromkeys(updates, 1), reader), RoundBase(WEIGHTS, tensors(WEIGHTS, 0.0), PLAN), limits)
     assert read == ["a", "b", "c"] * readings

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.coordinator.rules import RULES, Updates
-from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.limit_settings import (
     AggregateRule,
     ExamplesCap,
@@ -28,6 +29,7 @@ from fedpatch.coordinator.aggregation.robust_rules import (
     draw_buckets,
     trim,
 )
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.wire.messages import TrainPlan
@@ -71,12 +73,9 @@ def combine(
     **changes: Any,
 ) -> AggregateResult:
     return aggregate(
-        counts or dict.fromkeys(updates, 1),
-        updates.__getitem__,
-        schema=SCHEMA,
-        base=base,
-        limits=Limits(norm or NormBound(), ExamplesCap(), parse_aggregate_rule(rule)),
-        plan=PLAN,
+        RoundUpdates(counts or dict.fromkeys(updates, 1), updates.__getitem__),
+        RoundBase(SCHEMA, base, PLAN),
+        Limits(norm or NormBound(), ExamplesCap(), parse_aggregate_rule(rule)),
         **changes,
     )
 
@@ -284,7 +283,7 @@ def test_model_without_public_trained_values_has_the_mean_of_its_statistics(rule
     updates = {str(value): {"bn.running_var": np.full(2, value, np.float32)} for value in (1.0, 2.0, 6.0)}
     limits, base = Limits(rule=parse_aggregate_rule(rule)), {"bn.running_var": np.ones(2, np.float32)}
     found = aggregate(
-        dict.fromkeys(updates, 1), updates.__getitem__, schema=statistics, base=base, limits=limits, plan=PLAN
+        RoundUpdates(dict.fromkeys(updates, 1), updates.__getitem__), RoundBase(statistics, base, PLAN), limits
     )
     assert found.mean["bn.running_var"].tolist() == [3.0, 3.0]
 

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.stale_updates import Staleness, rebase
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.error_feedback import step_with_feedback
@@ -41,7 +42,7 @@ def mean_of(
     limits: Limits = OPEN,
 ):
     counts = dict.fromkeys(updates, 1)
-    return aggregate(counts, updates.__getitem__, schema=SCHEMA, base=base, limits=limits, plan=PLAN, stale=stale).mean
+    return aggregate(RoundUpdates(counts, updates.__getitem__, stale=stale), RoundBase(SCHEMA, base, PLAN), limits).mean
 
 
 def test_change_of_weights_and_steps_of_counters_are_added_to_the_present_model():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
+from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.update_norms import squared_distance, squared_norm
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
@@ -274,7 +275,7 @@ def test_integers_advance_by_the_mean_of_their_steps_whatever_their_size(start, 
     limits = Limits(parse_norm_bound(bound), rule=parse_aggregate_rule(rule))
     plan = TrainPlan("sgd", 0.1, 1)
     found = aggregate(
-        dict.fromkeys(updates, 1), updates.__getitem__, schema=schema, base=base, limits=limits, plan=plan
+        RoundUpdates(dict.fromkeys(updates, 1), updates.__getitem__), RoundBase(schema, base, plan), limits
     )
     moved = [end - start for end in ends]
     reached = int(found.mean["time_ns"]) - start
@@ -299,7 +300,7 @@ def test_values_that_are_not_finite_and_not_trained_stay_as_they_are_in_a_mean()
         limits = Limits(parse_norm_bound("auto:2"), rule=parse_aggregate_rule(rule))
         with np.errstate(all="raise"):
             found = aggregate(
-                dict.fromkeys(updates, 1), updates.__getitem__, schema=schema, base=base, limits=limits, plan=plan
+                RoundUpdates(dict.fromkeys(updates, 1), updates.__getitem__), RoundBase(schema, base, plan), limits
             )
         np.testing.assert_array_equal(found.mean["mask"], base["mask"])
         assert found.mean["mask"].dtype == np.float32
@@ -314,12 +315,8 @@ def test_stale_update_of_a_model_with_a_mask_joins_the_mean():
     )
     updates = {"a": older | {"w": np.array([0.5], np.float32)}, "b": present | {"w": np.array([1.5], np.float32)}}
     found = aggregate(
-        dict.fromkeys(updates, 1),
-        updates.__getitem__,
-        schema=schema,
-        base=present,
-        limits=Limits(),
-        plan=TrainPlan("sgd", 0.1, 1),
-        stale={"a": Staleness(1, 1.0, older)},
+        RoundUpdates(dict.fromkeys(updates, 1), updates.__getitem__, stale={"a": Staleness(1, 1.0, older)}),
+        RoundBase(schema, present, TrainPlan("sgd", 0.1, 1)),
+        Limits(),
     )
     assert (found.mean["mask"][0], found.mean["w"][0]) == (-np.inf, 1.5)
