@@ -18,6 +18,13 @@ from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.selection import HELP
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, largest_group
 from fedpatch.coordinator.rounds.update_encoding import ENCODING_HELP
+from fedpatch.coordinator.setting_conflicts.carried_work import CARRIED_WORK, NO_CARRIED_WORK
+from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
+from fedpatch.coordinator.setting_conflicts.control_variates import CONTROL_VARIATES
+from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
+from fedpatch.coordinator.setting_conflicts.masked_groups import GROUPS, NOISE_OF_DEVICES, SINGLE_UPDATES, UNMASKED
+from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import MAX_CHUNKS_IN_FLIGHT, ROUNDS_AND_TRANSFER
+from fedpatch.coordinator.setting_conflicts.standbys import STANDBYS
 from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import is_loopback, parse_address
@@ -38,8 +45,6 @@ _LIMITS, _PRIVACY, _SECURE = "Limits of a device", "Differential privacy", "Secu
 MASKED_MODEL_ENCODING = "delta-int8"
 """The encoding of the models of a masked run: the way down is as in other runs."""
 
-# A broker drops messages from a full queue silently (mosquitto holds 1000 by default), so stay well below.
-MAX_CHUNKS_IN_FLIGHT = 500
 _YEAR_S = 366 * 86_400
 
 _training, _rounds, _transfer, _limits, _privacy, _secure = (
@@ -331,6 +336,23 @@ class RoundSettings(Settings):
         return largest_group(self.group_size, self.min_group)
 
     @property
+    def most_colluders(self) -> int:
+        """The most colluders that each group which a masked run may form withstands."""
+        sizes = range(self.min_group, self.largest_group + 1)
+        rule = ThresholdRule(self.threshold)
+        return min((most_colluders(threshold_of(rule, size), size) for size in sizes), default=0)
+
+    @property
+    def least_chunk_kib(self) -> int:
+        """The smallest chunk with which the largest model has few enough chunks, in KiB."""
+        return -(-self.max_model_mib * 1024 // MAX_CHUNKS)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The moments that devices share by the strategy."""
+        return shared_moments(self.strategy)
+
+    @property
     def model_encoding(self) -> str:
         """The encoding of models, and of updates that are not masked."""
         return MASKED_MODEL_ENCODING if self.encoding in MASKED_ENCODINGS else self.encoding
@@ -353,8 +375,9 @@ class RoundSettings(Settings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
-        problems = [*super().check(), *self._unreadable(), *self._privacy_problems(), *self._unmaskable()]
-        problems += [*self._uncarriable(), *self._uncontrollable()]
+        problems = [*super().check(), *self._unreadable(), *self._privacy_problems()]
+        problems += conflicts_of(self, (*UNMASKED, *SINGLE_UPDATES, *GROUPS, *NOISE_OF_DEVICES))
+        problems += conflicts_of(self, (*NO_CARRIED_WORK, *CARRIED_WORK, *CONTROL_VARIATES))
         problems += term_problems(
             prox=self.prox,
             phases=self.phases,
@@ -364,31 +387,7 @@ class RoundSettings(Settings):
             epochs=self.epochs,
             steps=self.steps,
         )
-        for name, wanted, why in (
-            ("devices", self.devices, "which are waited for"),
-            ("min_cohort", self.min_cohort, "without which no round begins"),
-        ):
-            if wanted > self.max_devices:
-                text = f"{self.max_devices} is less than {name} = {wanted}, {why}; make it larger"
-                problems.append(("max_devices", text, name))
-        if self.deadline_s is not None and self.recruit_deadline_s >= self.deadline_s:
-            text = (
-                f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
-            )
-            problems.append(("recruit_deadline_s", text, "deadline_s"))
-        if self.epochs == 0 and self.steps == 0:
-            text = "0 with steps = 0 leaves nothing to train; set one of them to 1 or more"
-            problems.append(("epochs", text, "steps"))
-        if self.upload_slots * self.upload_window > MAX_CHUNKS_IN_FLIGHT:
-            text = (
-                f"{self.upload_window} for each of upload_slots = {self.upload_slots} is more than "
-                f"{MAX_CHUNKS_IN_FLIGHT} chunks at once, which a broker's queue may drop; make one of them smaller"
-            )
-            problems.append(("upload_window", text, "upload_slots"))
-        if self.max_model_mib * 1024 > self.chunk_kib * MAX_CHUNKS:
-            least = -(-self.max_model_mib * 1024 // MAX_CHUNKS)
-            text = f"{self.chunk_kib} is too small for max_model_mib = {self.max_model_mib}; make it at least {least}"
-            problems.append(("chunk_kib", text, "max_model_mib"))
+        problems += conflicts_of(self, ROUNDS_AND_TRANSFER)
         return problems
 
     def _privacy_problems(self) -> list[tuple[str, ...]]:
@@ -401,131 +400,11 @@ class RoundSettings(Settings):
             rounds=self.rounds,
             devices=self.devices,
             target_ua=self.target_ua,
-            moments=shared_moments(self.strategy),
+            moments=self.moments,
             aggregate=self.aggregate,
             secure=self.masked,
             group_max=self.largest_group,
         )
-
-    def _unmaskable(self) -> list[tuple[str, ...]]:
-        """Problems of settings that need single updates, in a masked run; and of masked encodings in another run."""
-        if not self.masked:
-            words = f"{self.encoding} is for masked updates; set secure = groups, or another encoding"
-            return [("encoding", words, "secure")] if self.encoding in MASKED_ENCODINGS else []
-        problems: list[tuple[str, ...]] = []
-        only_sums = "the coordinator sees the sums of masked groups only"
-        if shared_moments(self.strategy):
-            words = (
-                f"{self.strategy} shares second moments or control variates, which masked sums are too coarse for; "
-                "use fedavg or fedadam"
-            )
-            problems.append(("strategy", words, "secure"))
-        if self.norm_bound != "off":
-            words = f"{self.norm_bound} bounds single updates, and {only_sums}; set clip instead, which devices apply"
-            problems.append(("norm_bound", words, "secure"))
-        if self.max_num_examples != "off":
-            words = f"{self.max_num_examples} bounds single updates, and {only_sums}; set weight_cap instead"
-            problems.append(("max_num_examples", words, "secure"))
-        if self.aggregate.partition(":")[0] not in ("mean", "centred"):
-            words = (
-                f"{self.aggregate} looks at single updates, and {only_sums}; use mean, or centred, which limits groups"
-            )
-            problems.append(("aggregate", words, "secure"))
-        if self.dp == "central":
-            words = f"central clips single updates on the coordinator, and {only_sums}; use distributed"
-            problems.append(("dp", words, "secure"))
-        return [*problems, *self._group_problems(), *self._unmaskable_with_noise()]
-
-    def _group_problems(self) -> Iterator[tuple[str, ...]]:
-        """Problems of the groups of a masked run, and of the encoding of their sums."""
-        if self.encoding not in MASKED_ENCODINGS:
-            words = f"{self.encoding} cannot be summed under masks; use masked-u8 or masked-u16, or leave it out"
-            yield "encoding", words, "secure"
-        elif self.encoding == MASKED_ENCODINGS[0] and self.largest_group > MAX_GROUP_OF_U8:
-            words = f"masked-u8 is for groups of {MAX_GROUP_OF_U8}; use masked-u16 for groups of {self.largest_group}"
-            yield "encoding", words, "group_size"
-        if self.min_group > self.group_size:
-            words = f"{self.min_group} is above group_size = {self.group_size}; make it smaller"
-            yield "min_group", words, "group_size"
-        sizes = range(self.min_group, self.largest_group + 1)
-        most = min(
-            (most_colluders(threshold_of(ThresholdRule(self.threshold), size), size) for size in sizes), default=0
-        )
-        if self.colluders > most:
-            yield (
-                "colluders",
-                f"{self.colluders} are above the {most} that the groups of this run withstand",
-                "threshold",
-            )
-        if self.keep != 1:
-            words = f"{self.keep} would leave values for later rounds, whose sums must not hold them; use 1"
-            yield "keep", words, "secure"
-
-    def _unmaskable_with_noise(self) -> list[tuple[str, ...]]:
-        """Problems of settings of masked rounds that noise of the devices does not know."""
-        if self.dp != "distributed":
-            return []
-        given = {
-            "encoding": (self.encoding == MASKED_ENCODINGS[0], "has too few bits for noise; use masked-u16"),
-            "clip": (self.clip is not None, "has no effect: dp_clip takes its place; leave it out"),
-            "weight_cap": (self.weight_cap is not None, "has no effect: each device counts alike; leave it out"),
-        }
-        return [(name, f"{getattr(self, name)} {words}", "dp") for name, (wrong, words) in given.items() if wrong]
-
-    def _uncontrollable(self) -> Iterator[tuple[str, ...]]:
-        """Problems of settings that part the control variate of the server from those of the devices."""
-        if CONTROL not in shared_moments(self.strategy):
-            return
-        why = f"the control variates of {self.strategy} must be the mean of those that devices keep"
-        for name, fits in (("norm_bound", "auto:F or off"), ("max_num_examples", "off"), ("late", "refuse")):
-            given = str(getattr(self, name))
-            if given.partition(":")[0] not in ("auto" if name == "norm_bound" else fits, "off", fits):
-                yield name, f"{given} does not fit, since {why}; use {fits}", "strategy"
-
-    def _uncarriable(self) -> list[tuple[str, ...]]:
-        """Problems of settings that do not fit buffered rounds, and of settings of these in another run."""
-        if self.late != "carry":
-            return [
-                (
-                    name,
-                    f"{getattr(self, name)} has no effect with late = {self.late}; set late = carry, or leave it out",
-                    "late",
-                )
-                for name in ("max_staleness", "staleness_power", "concurrency")
-                if getattr(self, name) != getattr(RoundSettings, name)
-            ]
-        from fedpatch.shared.tensors.encodings import KEEP  # loads numpy
-
-        problems: list[tuple[str, ...]] = []
-        if self.encoding in KEEP:
-            words = (
-                f"{self.encoding} sends only the values that are drawn for its round. A later round draws others, so a third "
-                "or more of the carried work would be lost; use delta-int8, or late = refuse"
-            )
-            problems.append(("encoding", words, "late"))
-        if self.masked:
-            words = (
-                "carry takes updates one by one, and a masked group opens as a whole or never; leave one of the two out"
-            )
-            problems.append(("late", words, "secure"))
-        if self.dp != "off":
-            words = (
-                "carry lets one device enter a version with updates of several models, which the account of dp does not cover; "
-                "leave one of the two out"
-            )
-            problems.append(("late", words, "dp"))
-        if self.aggregate != "mean":
-            words = (
-                f"{self.aggregate} compares updates that began with the same model, and would hold back those of slow devices; "
-                "use mean, or late = refuse"
-            )
-            problems.append(("aggregate", words, "late"))
-        for name in ("quorum_updates", "min_cohort"):
-            least = getattr(self, name)
-            if least and self.concurrency and self.concurrency < least:
-                words = f"{self.concurrency} is less than {name} = {least}, so no round would end; raise it"
-                problems.append(("concurrency", words, name))
-        return problems
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""
@@ -634,50 +513,17 @@ class RunSettings(RoundSettings, BrokerSettings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Check the URL for traces too, which name devices and so need TLS on the way to another machine."""
-        problems = [*super().check(), *(self.unevaluable() if self.evaluate_every else ())]
+        problems = [*super().check(), *(conflicts_of(self, EVALUATE_ROUNDS) if self.evaluate_every else ())]
         if self.blobs is not None and (problem := url_problem(self.blobs)):
             problems.append(("blobs", problem))
         if served := served_problem(self.models_store, self.models_url, blobs=self.blobs, insecure=self.insecure):
             problems.append(served)
         if self.state is not None and (problem := database_problem(self.state, insecure=self.insecure)):
             problems.append(("state", problem, "insecure"))
-        if self.standby and self.state is None:
-            text = "is not set, and a standby takes over by a lock in PostgreSQL; add state = postgresql://USER@HOST/DATABASE"
-            problems.append(("state", text, "standby"))
-        if self.standby and self.blobs is None:
-            text = (
-                "is not set, and a standby on another machine does not have this one's files; add blobs = s3://BUCKET/PREFIX, "
-                "or file:///DIR on a disk that all coordinators share"
-            )
-            problems.append(("blobs", text, "standby"))
-        if self.traces is None:
-            return problems
-        try:
-            url = urlsplit(self.traces)
-            host, _ = url.hostname, url.port
-        except ValueError as error:
-            return [*problems, ("traces", f"{self.traces!r} is no URL ({error}); write https://HOST:PORT")]
-        if url.scheme not in ("http", "https") or not host:
-            problems.append(("traces", f"{self.traces!r} is no URL; write https://HOST:PORT"))
-        elif url.scheme == "http" and not self.insecure and not is_loopback(host):
-            problems.append(
-                ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")
-            )
+        problems += conflicts_of(self, STANDBYS)
+        if self.traces is not None:
+            problems += traces_problems(self.traces, insecure=self.insecure)
         return problems
-
-    def unevaluable(self) -> Iterator[tuple[str, ...]]:
-        """Problems of settings that do not fit evaluate rounds."""
-        words = f"{self.evaluate_every} has each device report a figure of its own, "
-        if self.masked:
-            yield "evaluate_every", f"{words}which secure = groups is to hide in sums; use 0", "secure"
-        if self.dp != "off":
-            yield "evaluate_every", f"{words}which differential privacy does not cover; use 0", "dp"
-        if self.late == "carry":
-            yield (
-                "evaluate_every",
-                f"{self.evaluate_every} would end work that devices carry into later rounds; use 0",
-                "late",
-            )
 
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -688,3 +534,17 @@ class RunSettings(RoundSettings, BrokerSettings):
     def ca_directory(self) -> Path:
         """Directory of the CA, which may not exist."""
         return self.ca_dir or self.state_dir / CA_DIRECTORY
+
+
+def traces_problems(traces: str, *, insecure: bool) -> Iterator[tuple[str, ...]]:
+    """Yield the problem of a URL for traces, if any: they name devices, so they need TLS on the way to another machine."""
+    try:
+        url = urlsplit(traces)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        yield "traces", f"{traces!r} is no URL ({error}); write https://HOST:PORT"
+        return
+    if url.scheme not in ("http", "https") or not host:
+        yield "traces", f"{traces!r} is no URL; write https://HOST:PORT"
+    elif url.scheme == "http" and not insecure and not is_loopback(host):
+        yield "traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure"

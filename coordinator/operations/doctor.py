@@ -18,7 +18,8 @@ from fedpatch.coordinator.pki.masking_authority import check_masking
 from fedpatch.coordinator.rounds.update_encoding import encoding_for
 from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
+from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import MAX_CHUNKS_IN_FLIGHT
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.leadership import leader_in_words
 from fedpatch.coordinator.storage.database.opening import examine_database, url_of

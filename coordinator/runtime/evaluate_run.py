@@ -14,6 +14,8 @@ from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume_run import connected_again, settings_of
 from fedpatch.coordinator.runtime.run_opening import read_opening
 from fedpatch.coordinator.runtime.run_places import watch_state_directory
+from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
+from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import FedpatchError, UsageError
@@ -64,7 +66,7 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
         run = registry.run(name)
         changes = {"broker": broker, "insecure": insecure or None, "encoding": _encoding_to_evaluate(run)}
         settings = settings_of(run, state_dir, changes, password, password_file)
-        if hidden := next(replace(settings, late="refuse").unevaluable(), None):
+        if hidden := next(iter(conflicts_of(replace(settings, late="refuse"), EVALUATE_ROUNDS)), None):
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
             )

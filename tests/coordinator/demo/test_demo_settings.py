@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.demo.settings import DemoSettings
-from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
+from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import MAX_CHUNKS_IN_FLIGHT
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.config.load import load, to_toml
 from fedpatch.shared.errors import ConfigError

@@ -1,0 +1,1 @@
+"""Settings that exclude each other, in a table beside each feature that excludes them."""
