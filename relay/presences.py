@@ -69,7 +69,7 @@ class Ability:
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """The site as the parent sees it.
+    """The site as the hub sees it.
 
     Attributes:
         members: Devices that can be asked, and the devices behind those that are relays.
@@ -205,7 +205,7 @@ class Presences:
         return [device for device, own in self._willing().items() if self._ability(device, own) in able]
 
     def summary(self) -> SiteSummary:
-        """Return the site as it is reported to the parent now."""
+        """Return the site as it is reported to the hub now."""
         willing = self._willing()
         enough = self.connected and len(willing) >= self.min_cohort
         paths = [self.states[device].path or () for device in self._could()]

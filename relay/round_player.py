@@ -39,7 +39,7 @@ from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site_answer import SiteAggregator, SiteUpdate
-from fedpatch.relay.site_round import ParentRound
+from fedpatch.relay.site_round import HubRound
 from fedpatch.shared.app.files import make_directory, refusals_of
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import FedpatchError
@@ -62,21 +62,6 @@ class PlayedRound:
     answer: tuple[SiteUpdate, bytes] | None
 
 
-class _Held(Quarantine):
-    """The devices that the operator holds back, and the relays that would make a circle."""
-
-    circles: frozenset[str] = frozenset()
-
-    @property
-    def held(self) -> dict[str, str]:
-        """The devices that are held back now, each with the kind of the hold."""
-        return {**dict.fromkeys(self.circles, DRAINED), **super().held}
-
-    def poll(self) -> dict[str, str] | None:
-        """Return the held devices if those of the operator have changed, else None."""
-        return None if super().poll() is None else self.held
-
-
 def site_engine(
     spec: RunSpec,
     presences: Presences,
@@ -90,13 +75,13 @@ def site_engine(
 ) -> Engine:
     """Return the engine of a round with the devices that the round asks; for an unfinished round, with all that are online.
 
-    The quorum is a share of the devices that the parent knows of. With others, such as unwilling ones, it could exceed the
+    The quorum is a share of the devices that the hub knows of. With others, such as unwilling ones, it could exceed the
     number of devices that can report.
 
     Args:
         spec: The terms of the round.
         presences: The devices of the site.
-        needs: The needs of the parent's request.
+        needs: The needs of the hub's request.
         earlier: Records of the run's earlier rounds in the site; devices that were absent there need not report in this one.
         unfinished: The start of this round if a killed relay left it open; else None.
         jitter: Randomness of pauses.
@@ -148,7 +133,7 @@ class RoundPlayer:
 
     def play(
         self,
-        parent: ParentRound,
+        hub_round: HubRound,
         presences: Presences,
         left_s: float,
         *,
@@ -158,27 +143,31 @@ class RoundPlayer:
         """Run the round of a request to its end; continue it if a killed relay left it open.
 
         Args:
-            parent: The request.
+            hub_round: The request.
             presences: The devices of the site.
-            left_s: Time to the parent's deadline, in seconds.
-            tells_members: Whether the parent knows `members` of a report.
+            left_s: Time to the hub's deadline, in seconds.
+            tells_members: Whether the hub knows `members` of a report.
             interruption: Returns the event that ends the round early; None while the round continues.
 
         Raises:
             StateError, OSError: The disk refused. The devices continue their work, so that the round can be resumed.
             BrokerError: The site's broker refuses the model.
         """
-        command = parent.command
+        command = hub_round.command
         directory = run_directory(self._settings.site_dir, command.key.run)
         self._guard.check()
         with refusals_of(directory):
             make_directory(directory)
-        spec = parent.spec(self._settings, self._epoch_of(parent), left_s)
-        quarantine = _Held(
-            self._registry, self._settings.fleet, self._settings.quarantine_after, _say, self._settings.max_devices
+        spec = hub_round.spec(self._settings, self._epoch_of(hub_round), left_s)
+        quarantine = Quarantine(
+            self._registry,
+            self._settings.fleet,
+            self._settings.quarantine_after,
+            _say,
+            self._settings.max_devices,
+            always=dict.fromkeys(presences.circles, DRAINED),
         )
-        quarantine.circles = presences.circles
-        unfinished = self._opening(parent, spec, directory)
+        unfinished = self._opening(hub_round, spec, directory)
         engine = site_engine(
             spec,
             presences,
@@ -191,7 +180,7 @@ class RoundPlayer:
         )
         presences.restarted.clear()
         aggregator = SiteAggregator(
-            parent,
+            hub_round,
             directory,
             spec,
             _say,
@@ -199,12 +188,14 @@ class RoundPlayer:
             opened=lambda: engine.open,
             now=self._ports.clock,
         )
-        self._conduct(parent, engine, aggregator, quarantine, connected=presences.connected, interruption=interruption)
+        self._conduct(
+            hub_round, engine, aggregator, quarantine, connected=presences.connected, interruption=interruption
+        )
         return PlayedRound(engine.records[-1] if engine.records else None, aggregator.answer)
 
-    def _epoch_of(self, parent: ParentRound) -> int:
-        """Return the epoch of the round; the run of the parent is added to the registry at its first round here."""
-        run, prepared = parent.command.key.run, parent.prepared
+    def _epoch_of(self, hub_round: HubRound) -> int:
+        """Return the epoch of the round; the run of the hub is added to the registry at its first round here."""
+        run, prepared = hub_round.command.key.run, hub_round.prepared
         if any(one.id == run for one in self._registry.runs()):
             self._registry.reopen(run)
             return self._registry.next_epoch(run)
@@ -219,14 +210,14 @@ class RoundPlayer:
         )
         return made.epoch
 
-    def _opening(self, parent: ParentRound, spec: RunSpec, directory: Path) -> RoundStart | None:
+    def _opening(self, hub_round: HubRound, spec: RunSpec, directory: Path) -> RoundStart | None:
         """Return the start of this round if a killed relay left it open. Any other open round is rolled back."""
-        run, number = spec.run, parent.command.key.round
+        run, number = spec.run, hub_round.command.key.round
         ledger = self._registry.rounds.unfinished(run, self._ports.boot_time())
         again = any(record.round >= number for record in self._registry.rounds.records(run))
         # An evaluate round leaves nothing open, so an open round is not this one.
         other = ledger is not None and (
-            parent.command.evaluate or (ledger.round, ledger.base) != (number, parent.command.base)
+            hub_round.command.evaluate or (ledger.round, ledger.base) != (number, hub_round.command.base)
         )
         if again or other:
             first = min(number, ledger.round) if ledger is not None else number
@@ -235,21 +226,21 @@ class RoundPlayer:
             self._registry,
             FileBlobs(directory),
             spec,
-            parent.prepared,
-            parent.prepared.initial,
+            hub_round.prepared,
+            hub_round.prepared.initial,
             _say,
             self._ports.boot_time(),
         )
-        if opening is not None and opening.terms != parent.command.secure:
-            # The parent has restarted the round with another cohort: sums under different terms cannot be added.
+        if opening is not None and opening.terms != hub_round.command.secure:
+            # The hub has restarted the round with another cohort: sums under different terms cannot be added.
             self._registry.rounds.roll_back(run, number - 1)
             return None
-        # The parent's deadline decides the remaining time.
+        # The hub's deadline decides the remaining time.
         return None if opening is None else replace(opening, ledger=replace(opening.ledger, spent_s=0.0))
 
     def _conduct(
         self,
-        parent: ParentRound,
+        hub_round: HubRound,
         engine: Engine,
         aggregator: SiteAggregator,
         quarantine: Quarantine,
@@ -286,7 +277,7 @@ class RoundPlayer:
                 runner,
                 connection=connection,
                 publisher=self._publisher,
-                view=_SiteProgress(parent.command.key, self._events),
+                view=_SiteProgress(hub_round.command.key, self._events),
                 revocations=self._revocations,
                 quarantine=quarantine,
                 guard=self._guard,
@@ -315,7 +306,7 @@ class RoundPlayer:
 
 
 class _SiteProgress:
-    """Reports the progress of the site's round to the parent: updates received, of those needed."""
+    """Reports the progress of the site's round to the hub: updates received, of those needed."""
 
     def __init__(self, key: JobKey, events: Callable[[TrainerEvent], None]) -> None:
         self._key = key

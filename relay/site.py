@@ -1,8 +1,7 @@
-"""The site's side of a relay: a coordinator in a thread of its own, which runs one round for each request of the parent.
+"""The site's side of a relay: a coordinator in a thread of its own, which runs one round for each request of the hub.
 
-For the agent the site is the training process (device_agent.runtime.training_supervisor.Trainer): it takes a TrainCommand and
-answers with Trained, Evaluated, TrainCancelled or TrainFailed. Its connection to the site's broker stays open between rounds,
-so that the parent knows the number of devices.
+The site takes a TrainCommand of the relay's agent (`site_trainer`) and answers with Trained, Evaluated, TrainCancelled or
+TrainFailed. Its connection to the site's broker stays open between rounds, so that the hub knows the number of devices.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -35,21 +34,18 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.device_agent.job.training_messages import (
     Evaluated,
-    MakeModel,
-    MaskCommand,
     Ready,
     TrainCancelled,
     TrainCommand,
     Trained,
     TrainFailed,
-    WorkerSetup,
 )
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Presences, SiteSummary
 from fedpatch.relay.round_player import RoundPlayer
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site_answer import SiteUpdate, plain_failure, site_evaluation
-from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel
+from fedpatch.relay.site_round import LEAST_S, HubRound, SiteModel
 from fedpatch.shared.app.files import make_directory, read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected
@@ -60,19 +56,19 @@ from fedpatch.shared.wire.reason_codes import FailReason
 
 _log = logging.getLogger("fedpatch.relay")
 
-# The shortest time between two presences to the parent, so that a starting site does not flood it.
+# The shortest time between two presences to the hub, so that a starting site does not flood it.
 _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
 _QUIET_S = 1.0
-# Longer than most deadlines of parents; where a URL has expired, the chunks come by MQTT.
+# Longer than most deadlines of hubs; where a URL has expired, the chunks come by MQTT.
 _URLS_VALID_S = LONGEST_DEADLINE_S + MARGIN_S
 _MAX_RUN_LENGTH = 64
 _ID_FILE = "relay-id"
 
 
 def is_usable_run(run: str) -> bool:
-    """Return whether the name of a parent's run can be the name of a folder here, and be in a registry."""
+    """Return whether the name of a hub's run can be the name of a folder here, and be in a registry."""
     return len(run) <= _MAX_RUN_LENGTH and RUN_ID.fullmatch(run) is not None
 
 
@@ -88,6 +84,15 @@ def relay_id(directory: Path) -> str:
     return made
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A request of the hub, with its number and whether the hub knows `members` of a report."""
+
+    number: int
+    command: TrainCommand
+    tells_members: bool
+
+
 class Site:
     """A context manager: inside it the site's coordinator is connected, and no other coordinator of its fleet is running.
 
@@ -99,8 +104,7 @@ class Site:
 
     Attributes:
         summary: The site as the agent last received it.
-        tells_members: Whether the parent of the current request knows `members` of a report; the agent's limits set it.
-        busy: Whether the agent has a job; its policy sets it. During a job the figures of the presence only grow: the parent
+        busy: Whether the agent has a job; `relay_owner` sets it. During a job the figures of the presence only grow: the hub
             refuses an update of more devices and examples than the relay has registered.
 
     Raises:
@@ -109,9 +113,6 @@ class Site:
         StoreUnavailable, StateError: The store of served models cannot be written.
         StateError: The record of the site's CA cannot be read.
     """
-
-    setup: WorkerSetup
-    pid: int | None = None
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Site:
         self._model = model
         self._events = events
         self._on_fault = on_fault
-        self.tells_members = self.busy = False
+        self.busy = False
         with refusals_of(settings.site_dir):
             make_directory(settings.site_dir)
         self._presences = Presences(
@@ -141,9 +142,9 @@ class Site:
         self._tell_at = self._began_at = self._seen_at = 0.0
         self._ports = replace(REAL, interrupts=lambda _: nullcontext())
         self._open = ExitStack()
-        # Commands with their numbers; the numbers of the last command and of the last cancelled one. So a cancelled round
-        # ends even if the next command has arrived.
-        self._commands: SimpleQueue[tuple[int, TrainCommand]] = SimpleQueue()
+        # Requests with their numbers; the numbers of the last request and of the last cancelled one. So a cancelled round
+        # ends even if the next request has arrived.
+        self._requests: SimpleQueue[_Request] = SimpleQueue()
         self._last = self._cancelled_to = self._playing = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="site", daemon=True)
@@ -167,44 +168,29 @@ class Site:
             self._thread.join()
         self._open.close()
 
-    # ---- methods that the agent calls (Trainer)
+    # ---- methods that the agent's thread calls
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
         if self._thread.ident is None:
             self._thread.start()
 
-    def train(self, command: TrainCommand) -> None:
-        """Begin the round of the site for a request."""
+    def play(self, command: TrainCommand, *, tells_members: bool = False) -> None:
+        """Begin the round of the site for a request.
+
+        Args:
+            command: The request, as the agent passes it to training.
+            tells_members: Whether the hub knows `members` of a report.
+        """
         self.busy = True
         self._last += 1
-        self._commands.put((self._last, command))
+        self._requests.put(_Request(self._last, command, tells_members))
         self._wake()
 
     def cancel(self) -> None:
-        """End the current round: the parent does not want its update any more."""
+        """End the current round: the hub does not want its update any more."""
         self._cancelled_to = self._last
         self._wake()
-
-    def pause(self) -> None:
-        """Do nothing: the owners of the site's devices decide when these work."""
-
-    def go_on(self) -> None:
-        """Do nothing, as `pause`."""
-
-    def stop(self) -> None:
-        """Do nothing: the site's devices stay connected while the parent has no work."""
-
-    def mask(self, command: MaskCommand) -> None:
-        """Fail the round: a relay offers no masked updates, so the agent never asks for one."""
-        self._events(TrainFailed(command.key, FailReason.MASKING, "a relay masks no updates"))
-
-    def make_model(self, command: MakeModel) -> None:
-        """Do nothing: a relay keeps no personal model."""
-
-    def resident_mib(self) -> float:
-        """Return 0: there is no other process."""
-        return 0.0
 
     # ---- the thread
 
@@ -241,8 +227,9 @@ class Site:
                 self._take(event, publisher)
             publisher.drain()
             with suppress(Empty):
-                self._playing, command = self._commands.get_nowait()
-                self._play(command, registry, publisher, guard)
+                request = self._requests.get_nowait()
+                self._playing = request.number
+                self._play(request, registry, publisher, guard)
 
     def _take(self, event: Event, publisher: ModelPublisher) -> None:
         """Handle an event between two rounds, of which `_note` has taken the presences."""
@@ -297,7 +284,7 @@ class Site:
             found = found.at_least(self._told)
         if found == self._told:
             return
-        # The presences of the site arrive right after the connection. Until then the relay is a starting device: a parent
+        # The presences of the site arrive right after the connection. Until then the relay is a starting device: a hub
         # that repeats the request of a killed relay waits for it. A decline sent earlier, such as one of a masked round for
         # lack of a group, would be the relay's answer to that request.
         if self._told is None and now < self._began_at + _SETTLE_S and not self._is_settled(found, now):
@@ -334,17 +321,15 @@ class Site:
         return self._playing <= self._cancelled_to
 
     def _interruption(self) -> Interrupted | Suspended | None:
-        """Return Interrupted after the parent's cancel, Suspended when the relay ends (devices continue), else None."""
+        """Return Interrupted after the hub's cancel, Suspended when the relay ends (devices continue), else None."""
         if self._closing.is_set():
             return Suspended()
         return Interrupted() if self._is_cancelled else None
 
-    def _play(
-        self, command: TrainCommand, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
-    ) -> None:
-        key = command.key
+    def _play(self, request: _Request, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard) -> None:
+        key = request.command.key
         try:
-            self._events(self._played(command, registry, publisher, guard))
+            self._events(self._played(request, registry, publisher, guard))
         except (SchemaMismatch, WireError) as error:
             self._events(TrainFailed(key, FailReason.DOWNLOAD, str(error)))
         except (StateError, OSError) as error:
@@ -353,9 +338,10 @@ class Site:
             self._events(TrainFailed(key, FailReason.TRAINING, str(error)))
 
     def _played(
-        self, command: TrainCommand, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
+        self, request: _Request, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
     ) -> TrainerEvent:
         """Run the round of a request and return the agent's event."""
+        command, tells_members = request.command, request.tells_members
         key = command.key
         if self._is_cancelled:
             return TrainCancelled(key)
@@ -370,7 +356,7 @@ class Site:
             return TrainFailed(
                 key, FailReason.DEADLINE, f"{max(0.0, left_s):.0f} s are too short for a round of the site"
             )
-        parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
+        hub_round = HubRound.of(command, self._model, self._connection.chunk_bytes)
         self._tell(registry, at_once=True)
         player = RoundPlayer(
             self._settings,
@@ -383,7 +369,7 @@ class Site:
             note=self._note,
         )
         played = player.play(
-            parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption
+            hub_round, self._presences, left_s, tells_members=tells_members, interruption=self._interruption
         )
         if played.answer is not None:
             return self._deliver(command, *played.answer)
@@ -392,7 +378,7 @@ class Site:
         record, least = played.record, self._settings.min_cohort
         if record is not None and record.outcome == "evaluated":
             if record.reported >= least:
-                evaluation = site_evaluation(record, command.base, least=least, tells_members=self.tells_members)
+                evaluation = site_evaluation(record, command.base, least=least, tells_members=tells_members)
                 return Evaluated(key, evaluation)
             return TrainFailed(key, FailReason.DEADLINE, f"{record.reported} of {least} devices of the site measured")
         words = plain_failure(record) if record is not None else "no round began: the devices of the site are gone"

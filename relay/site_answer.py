@@ -18,16 +18,19 @@ from msgspec import ValidationError, convert
 
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_layout
-from fedpatch.coordinator.blobs.blob_store import FileBlobs
+from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.runtime.aggregator import Aggregator, content_of
+from fedpatch.coordinator.runtime.aggregator import content_of, requirements_of
+from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
+from fedpatch.coordinator.runtime.left_out_groups import show_left_out
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.device_agent.job.training_messages import TrainCommand
-from fedpatch.relay.site_round import ParentRound
+from fedpatch.relay.site_round import HubRound
 from fedpatch.shared.app.files import read_state, refusals_of, write_atomic
 from fedpatch.shared.masking.group_sum import GroupSum, read_report
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
@@ -53,7 +56,7 @@ class SiteUpdate:
 
     Attributes:
         round: Number of the round.
-        base: Digest of the parent's model.
+        base: Digest of the hub's model.
         manifest: Manifest of the update.
         report: Its report.
         terms: Digest of the terms of a masked round; "" without.
@@ -95,9 +98,9 @@ def site_evaluation(record: RoundRecord, base: str, *, least: int, tells_members
 
     Args:
         record: The evaluate round of the site.
-        base: Digest of the parent's model.
+        base: Digest of the hub's model.
         least: Least number of devices with a user accuracy; with fewer, no mean is reported.
-        tells_members: Whether the parent knows `members` of an evaluation.
+        tells_members: Whether the hub knows `members` of an evaluation.
     """
     enough = record.measured >= least
     members = members_field(record.measured if tells_members and enough else 1)
@@ -108,25 +111,27 @@ def _digest_of(terms: SecureTerms | None) -> str:
     return "" if terms is None else hashlib.sha256(to_bytes(terms)).hexdigest()
 
 
-class SiteAggregator(Aggregator):
-    """Publishes the parent's model and saves the mean of the site's updates as the relay's update.
+class SiteAggregator:
+    """The AggregatorPort of a round of the site: publishes the hub's model and saves the mean of the updates.
 
     Args:
-        parent: The round.
+        hub_round: The round.
         directory: Files of the run.
         spec: The terms of the round.
         say: Shows a line to the operator.
-        tells_members: Whether the parent knows `members` of a report.
+        tells_members: Whether the hub knows `members` of a report.
         opened: Returns the open round.
         now: Returns monotonic seconds.
 
     Attributes:
+        state: The hub's model; after `save` the mean of the site's updates.
+        base: Digest of the hub's model; empty before it is published.
         answer: The relay's update, once the round's record is saved.
     """
 
     def __init__(
         self,
-        parent: ParentRound,
+        hub_round: HubRound,
         directory: Path,
         spec: RunSpec,
         say: Callable[[str], None],
@@ -135,9 +140,14 @@ class SiteAggregator(Aggregator):
         opened: Callable[[], ActiveRound | None],
         now: Callable[[], float],
     ) -> None:
-        super().__init__(parent.prepared.initial, FileBlobs(directory), directory, parent.prepared, spec, say)
+        self.state = self._next = hub_round.prepared.initial
+        self.base = ""
         self.answer: tuple[SiteUpdate, bytes] | None = None
-        self._parent = parent
+        self._prepared = hub_round.prepared
+        self._spec = spec
+        self._say = say
+        self._mean = BoundedMean(hub_round.prepared, spec, directory, say)
+        self._hub_round = hub_round
         self._site_directory = directory
         self._tells_members = tells_members
         self._opened = opened
@@ -147,17 +157,22 @@ class SiteAggregator(Aggregator):
         self._total: GroupSum | None = None
 
     def leave_used_base(self) -> None:
-        """Keep the parent's model: its devices train on no other one, and the hub moves a base that was used."""
+        """Keep the hub's model: its devices train on no other one, and the hub moves a base that was used."""
+
+    def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
+        """Return the requirements of an update; a site carries no work into later rounds."""
+        assert work is None, "a site carries no work"
+        return requirements_of(self._prepared, self._spec, self.base, self.state.tensors)
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
-        """Publish the parent's model under its own digest; without `chunks` by URL only, where it has one.
+        """Publish the hub's model under its own digest; without `chunks` by URL only, where it has one.
 
         Raises BrokerError if the broker refuses a chunk.
         """
-        manifest, secure = self._parent.blob.manifest, self._parent.command.secure
-        urls = publisher.publish(self._parent.blob, chunks=chunks)
+        manifest, secure = self._hub_round.blob.manifest, self._hub_round.command.secure
+        urls = publisher.publish(self._hub_round.blob, chunks=chunks)
         self.base = manifest.digest
-        content = content_of(self.state.tensors, self._parent.blob.data, manifest, self._prepared.travelling)
+        content = content_of(self.state.tensors, self._hub_round.blob.data, manifest, self._prepared.travelling)
         return ModelPublished(manifest, secure=secure, version=self.state.round, urls=urls, content=content)
 
     def aggregate(
@@ -171,7 +186,7 @@ class SiteAggregator(Aggregator):
         round_number: int,
         members: Mapping[str, int] | None = None,
     ) -> Aggregated:
-        """Make the mean as Aggregator does, and note the devices, steps and examples behind it.
+        """Make the mean within the bounds of the site, and note the devices, steps and examples behind it.
 
         The examples are those that the mean weighs: with the cap of the site, fewer than its devices report. Otherwise one
         device with an invented number would raise the weight of the whole site at the hub, though it hardly counts in the mean.
@@ -182,9 +197,9 @@ class SiteAggregator(Aggregator):
         counted = {device: num_examples[device] for device in devices}
         self._weight = min(sum(example_weights(counted, self._spec.limits.examples, members).values()), MAX_COUNT)
         self._steps = min(sum(report.steps for report in reports.values() if report is not None), MAX_COUNT)
-        return super().aggregate(
-            devices, num_examples, read, target, carried, round_number=round_number, members=members
-        )
+        found = self._mean.of(self.state, counted, read, members=members)
+        self._next = apply_strategy(self._prepared.strategy, self.state, found.mean, self._prepared.public)
+        return aggregated(found)
 
     def aggregate_masked(
         self,
@@ -199,7 +214,7 @@ class SiteAggregator(Aggregator):
         """Sum the site's updates in whole numbers. A sum of fewer devices than a group needs does not leave the site."""
         layout = vector_layout(self._prepared.travelling, terms)
         sums = possible_sums(groups, read, layout=layout, sites=sites, metric=self._spec.metric)
-        self._show_left_out(sums.left_out)
+        show_left_out(sums.left_out, self._say)
         total = sums.total
         if total is None or total.devices < terms.group_min:
             self._say(f"fewer devices are left than the {terms.group_min} of a group, so nothing is sent")
@@ -213,7 +228,7 @@ class SiteAggregator(Aggregator):
 
         User accuracies are left out if fewer than `min_cohort` devices have measured one.
         """
-        command = self._parent.command
+        command = self._hub_round.command
         enough = record.measured >= self._spec.policy.min_cohort
         report = UpdateReport(
             base=command.base,
@@ -243,7 +258,7 @@ class SiteAggregator(Aggregator):
         A device whose examples are capped has made more steps than its weight accounts for. With a bound of norms they are
         bounded already, without one they are not.
         """
-        base, steps = self.state.tensors, self._parent.command.plan.steps_for(num_examples)
+        base, steps = self.state.tensors, self._hub_round.command.plan.steps_for(num_examples)
         counters = [spec.name for spec in self._prepared.travelling.specs if spec.name.endswith(STEP)]
         return {
             name: np.minimum(self._next.tensors[name], np.float32(base[name] + np.float32(steps))) for name in counters

@@ -56,7 +56,7 @@ class SiteModel:
 
 @dataclass(frozen=True)
 class SiteMean(Strategy):
-    """The unchanged mean of the site's updates; the parent's strategy makes the next model from the means of all sites."""
+    """The unchanged mean of the site's updates; the hub's strategy makes the next model from the means of all sites."""
 
     name = "relay"
     description = "mean of a site's updates"
@@ -67,11 +67,11 @@ class SiteMean(Strategy):
 
 
 @dataclass(frozen=True)
-class ParentRound:
-    """A round of the parent as the site runs it.
+class HubRound:
+    """A round of the hub as the site runs it.
 
     Attributes:
-        command: The parent's request, as the agent passes it to training.
+        command: The hub's request, as the agent passes it to training.
         prepared: Its model, policy and plan.
         blob: Its global model, as it is published in the site.
     """
@@ -81,7 +81,7 @@ class ParentRound:
     blob: Blob
 
     @classmethod
-    def of(cls, command: TrainCommand, model: SiteModel, chunk_bytes: int) -> ParentRound:
+    def of(cls, command: TrainCommand, model: SiteModel, chunk_bytes: int) -> HubRound:
         """Read the model of a request.
 
         Args:
@@ -129,7 +129,7 @@ class ParentRound:
         Args:
             settings: The relay's settings.
             epoch: The epoch of the site's coordinator.
-            left_s: Time to the parent's deadline, in seconds.
+            left_s: Time to the hub's deadline, in seconds.
         """
         command, site = self.command, settings.downwards
         spec = run_spec(command.key.run, epoch, site, self.prepared, self.blob.manifest.chunk_bytes)
@@ -177,7 +177,7 @@ def _of_site(settings: RelaySettings, terms: SecureTerms) -> RunSettings:
 
 
 def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: float) -> SecurePolicy:
-    """Return the conditions of a masked round of the site: the parent's terms as they are."""
+    """Return the conditions of a masked round of the site: the hub's terms as they are."""
     return SecurePolicy(
         size=terms.group_max,
         least=terms.group_min,

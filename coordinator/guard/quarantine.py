@@ -6,7 +6,8 @@ The operator's commands run in another process and write to the registry, which 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.storage.run_registry import Registry
@@ -21,16 +22,25 @@ class Quarantine:
         limit: Offences that put a device into quarantine; 0 for quarantine by the operator only.
         say: Takes a message for the operator.
         most: Greatest number of devices that are quarantined for offences, since a device can use invented names.
+        always: Devices that are held back in any case, each with the kind of the hold.
     """
 
     def __init__(
-        self, registry: Registry, fleet: str, limit: int, say: Callable[[str], None], most: int = 100_000
+        self,
+        registry: Registry,
+        fleet: str,
+        limit: int,
+        say: Callable[[str], None],
+        most: int = 100_000,
+        *,
+        always: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._holds = registry.holds
         self._fleet = fleet
         self._limit = limit
         self._most = most
         self._say = say
+        self._always = always
         self._version = self._holds.version()
         self._held = self._holds.held(fleet)
         # Offences of each device since its last release.
@@ -46,7 +56,7 @@ class Quarantine:
     @property
     def held(self) -> dict[str, str]:
         """The devices that are held back now, each with the kind of the hold."""
-        return dict(self._held)
+        return {**self._always, **self._held}
 
     def note(self, device: str, reason: str, times: int = 1) -> None:
         """Note offences; the next `poll` or `save` writes them to the registry.
@@ -113,4 +123,4 @@ class Quarantine:
         if held == self._held:
             return None
         self._held = held
-        return dict(held)
+        return self.held

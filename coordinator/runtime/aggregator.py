@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 from msgspec import UNSET
 
-from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
-from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.moved_base import moved
-from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
@@ -38,11 +31,12 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.update_encoding import whole_model_encoding
+from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
+from fedpatch.coordinator.runtime.left_out_groups import show_left_out
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
-from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
@@ -55,14 +49,12 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 
 LOSSLESS = ("fp32+zstd", "fp32")
 """Encodings from which a device decodes the very tensors that were packed."""
-_SHOWN_DEVICES = 4
 _FAR_REMEDY = (
     "look at its data, or hold it with fedpatch devices quarantine; if it is honest and its data are unlike the others', "
     "raise norm_bound"
 )
 SALT_BYTES = 16
 _SYSTEM: random.Random = random.SystemRandom()
-_log = logging.getLogger("fedpatch.coordinator")
 
 
 def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
@@ -227,13 +219,12 @@ class Aggregator:
         self._entropy = entropy
         self.base = ""
         self._blobs = blobs
-        self._directory = directory
         self._prepared = prepared
         self._spec = spec
         self._say = say
+        self._mean = BoundedMean(prepared, spec, directory, say)
         self._deltas = DeltaHistory(blobs, prepared.travelling, spec)
-        # Devices that were shown, each once: it is the same in each round.
-        self._named_capped: set[str] = set()
+        # Devices that were shown, each once: the line of each of their rounds names them too.
         self._named_far: set[str] = set()
         self._bases = KeptBases(blobs, prepared, spec)
         self._private = None
@@ -305,22 +296,15 @@ class Aggregator:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
             self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public), round_number)
             return Aggregated(privacy=privacy)
-        controls = self._prepared.strategy.has_controls
-        folded = aggregate(
-            RoundUpdates(
-                {device: num_examples[device] for device in devices},
-                read,
-                stale={device: self._staleness(work) for device, work in (carried or {}).items()},
-                members=members or {},
-                alike=controls,
-            ),
-            RoundBase(self._prepared.travelling, self.state.tensors, self._prepared.plan, self.state.references),
-            self._spec.limits,
-            self._make_scratch,
+        folded = self._mean.of(
+            self.state,
+            {device: num_examples[device] for device in devices},
+            read,
+            stale={device: self._staleness(work) for device, work in (carried or {}).items()},
+            members=members,
         )
-        self._show_bounded(folded, num_examples)
         mean, after = folded.mean, self.state
-        if controls:
+        if self._prepared.strategy.has_controls:
             added = add_controls(
                 self.state,
                 mean,
@@ -333,7 +317,7 @@ class Aggregator:
         aimed = apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public)
         kept = replace(aimed, references=folded.references, counted=after.counted, population=after.population)
         self._aim(kept, round_number)
-        return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
+        return aggregated(folded)
 
     def _staleness(self, work: CarriedWork) -> Staleness:
         versions = self.state.round - work.version
@@ -380,7 +364,7 @@ class Aggregator:
             sites=sites,
             metric=self._spec.metric,
         )
-        self._show_left_out(folded.left_out)
+        show_left_out(folded.left_out, self._say)
         if folded.report is None:
             return Aggregated(left_out=folded.left_out)
         aimed = apply_strategy(self._prepared.strategy, self.state, folded.mean, self._prepared.public)
@@ -427,22 +411,6 @@ class Aggregator:
         names = self._prepared.travelling.names
         self._base_is_used = all(np.array_equal(before.tensors[name], self.state.tensors[name]) for name in names)
 
-    def _make_scratch(self, shape: tuple[int, int]) -> Array:
-        """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash.
-
-        Its space is allocated first: on a full disk a write to the table would end the process (SIGBUS).
-
-        Raises:
-            StateError: The disk has too little space.
-        """
-        with refusals_of(self._directory), TemporaryFile(dir=self._directory) as file:
-            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(np.float32).itemsize)
-            return np.memmap(file, np.float32, "w+", shape=shape)
-
-    def _show_left_out(self, devices: Sequence[str]) -> None:
-        if devices:
-            self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(devices)}")
-
     def _show_far(self, record: RoundRecord) -> None:
         """Show each unusual device with the remedy, once: the line of each of its rounds names it too."""
         for device in unusual_devices(record.far, record.pulls):
@@ -450,29 +418,7 @@ class Aggregator:
                 self._named_far.add(device)
                 self._say(f"the updates of {device} are far from those of the others: {_FAR_REMEDY}")
 
-    def _show_bounded(self, folded: AggregateResult, num_examples: Mapping[str, int]) -> None:
-        if folded.clipped:
-            farthest = sorted(folded.clipped.items(), key=lambda one: (-max(one[1].values()), one[0]))
-            words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_SHOWN_DEVICES]]
-            if more := len(farthest) - len(words):
-                words.append(f"{more} more, see fedpatch show")
-            # It happens to honest devices: `_show_far` shows a device to which it happens round after round.
-            _log.info("updates pulled back to norm_bound: %s", "; ".join(words))
-        for device, weight in folded.capped.items():
-            text = f"{device} bounded: its {num_examples[device]} examples count as {weight}"
-            if device in self._named_capped:
-                _log.info("%s", text)
-            else:
-                self._named_capped.add(device)
-                self._say(f"{text}; raise max_num_examples if it has that many")
-
 
 def subset_seed(run_seed: int, round_number: int) -> bytes:
     """Return the public seed of the values that travel in a masked round: the same after a crash, another in each round."""
     return hashlib.sha256(f"subset {run_seed} {round_number}".encode()).digest()[:16]
-
-
-def _parts_words(times: Mapping[str, float]) -> str:
-    """Name the parts that are farthest beyond their bounds, for example `weights (31 times the bound)`."""
-    farthest = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
-    return ", ".join(f"{part} ({times[part]:.3g} times the bound)" for part in farthest)

@@ -26,7 +26,7 @@ from fedpatch.coordinator.rounds.run_effects import (
 )
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import Aggregated, Event, ModelPublished
-from fedpatch.coordinator.runtime.aggregator import Aggregator
+from fedpatch.coordinator.runtime.aggregator_port import AggregatorPort
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
@@ -60,7 +60,7 @@ class EffectRunner:
         *,
         connection: Connection,
         publisher: ModelPublisher,
-        aggregator: Aggregator,
+        aggregator: AggregatorPort,
         updates: UpdateStore,
         counters: DeviceCounters,
         say: Callable[[str], None],

@@ -42,9 +42,8 @@ from fedpatch.device_agent.job.training_messages import (
     TrainFailed,
     TrainProgress,
 )
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
+from fedpatch.device_agent.runtime.agent_ports import LimitsPort, OwnerPort, TrainingPort
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent
@@ -52,7 +51,7 @@ from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.request_admission import RequestAdmission
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
-from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import Died, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
@@ -135,9 +134,9 @@ class Agent:
         *,
         queue: EventQueue,
         link: AgentLink,
-        trainer: Trainer,
-        owner: OwnerPolicy,
-        limits: OwnerLimits,
+        trainer: TrainingPort,
+        owner: OwnerPort,
+        limits: LimitsPort,
         storage: Storage,
         presence: Presence,
         housekeeping: Housekeeping,

@@ -48,11 +48,10 @@ from fedpatch.device_agent.job.training_messages import (
     Trained,
 )
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
+from fedpatch.device_agent.runtime.agent_ports import LimitsPort, TrainingPort
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEvent, ModelFetch, ModelFetcher
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity
-from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cut_from_file
 from fedpatch.device_agent.state.history import DECLINED, STOPPED, WORKED, DeviceHistory
 from fedpatch.device_agent.state.masking_file import MaskingFile
@@ -106,9 +105,9 @@ class EffectRunner:
         identity: Identity,
         *,
         link: AgentLink,
-        trainer: Trainer,
+        trainer: TrainingPort,
         usage: JobUsage,
-        limits: OwnerLimits,
+        limits: LimitsPort,
         directory: Path,
         models: ModelStore | None = None,
         fetcher: ModelFetcher | None = None,

@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 
 from fedpatch.device_agent.job.job_effects import JobState
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.runtime.training_supervisor import Trainer
+from fedpatch.device_agent.runtime.agent_ports import TrainingPort
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 
 _log = logging.getLogger("fedpatch.agent")
@@ -34,7 +34,7 @@ class Housekeeping:
     """
 
     def __init__(
-        self, trainer: Trainer, idle: IdleTimer, manager: ServiceManager, *, metrics: LocalMetrics | None = None
+        self, trainer: TrainingPort, idle: IdleTimer, manager: ServiceManager, *, metrics: LocalMetrics | None = None
     ) -> None:
         self._trainer = trainer
         self._idle = idle

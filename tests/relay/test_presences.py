@@ -1,4 +1,4 @@
-"""The site as its parent sees it: sums, willingness and circles of relays."""
+"""The site as its hub sees it: sums, willingness and circles of relays."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_both_connections_have_their_own_broker_fleet_and_password():
     assert settings.site_dir != settings.device_dir
 
 
-def test_connection_to_the_parent_alone_keeps_the_limits_of_its_hosted_broker():
+def test_connection_to_the_hub_alone_keeps_the_limits_of_its_hosted_broker():
     settings = loaded(up_broker_profile="azure")
     assert settings.upwards.profile == PROFILES["azure"]
     assert settings.downwards.profile == UNLIMITED

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,13 @@ from fedpatch.device_agent.job.training_messages import (
 )
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
-from fedpatch.relay.hub import RelayLimits, make_relay
+from fedpatch.relay.hub import make_relay
 from fedpatch.relay.presences import Ability
+from fedpatch.relay.request_limits import RelayLimits
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel
+from fedpatch.relay.site_trainer import SiteTrainer
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile
@@ -66,7 +69,7 @@ PATIENCE_S = 60.0
 
 
 class Bench:
-    """A site of two devices, and the commands of a parent."""
+    """A site of two devices, and the commands of a hub."""
 
     def __init__(self, directory: Path, broker: Mosquitto) -> None:
         self.directory = directory
@@ -141,10 +144,9 @@ def test_site_reports_its_devices_and_plays_each_request_as_a_round(bench, devic
     with bench.site() as site:
         site.start()
         assert bench.await_devices().num_examples == sum(map(examples_of, DEVICES))
-        site.tells_members = True
         for number in (3, 5):
             command = bench.command(number, value=float(number))
-            site.train(command)
+            site.play(command, tells_members=True)
             trained = bench.await_end()
             assert isinstance(trained, Trained), trained
             assert (trained.report.members, trained.report.base) == (2, command.base)
@@ -166,7 +168,7 @@ def test_site_whose_state_directory_is_lost_ends_and_writes_nothing_to_the_new_o
         state_dir.rename(state_dir.with_name("lost"))
         if replaced:
             bench.settings.site_dir.mkdir(parents=True)
-        site.train(bench.command())
+        site.play(bench.command())
         assert ended.wait(PATIENCE_S)
     assert f"{bench.settings.site_dir}: was " in caplog.text
     assert [*state_dir.rglob("*")] == ([bench.settings.site_dir] if replaced else [])
@@ -180,7 +182,7 @@ def test_site_with_a_drained_device_reports_the_others_and_plays_the_round_with_
         bench.hold("bob")
         told = bench.await_event(lambda one: isinstance(one, Ready) and one.members == 1)
         assert told.num_examples == examples_of("ann")
-        site.train(bench.command())
+        site.play(bench.command())
         trained = bench.await_end()
         assert isinstance(trained, Trained), trained
     assert [len(one.requests) for one in devices.updates.values()] == [1, 0]
@@ -212,9 +214,8 @@ def test_request_to_measure_is_answered_with_the_mean_of_the_devices_and_leaves_
     with bench.site() as site:
         site.start()
         bench.await_devices()
-        site.tells_members = True
         command = replace(bench.command(2), evaluate=True)
-        site.train(command)
+        site.play(command, tells_members=True)
         answer = bench.await_end()
         assert isinstance(answer, Evaluated), answer
         found = answer.evaluation
@@ -222,7 +223,7 @@ def test_request_to_measure_is_answered_with_the_mean_of_the_devices_and_leaves_
         assert (found.base, found.members) == (command.base, len(DEVICES))
         assert found.num_examples == sum(map(examples_of, DEVICES))
         assert not Path(command.update_path).exists()
-        site.train(replace(bench.command(2), ends_at=time.monotonic() + 60))
+        site.play(replace(bench.command(2), ends_at=time.monotonic() + 60))
         assert isinstance(bench.await_end(), Trained)
 
 
@@ -231,16 +232,16 @@ def test_too_few_devices_that_measure_fail_the_evaluate_round(bench, devices):
     with bench.site() as site:
         site.start()
         bench.await_devices()
-        site.train(replace(bench.command(deadline_s=4.0), evaluate=True))
+        site.play(replace(bench.command(deadline_s=4.0), evaluate=True))
         failed = bench.await_end()
         assert (failed.reason, failed.detail) == (FailReason.DEADLINE, "1 of 2 devices of the site measured")
 
 
-def test_parent_without_the_word_members_gets_a_report_without_them(bench, devices):
+def test_hub_without_the_word_members_gets_a_report_without_them(bench, devices):
     with bench.site() as site:
         site.start()
         bench.await_devices()
-        site.train(bench.command())
+        site.play(bench.command())
         assert "members" not in bench.await_end().report.plain
 
 
@@ -249,12 +250,12 @@ def test_update_of_a_finished_round_is_given_again_after_a_restart_without_askin
     with bench.site() as site:
         site.start()
         bench.await_devices()
-        site.train(command)
+        site.play(command)
         first = bench.await_end()
     Path(command.update_path).unlink()
     with bench.site() as site:
         site.start()
-        site.train(replace(command, ends_at=time.monotonic() + 60))
+        site.play(replace(command, ends_at=time.monotonic() + 60))
         assert bench.await_end() == first
     assert Path(command.update_path).exists()
     assert [len(one.requests) for one in devices.updates.values()] == [1, 1]
@@ -266,10 +267,9 @@ def test_device_that_missed_a_round_of_the_site_does_not_keep_the_next_one_from_
         silent.updates["cat"].delay_s = 6.0
         site.start()
         bench.await_event(lambda one: isinstance(one, Ready) and one.members == len(DEVICES) + 1)
-        site.tells_members = True
-        site.train(bench.command(1, deadline_s=4.0))
+        site.play(bench.command(1, deadline_s=4.0), tells_members=True)
         assert bench.await_end().reason is FailReason.DEADLINE
-        site.train(bench.command(2))
+        site.play(bench.command(2), tells_members=True)
         trained = bench.await_end()
         assert isinstance(trained, Trained), trained
         assert trained.report.members == len(DEVICES)
@@ -280,10 +280,10 @@ def test_cancelled_round_ends_and_the_next_one_is_played(bench, devices):
     with bench.site() as site:
         site.start()
         bench.await_devices()
-        site.train(bench.command(1))
+        site.play(bench.command(1))
         time.sleep(1.0)
         site.cancel()
-        site.train(bench.command(2))
+        site.play(bench.command(2))
         assert bench.await_end() == TrainCancelled(JobKey("run-1", 1, 1, TASK.name))
         trained = bench.await_end()
         assert isinstance(trained, Trained), trained
@@ -295,14 +295,14 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
         site.start()
         bench.await_devices()
         command = bench.command()
-        site.train(replace(command, ends_at=time.monotonic() + 1))
+        site.play(replace(command, ends_at=time.monotonic() + 1))
         assert bench.await_end().reason is FailReason.DEADLINE
         Path(command.blob.path).write_bytes(b"damaged")
-        site.train(command)
+        site.play(command)
         assert bench.await_end().reason is FailReason.DOWNLOAD
-        site.train(replace(command, key=replace(command.key, run="../escape")))
+        site.play(replace(command, key=replace(command.key, run="../escape")))
         assert bench.await_end().reason is FailReason.STORAGE
-        site.train(bench.command(2))
+        site.play(bench.command(2))
         assert isinstance(bench.await_end(), Trained)
 
 
@@ -317,13 +317,13 @@ def test_round_after_a_lower_packet_limit_of_the_broker_has_smaller_chunks(bench
             config.write(f"max_packet_size {limit_bytes}\n")
         mosquitto.start()
         bench.await_event(lambda one: isinstance(one, Ready))
-        site.train(bench.command())
+        site.play(bench.command())
         assert isinstance(bench.await_end(), Trained)
     [request] = devices.updates["ann"].requests
     assert max(request.model.chunk_bytes, request.chunk_bytes) < limit_bytes
 
 
-def test_link_of_the_relay_keeps_the_limits_of_the_parents_broker(bench):
+def test_link_of_the_relay_keeps_the_limits_of_the_hubs_broker(bench):
     """The link to the site's own broker does not get these limits."""
     made: list[tuple[MqttLink, BrokerProfile]] = []
 
@@ -356,10 +356,15 @@ def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench
         assert limits.refusal(TASK.name, replace(plain, plan=replace(plain.plan, prox=0.1))) is not None
         site.summary = replace(site.summary, abilities={able: 2})
         assert limits.refusal(TASK.name, replace(plain, evaluate=True)) is None
-        assert limits.refusal(TASK.name, replace(plain, features=(MEMBERS_FEATURE,))) is None
-        assert site.tells_members
-        assert limits.refusal(TASK.name, plain) is None
-        assert not site.tells_members
+
+
+@pytest.mark.parametrize(("features", "tells"), [((MEMBERS_FEATURE,), True), ((), False)])
+def test_round_of_the_site_tells_members_to_a_hub_whose_request_knows_them(bench, features, tells):
+    played: list[bool] = []
+    site: Any = SimpleNamespace(play=lambda _, *, tells_members: played.append(tells_members))
+    job: Any = SimpleNamespace(request=replace(bench.request(), features=features))
+    SiteTrainer(site, job, print).train(bench.command())
+    assert played == [tells]
 
 
 @pytest.mark.parametrize(

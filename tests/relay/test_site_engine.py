@@ -96,7 +96,7 @@ def test_site_whose_devices_are_all_held_back_is_unwilling():
 
 
 @pytest.mark.parametrize("unwilling", range(1, 4))
-def test_round_is_meant_for_the_willing_devices_that_the_parent_knows_of(unwilling):
+def test_round_is_meant_for_the_willing_devices_that_the_hub_knows_of(unwilling):
     states = four()
     for number in range(unwilling):
         states[f"pi-{number}"] = there(number, unwilling=Condition.NOT_CHARGING)
@@ -110,7 +110,7 @@ def test_round_is_meant_for_the_willing_devices_that_the_parent_knows_of(unwilli
     [{"examples": 0}, {"schema": "ab" * 32}, {"members": 51}],
     ids=["no examples", "another model", "more members than max_members"],
 )
-def test_device_that_the_parent_does_not_know_of_is_not_asked(other):
+def test_device_that_the_hub_does_not_know_of_is_not_asked(other):
     site = site_of(four(**other))
     assert site.summary().num_examples == 30
     assert cohort(begun(site)) == {"pi-1", "pi-2", "pi-3"}

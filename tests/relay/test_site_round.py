@@ -1,4 +1,4 @@
-"""The parent's request as a round of the site, requests that a relay declines, and the answer that outlasts a kill."""
+"""The hub's request as a round of the site, requests that a relay declines, and the answer that outlasts a kill."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
-from fedpatch.relay.hub import ENCODINGS, FEATURES, unsupported
+from fedpatch.relay.hub import ENCODINGS, FEATURES
+from fedpatch.relay.request_limits import unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
 from fedpatch.relay.site_answer import SiteAggregator, SiteUpdate, site_evaluation
-from fedpatch.relay.site_round import ParentRound, SiteModel
+from fedpatch.relay.site_round import HubRound, SiteModel
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
 from fedpatch.shared.masking.device_vector import make_vector
@@ -99,24 +100,24 @@ def settings(tmp_path, **changes: Any) -> RelaySettings:
     return load(RelaySettings, file=None, environ={}, flags=given | changes)
 
 
-def test_round_of_the_site_has_the_number_plan_and_digest_of_the_parent(command, tmp_path):
-    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path, min_cohort=3), epoch=2, left_s=100.0)
+def test_round_of_the_site_has_the_number_plan_and_digest_of_the_hub(command, tmp_path):
+    hub_round = HubRound.of(command, MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path, min_cohort=3), epoch=2, left_s=100.0)
     assert (spec.run, spec.first_round, spec.rounds, spec.plan, spec.private) == ("run-1", 7, 7, PLAN, "affine")
-    assert parent.blob.manifest.digest == command.base
+    assert hub_round.blob.manifest.digest == command.base
     assert (spec.chunk_bytes, spec.encoding, spec.devices) == (500, "fp32+zstd", 3)
-    assert parent.prepared.initial.round == 4
-    # The intake of the site refuses private tensors by these names, as the parent's does.
-    assert parent.prepared.private_names == parse_policy("affine").private_names(MODEL.schema)
-    assert not parent.prepared.private_names & set(parent.prepared.travelling.names)
+    assert hub_round.prepared.initial.round == 4
+    # The intake of the site refuses private tensors by these names, as the hub's does.
+    assert hub_round.prepared.private_names == parse_policy("affine").private_names(MODEL.schema)
+    assert not hub_round.prepared.private_names & set(hub_round.prepared.travelling.names)
 
 
 @pytest.mark.parametrize(
     ("left_s", "margin_s", "deadline_s"), [(100.0, 10.0, 90.0), (20.0, 10.0, 16.0), (20.0, 1.0, 19.0)]
 )
 def test_deadline_of_the_site_leaves_the_margin_but_at_most_a_fifth(command, tmp_path, left_s, margin_s, deadline_s):
-    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path, relay_margin_s=margin_s), epoch=1, left_s=left_s)
+    hub_round = HubRound.of(command, MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path, relay_margin_s=margin_s), epoch=1, left_s=left_s)
     assert spec.policy.deadline_s == pytest.approx(deadline_s)
     assert spec.policy.recruit_deadline_s <= deadline_s / 2
 
@@ -131,7 +132,7 @@ def test_deadline_of_the_site_leaves_the_margin_but_at_most_a_fifth(command, tmp
 )
 def test_request_about_another_model_is_refused(command, changes, error):
     with pytest.raises((error, SchemaMismatch)):
-        ParentRound.of(replace(command, **changes), MODEL, chunk_bytes=500)
+        HubRound.of(replace(command, **changes), MODEL, chunk_bytes=500)
 
 
 def test_answer_is_found_for_the_same_request_only(command, tmp_path):
@@ -180,11 +181,11 @@ def test_masked_round_that_asks_for_learning_alone_is_played_without_it():
     assert unsupported(asked) == ""
 
 
-def test_masked_round_of_the_site_has_the_terms_of_the_parent_and_ends_before_the_margin(command, tmp_path):
+def test_masked_round_of_the_site_has_the_terms_of_the_hub_and_ends_before_the_margin(command, tmp_path):
     """The phases are collecting, unmasking, and the margin; the devices download the model in its present form."""
     terms = terms_of(12, weight_cap=30)
     masked = replace(command, secure=terms, encoding="masked-sum", independent_ends_at=5.0)
-    spec = ParentRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, left_s=100.0)
+    spec = HubRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, left_s=100.0)
     assert spec.secure is not None
     assert (spec.secure.given, spec.secure.least, spec.secure.largest) == (terms, terms.group_min, terms.group_max)
     assert spec.policy.unmask_s is not None
@@ -216,11 +217,11 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     ranges = write_grid((1.0,) * len(travelling(public)))
     terms = terms_of(12, group_min=8, grid=ranges)
     masked = replace(command, secure=terms, encoding="masked-sum")
-    parent = ParentRound.of(masked, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
+    hub_round = HubRound.of(masked, MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path), epoch=1, left_s=100.0)
     lines: list[str] = []
     aggregator = SiteAggregator(
-        parent, tmp_path, spec, lines.append, tells_members=True, opened=lambda: None, now=lambda: 0.0
+        hub_round, tmp_path, spec, lines.append, tells_members=True, opened=lambda: None, now=lambda: 0.0
     )
     layout = VectorLayout(public, terms)
     groups, updates = played_groups(devices, layout)
@@ -236,19 +237,19 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     total = read_site_sum(layout, blob, raw_bytes=answer.manifest.raw_bytes, base=command.base)
     assert (total.devices, total.figures[1]) == (devices, devices * report().num_examples)
     assert SiteUpdate.find(tmp_path, masked) == (answer, blob)
-    # A round that the parent starts again, with another cohort, has another grid: the sum does not fit it.
+    # A round that the hub starts again, with another cohort, has another grid: the sum does not fit it.
     assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
 
 
 def test_update_of_the_site_can_be_read_whatever_steps_its_devices_report(command, tmp_path):
-    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
+    hub_round = HubRound.of(command, MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path), epoch=1, left_s=100.0)
     reports = {device: replace(report(), steps=MAX_COUNT) for device in ("ann", "bob")}
     opened: Any = SimpleNamespace(reports=reports)
     aggregator = SiteAggregator(
-        parent, tmp_path, spec, print, tells_members=True, opened=lambda: opened, now=lambda: 0.0
+        hub_round, tmp_path, spec, print, tells_members=True, opened=lambda: opened, now=lambda: 0.0
     )
-    model_of = parent.prepared.initial.tensors
+    model_of = hub_round.prepared.initial.tensors
     aggregator.aggregate(sorted(reports), dict.fromkeys(reports, 10), lambda _: model_of, round_number=7)
     aggregator.save(RoundRecord(7, "aggregated", 2, 2, 0, 2, num_examples=20))
     assert aggregator.answer is not None
@@ -257,9 +258,11 @@ def test_update_of_the_site_can_be_read_whatever_steps_its_devices_report(comman
 
 @pytest.mark.parametrize(("measured", "sent"), [(2, (None, None)), (3, (0.5, 0.75))])
 def test_update_of_the_site_has_no_user_accuracy_of_fewer_devices_than_min_cohort(command, tmp_path, measured, sent):
-    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path, min_cohort=3), epoch=1, left_s=100.0)
-    aggregator = SiteAggregator(parent, tmp_path, spec, print, tells_members=True, opened=lambda: None, now=lambda: 0.0)
+    hub_round = HubRound.of(command, MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path, min_cohort=3), epoch=1, left_s=100.0)
+    aggregator = SiteAggregator(
+        hub_round, tmp_path, spec, print, tells_members=True, opened=lambda: None, now=lambda: 0.0
+    )
     record = RoundRecord(7, "aggregated", 4, 4, 0, 4, num_examples=40, measured=measured)
     aggregator.save(replace(record, user_accuracy=0.5, user_accuracy_after=0.75))
     assert aggregator.answer is not None
@@ -268,8 +271,8 @@ def test_update_of_the_site_has_no_user_accuracy_of_fewer_devices_than_min_cohor
 
 
 def test_evaluate_round_of_the_site_trains_nothing_and_asks_all_devices(command, tmp_path):
-    parent = ParentRound.of(replace(command, evaluate=True), MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path), epoch=1, left_s=100.0)
+    hub_round = HubRound.of(replace(command, evaluate=True), MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path), epoch=1, left_s=100.0)
     assert (spec.evaluates_only, spec.evaluate_participation, spec.first_round) == (True, 1.0, 7)
 
 
@@ -302,7 +305,7 @@ def test_mean_of_fewer_devices_than_the_least_is_not_reported():
     assert (answer.user_accuracy, answer.members) == (None, UNSET)
 
 
-def test_parent_that_knows_no_members_gets_the_evaluation_of_one_device():
+def test_hub_that_knows_no_members_gets_the_evaluation_of_one_device():
     answer = site_evaluation(evaluated([0.25, 0.75]), "ab" * 32, least=2, tells_members=False)
     assert (answer.user_accuracy, answer.members) == (0.5, UNSET)
 
@@ -334,9 +337,9 @@ def test_relay_keeps_its_id(tmp_path):
 
 def site_of(command: TrainCommand, tmp_path: Any, **changes: Any) -> SiteAggregator:
     """An aggregator of the site with these settings."""
-    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
-    spec = parent.spec(settings(tmp_path, **changes), epoch=1, left_s=100.0)
-    return SiteAggregator(parent, tmp_path, spec, print, tells_members=True, opened=lambda: None, now=lambda: 0.0)
+    hub_round = HubRound.of(command, MODEL, chunk_bytes=500)
+    spec = hub_round.spec(settings(tmp_path, **changes), epoch=1, left_s=100.0)
+    return SiteAggregator(hub_round, tmp_path, spec, print, tells_members=True, opened=lambda: None, now=lambda: 0.0)
 
 
 @given(
