@@ -1,6 +1,6 @@
 """An owner's preferences, and every objection to working now, the most lasting first.
 
-A preference whose fact is unknown counts as met or missed by the setting `unknown`. preference_rules has the rule of each.
+A preference whose fact is unknown counts as met or missed by the setting `unknown`. preference_rules has the record of each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fedpatch.device_agent.policy.objections import PAUSED_WORDS, Objection
-from fedpatch.device_agent.policy.preference_rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.preference_rules import FACT_PREFERENCES, PREFERENCES, OwnUsage
 from fedpatch.device_agent.policy.quiet_hours import HORIZON, QuietHours, next_midnight, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
@@ -68,57 +68,62 @@ def unmet_preferences(
         found.append(Objection(Condition.PAUSED, words, 600.0))
     if task and wants.allowed_tasks and task not in wants.allowed_tasks:
         words = f"task {task} is not among allowed_tasks ({', '.join(wants.allowed_tasks)})"
-        found.append(Objection(Condition.TASK_NOT_ALLOWED, words, 3600.0))
+        listed = PREFERENCES["allowed_tasks"]
+        found.append(Objection(listed.condition, words, listed.retry_after_s))
     return tuple(sorted(found, key=lambda one: -one.retry_after_s))
 
 
 def _by_facts(preferences: Preferences, facts: Facts, own: OwnUsage) -> Iterator[Objection]:
-    for name, rule in RULES.items():
-        answer = rule.answer(preferences.settings, facts, own)
-        if answer is None or answer.met:
+    for name, rule in FACT_PREFERENCES.items():
+        limit = getattr(preferences.settings, name)
+        fact = None if limit == rule.off else rule.fact(facts)
+        if fact is None:
             continue
-        if answer.met is False:
-            yield Objection(rule.condition, answer.words, rule.retry_after_s)
+        if fact.value is not None:
+            value = rule.without_own(fact.value, own)
+            if not rule.met(limit, value):
+                yield Objection(rule.condition, rule.words(limit=limit, value=value), rule.retry_after_s)
         elif not preferences.allow_unknown[name]:
-            words = f'{rule.subject} is not known: {answer.fact.source} (unknown = ["{name}=allow"] would let it work)'
+            words = f'{rule.subject} is not known: {fact.source} (unknown = ["{name}=allow"] would let it work)'
             yield Objection(rule.condition, words, rule.retry_after_s)
 
 
 def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterator[Objection]:
     if not preferences.quiet_hours.spans:
         return
+    quiet = PREFERENCES["quiet_hours"]
     if facts.clock_set.value is False and not preferences.allow_unknown["quiet_hours"]:
         words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
-        yield Objection(Condition.QUIET_HOURS, words, 60.0)
+        yield Objection(quiet.condition, words, quiet.retry_after_s)
         return
     until = preferences.quiet_hours.until(local)
     if until is not None:
         words = f"quiet hours, until {until.astimezone(local.tzinfo):%a %H:%M}"
         if until - local >= HORIZON:  # the day of the week would name today
             words = f"quiet hours, which do not end within {HORIZON.days} days"
-        yield Objection(Condition.QUIET_HOURS, words, _seconds(local, until), exact=True)
+        yield Objection(quiet.condition, words, _seconds(local, until), exact=True)
 
 
 def _by_allowance(
     wants: PreferenceSettings, spent: Usage, local: datetime, expected_bytes: int, *, working: bool
 ) -> Iterator[Objection]:
-    used_up: list[tuple[Condition, str]] = []
+    used_up: list[tuple[str, str]] = []
     if not working and wants.max_rounds_per_day is not None and spent.rounds >= wants.max_rounds_per_day:
         words = f"{spent.rounds} rounds today, max_rounds_per_day is {wants.max_rounds_per_day}"
-        used_up.append((Condition.ROUNDS_SPENT, words))
+        used_up.append(("max_rounds_per_day", words))
     limit_mib, spent_mib = wants.max_mib_per_day, spent.traffic_bytes / _MIB
     expected_mib = expected_bytes / _MIB
     full = limit_mib is not None and spent_mib >= limit_mib and not working
     if limit_mib is not None and (full or spent_mib + expected_mib > limit_mib):
         more = f" and {expected_mib:.1f} MiB to come" if expected_bytes else ""
         words = f"{spent_mib:.1f} MiB today{more}, max_mib_per_day is {limit_mib}"
-        used_up.append((Condition.TRAFFIC_SPENT, words))
+        used_up.append(("max_mib_per_day", words))
     if wants.max_minutes_per_day is not None and spent.training_s >= 60.0 * wants.max_minutes_per_day:
         words = f"{spent.training_s / 60.0:.0f} minutes of training today, max_minutes_per_day is {wants.max_minutes_per_day}"
-        used_up.append((Condition.MINUTES_SPENT, words))
-    for condition, words in used_up:
+        used_up.append(("max_minutes_per_day", words))
+    for name, words in used_up:
         known = SPENT_WORDS if spent.counts_as_spent else words
-        yield Objection(condition, known, _seconds(local, next_midnight(local)), exact=True)
+        yield Objection(PREFERENCES[name].condition, known, _seconds(local, next_midnight(local)), exact=True)
 
 
 def _seconds(local: datetime, until: datetime) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from fedpatch.device_agent.policy.preference_rules import ALLOWED_IF_UNKNOWN
 from fedpatch.device_agent.policy.quiet_hours import parse_quiet_hours
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.errors import UsageError, unknown_name
@@ -17,23 +18,6 @@ _LOSS = "Lost preferences during work"
 _wants, _daily, _loss = (partial(setting, group=group) for group in (_WANTS, _DAILY, _LOSS))
 
 ON_LOSS = ("finish", "pause", "abandon")
-
-# Whether a device works while it is unknown if a preference is met. Work is allowed if the preference is about a problem that
-# many devices cannot measure and rarely have, and denied if it could cost the owner money or sleep.
-ALLOWED_IF_UNKNOWN: Mapping[str, bool] = {
-    "charging": False,
-    "min_battery": True,
-    "under_voltage_ok": True,
-    "wifi": False,
-    "ssids": False,
-    "unmetered": False,
-    "max_temperature": True,
-    "min_free_memory_mib": True,
-    "min_free_disk_mib": True,
-    "max_load": True,
-    "clock_set": False,
-    "quiet_hours": False,
-}
 
 
 @dataclass(frozen=True, kw_only=True)

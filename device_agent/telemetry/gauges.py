@@ -95,27 +95,9 @@ class Gauges:
         }
 
     def _found(self) -> Mapping[str, tuple[str, float | None]]:
-        facts = self.facts
-        if facts is None:
+        if self.facts is None:
             return {}
-        return {
-            "external_power": (
-                "1 on external power",
-                facts.external_power.value,
-            ),
-            "battery_ratio": ("Charge of its battery", _product(facts.battery_percent.value, 0.01)),
-            "under_voltage": ("1 while its supply is too weak", facts.under_voltage.value),
-            "throttled": ("1 while its processor is slowed down", facts.throttled.value),
-            "temperature_celsius": ("Temperature of the hottest part of the processor", facts.temperature_c.value),
-            "metered": ("1 on a metered connection", facts.metered.value),
-            "load_per_cpu": ("Load of a minute per CPU", facts.load_per_cpu.value),
-            "free_memory_bytes": ("Available memory", _product(facts.free_memory_mib.value, _MIB)),
-            "free_disk_bytes": (
-                "Free space on the disk of its state directory",
-                _product(facts.free_disk_mib.value, _MIB),
-            ),
-            "clock_set": ("1 if the clock was synchronised", facts.clock_set.value),
-        }
+        return {metric.name: (metric.about, value) for metric, value in self.facts.metrics()}
 
     def _spent(self) -> Mapping[str, tuple[str, float | None]]:
         spent, may = self.today, self.allowance

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.objections import Objection, words_for_wire
-from fedpatch.device_agent.policy.preference_rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.preference_rules import ALLOWED_IF_UNKNOWN, FACT_PREFERENCES, OwnUsage
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
-from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
 from fedpatch.device_agent.policy.stricter_preferences import stricter
 from fedpatch.device_agent.policy.usage import ALL_SPENT, NOTHING, SPENT_WORDS, Usage
 from fedpatch.shared.errors import ConfigError
@@ -57,7 +56,7 @@ def conditions(preferences: Preferences, device=WELL, spent=NOTHING, local=NOON,
 
 
 def test_the_table_has_every_preference_that_asks_for_a_fact():
-    assert {case.name for case in CASES} == set(RULES) == set(ALLOWED_IF_UNKNOWN) - {"quiet_hours"}
+    assert {case.name for case in CASES} == set(FACT_PREFERENCES) == set(ALLOWED_IF_UNKNOWN) - {"quiet_hours"}
 
 
 @BY_NAME
