@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Generic, TypeVar, get_type_hints
+from typing import Generic, TypeVar
 
 from fedpatch.shared.wire.reason_codes import LinkKind
 
@@ -62,45 +62,106 @@ class FactMetric:
     factor: float = 1.0
 
 
+@dataclass(frozen=True)
+class FactRecord:
+    """The record of a fact, beside its field of Facts.
+
+    Attributes:
+        label: Name in the documentation.
+        sources: Sources in their order, as the documentation words them.
+        metric: The fact as a metric; None for a fact that is no number.
+    """
+
+    label: str
+    sources: str
+    metric: FactMetric | None = None
+
+
 _MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that preferences may ask about, at one moment. A FactMetric makes a fact a metric of the agent, too.
+    """All that preferences may ask about, at one moment; FACTS has the record of each.
 
     `battery_percent` is that of the battery that feeds this device, UNKNOWN where there is none. `load_per_cpu` is the mean
     number of runnable processes over a minute, divided by the CPUs. `clock_set`: whether the clock was set from outside
     since boot.
     """
 
-    external_power: Annotated[Fact[bool], FactMetric("external_power", "1 on external power")]
-    battery_percent: Annotated[Fact[float], FactMetric("battery_ratio", "Charge of its battery", 0.01)]
-    under_voltage: Annotated[Fact[bool], FactMetric("under_voltage", "1 while its supply is too weak")]
-    throttled: Annotated[Fact[bool], FactMetric("throttled", "1 while its processor is slowed down")]
-    temperature_c: Annotated[
-        Fact[float], FactMetric("temperature_celsius", "Temperature of the hottest part of the processor")
-    ]
-    link: Fact[LinkKind]  # a metric with a label
+    external_power: Fact[bool]
+    battery_percent: Fact[float]
+    under_voltage: Fact[bool]
+    throttled: Fact[bool]
+    temperature_c: Fact[float]
+    link: Fact[LinkKind]
     ssid: Fact[str]
-    metered: Annotated[Fact[bool], FactMetric("metered", "1 on a metered connection")]
-    load_per_cpu: Annotated[Fact[float], FactMetric("load_per_cpu", "Load of a minute per CPU")]
-    free_memory_mib: Annotated[Fact[float], FactMetric("free_memory_bytes", "Available memory", _MIB)]
-    free_disk_mib: Annotated[
-        Fact[float], FactMetric("free_disk_bytes", "Free space on the disk of its state directory", _MIB)
-    ]
-    clock_set: Annotated[Fact[bool], FactMetric("clock_set", "1 if the clock was synchronised")]
+    metered: Fact[bool]
+    load_per_cpu: Fact[float]
+    free_memory_mib: Fact[float]
+    free_disk_mib: Fact[float]
+    clock_set: Fact[bool]
     paused: Fact[bool]
 
     def metrics(self) -> Iterator[tuple[FactMetric, float | None]]:
         """Return the facts that are metrics, each with its value; None where it is unknown."""
-        for name, metric in _METRICS.items():
+        for name, record in FACTS.items():
             value = getattr(self, name).value
-            yield metric, None if value is None else value * metric.factor
+            if record.metric is not None:
+                yield record.metric, None if value is None else value * record.metric.factor
 
 
-_METRICS: Mapping[str, FactMetric] = {
-    name: extra
-    for name, kind in get_type_hints(Facts, include_extras=True).items()
-    for extra in getattr(kind, "__metadata__", ())
+FACTS: Mapping[str, FactRecord] = {
+    "external_power": FactRecord(
+        "external power",
+        "the [UPS](#a-ups) of the settings alone; `/sys/class/power_supply`; `systemd-ac-power`",
+        FactMetric("external_power", "1 on external power"),
+    ),
+    "battery_percent": FactRecord(
+        "battery, %",
+        "the UPS; `/sys/class/power_supply`, several batteries by energy",
+        FactMetric("battery_ratio", "Charge of its battery", 0.01),
+    ),
+    "under_voltage": FactRecord(
+        "under-voltage",
+        "hwmon `rpi_volt`; the firmware's `get_throttled` (bit 0), by file or `vcgencmd`",
+        FactMetric("under_voltage", "1 while its supply is too weak"),
+    ),
+    "throttled": FactRecord(
+        "throttled",
+        "the firmware's `get_throttled` (bits 2 and 3)",
+        FactMetric("throttled", "1 while its processor is slowed down"),
+    ),
+    "temperature_c": FactRecord(
+        "temperature, °C",
+        "hottest thermal zone or sensor of the processor; `vcgencmd measure_temp`",
+        FactMetric("temperature_celsius", "Temperature of the hottest part of the processor"),
+    ),
+    # The kind of link is the label of a metric.
+    "link": FactRecord("link", "interface of the route to the broker, its kind in `/sys/class/net`"),
+    "ssid": FactRecord("SSID", "NetworkManager; the wireless driver; `iw`"),
+    "metered": FactRecord(
+        "metered", "NetworkManager; kind of link", FactMetric("metered", "1 on a metered connection")
+    ),
+    "load_per_cpu": FactRecord(
+        "load per CPU",
+        "`/proc/loadavg`, mean of a minute",
+        FactMetric("load_per_cpu", "Load of a minute per CPU"),
+    ),
+    "free_memory_mib": FactRecord(
+        "free memory, MiB",
+        "`/proc/meminfo`: `MemAvailable`",
+        FactMetric("free_memory_bytes", "Available memory", _MIB),
+    ),
+    "free_disk_mib": FactRecord(
+        "free disk, MiB",
+        "the file system of the state directory",
+        FactMetric("free_disk_bytes", "Free space on the disk of its state directory", _MIB),
+    ),
+    "clock_set": FactRecord(
+        "clock set",
+        "systemd-timesyncd's mark in `/run`; adjtimex; `chronyc tracking`; a battery-backed clock (assumed)",
+        FactMetric("clock_set", "1 if the clock was synchronised"),
+    ),
+    "paused": FactRecord("paused", "the pause file"),
 }

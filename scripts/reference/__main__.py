@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scripts.reference import (
     commands,
+    conditions,
     configuration,
     exit_codes,
     files,
@@ -28,6 +29,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "explanation/results.md": results.page,
     "explanation/when-devices-lie.md": robustness.page,
     "reference/cli.md": commands.page,
+    "reference/conditions.md": conditions.page,
     "reference/configuration.md": configuration.page,
     "reference/exit-codes.md": exit_codes.page,
     "reference/files.md": files.page,
