@@ -19,7 +19,7 @@ NAME = "fedpatch-relay"
 
 app = make_app(
     NAME,
-    "The relay of a site: one device of a parent coordinator, and the coordinator of the site's own devices.",
+    "The relay of a site: one device of a hub, and the coordinator of the site's own devices.",
     panels={"Run a site": ["run", "status", "unit"]},
 )
 
@@ -42,10 +42,10 @@ def run(
         bool, typer.Option("--until-stdin-closes", hidden=True, help="End when stdin is closed.")
     ] = False,
 ) -> None:
-    """Pass a parent's rounds on to the devices of a site until SIGTERM (exit code 0) or Ctrl-C (130).
+    """Pass a hub's rounds on to the devices of a site until SIGTERM (exit code 0) or Ctrl-C (130).
 
-    A request of the parent becomes one round of the site, and the mean of the site's updates (in a masked round their
-    sum) one update of the relay. The parent's run needs --max-members. Differential privacy and SCAFFOLD are
+    A request of the hub becomes one round of the site, and the mean of the site's updates (in a masked round their
+    sum) one update of the relay. The hub's run needs --max-members. Differential privacy and SCAFFOLD are
     declined.
     """
     from fedpatch.relay.hub import run_relay
@@ -84,7 +84,7 @@ def status(state_dir: StateDir = Path("fedpatch-relay-state"), as_json: AsJson =
         typer.echo(f"the relay {about.get('device_id')} is {about.get('state')}, {link} {about.get('broker')}")
         for task in about.get("tasks", ()):
             typer.echo(f"task {task['task']}: {task['num_examples']} training examples in the site")
-        typer.echo(f"update: {'waits for the parent' if standing.update_waits else 'none waits'}")
+        typer.echo(f"update: {'waits for the hub' if standing.update_waits else 'none waits'}")
     if not standing.running:
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def unsupported(request: WorkRequest) -> str:
     """
     reasons = {
         "differential privacy, whose account counts devices of one coordinator": request.privacy is not None,
-        "control variates, whose mean the parent forms over single devices": request.plan.has_controls,
+        "control variates, whose mean the hub forms over single devices": request.plan.has_controls,
         "a measurement of learning alone": request.measure_independent and request.secure is None,
     }
     found = next((words for words, asked in reasons.items() if asked), "")

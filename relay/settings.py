@@ -15,7 +15,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import NAME, Settings, setting, setting_like
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
-_UP, _DOWN, _ROUND, _LIMITS = "Parent", "Site", "Rounds of the site", "Limits"
+_UP, _DOWN, _ROUND, _LIMITS = "Hub", "Site", "Rounds of the site", "Limits"
 _upwards, _downwards, _round, _limit = (
     partial(setting_like, RunSettings, group=group) for group in (_UP, _DOWN, _ROUND, _LIMITS)
 )
@@ -35,26 +35,26 @@ class RelaySettings(Settings):
     up: str = setting(
         group=_UP,
         example="mqtts://hub.example",
-        help="URL of the parent's broker, mqtts://HOST:PORT or mqtt:// (no TLS).",
+        help="URL of the hub's broker, mqtts://HOST:PORT or mqtt:// (no TLS).",
     )
-    up_fleet: str = _upwards("fleet", help="Fleet of the parent.")
+    up_fleet: str = _upwards("fleet", help="Fleet of the hub.")
     device_id: str = setting(
         group=_UP,
         pattern=NAME,
         example="site-7",
-        help="Name of the relay as a device of the parent.",
+        help="Name of the relay as a device of the hub.",
     )
-    up_username: str | None = _upwards("username", help="User name for the parent's broker.")
-    up_password: str | None = _upwards("password", help="Password for the parent's broker.")
+    up_username: str | None = _upwards("username", help="User name for the hub's broker.")
+    up_password: str | None = _upwards("password", help="Password for the hub's broker.")
     up_password_file: Path | None = _upwards("password_file", help="File with that password, mode 0600.")
-    up_ca_file: Path | None = _upwards("ca_file", help="Trusted CA certificate of the parent's broker, PEM.")
+    up_ca_file: Path | None = _upwards("ca_file", help="Trusted CA certificate of the hub's broker, PEM.")
     up_cert_file: Path | None = _upwards("cert_file", help="Certificate of this device, PEM; it may contain the key.")
     up_key_file: Path | None = _upwards(
         "key_file", default_means="in up_cert_file", help="Key of up_cert_file, PEM, mode 0600."
     )
     up_accept_lax_ca: bool = _upwards("accept_lax_ca")
     up_insecure: bool = _upwards(
-        "insecure", help="Allow mqtt:// to the parent's broker on another machine: the network can read everything."
+        "insecure", help="Allow mqtt:// to the hub's broker on another machine: the network can read everything."
     )
     up_broker_profile: str = _upwards("broker_profile")
     up_models_by_url: bool = setting_like(AgentSettings, "models_by_url", group=_UP)
@@ -80,7 +80,7 @@ class RelaySettings(Settings):
     models_store: str | None = _downwards("models_store")
     models_url: str | None = _downwards("models_url")
 
-    task: str = _round("task", help="Task of parent and site, by name or as module:attribute.")
+    task: str = _round("task", help="Task of hub and site, by name or as module:attribute.")
     state_dir: Path = _round(
         "state_dir", Path("fedpatch-relay-state"), help="Directory of unfinished work, rounds and devices of the site."
     )
@@ -103,7 +103,7 @@ class RelaySettings(Settings):
         ge=0.0,
         le=86_400.0,
         unit="seconds",
-        help="Time of the parent's deadline that is left for the relay's own update, at most a fifth.",
+        help="Time of the hub's deadline that is left for the relay's own update, at most a fifth.",
     )
 
     max_model_mib: int = _limit("max_model_mib")
@@ -118,12 +118,12 @@ class RelaySettings(Settings):
 
     @property
     def upwards(self) -> BrokerSettings:
-        """The connection to the parent's broker."""
+        """The connection to the hub's broker."""
         return BrokerSettings(**self._connection(_UPWARDS, "up_"))
 
     @property
     def downwards(self) -> RunSettings:
-        """The coordinator of the site; the terms of a round are those of the parent's request."""
+        """The coordinator of the site; the terms of a round are those of the hub's request."""
         return RunSettings(
             **self._connection(_DOWNWARDS, "down_"),
             task=self.task,
@@ -152,7 +152,7 @@ class RelaySettings(Settings):
 
     @property
     def device_dir(self) -> Path:
-        """Directory of the agent's files: unfinished work for the parent."""
+        """Directory of the agent's files: unfinished work for the hub."""
         return self.state_dir.absolute() / "device"
 
     def _connection(self, own: Mapping[str, str], prefix: str) -> dict[str, Any]:
@@ -161,11 +161,11 @@ class RelaySettings(Settings):
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of both connections and of the site's coordinator, and of fields that depend on each other."""
         problems = [*super().check(), *_renamed(self.upwards, _UPWARDS, "up_")]
-        # A relay has no setting for some terms of a run; they come from the parent's request.
+        # A relay has no setting for some terms of a run; they come from the hub's request.
         own = self.__dataclass_fields__
         problems += [one for one in _renamed(self.downwards, _DOWNWARDS, "down_") if one[0] in own]
         if (self.up, self.up_fleet) == (self.down, self.fleet):
-            text = f"{self.fleet} at {self.down} is the parent's fleet too; give the site a fleet of its own"
+            text = f"{self.fleet} at {self.down} is the hub's fleet too; give the site a fleet of its own"
             problems.append(("fleet", text, "up_fleet", "up", "down"))
         return problems
 

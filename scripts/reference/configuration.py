@@ -22,7 +22,7 @@ COMMANDS: Mapping[type[Settings], str] = {
     FleetTerms: "fedpatch simulate fleet",
 }
 _SHOWN_UNITS = ("percent", "°C")
-ENDS: Mapping[str, str] = {"": "", "up_": " for the parent's broker", "down_": " for the site's broker"}
+ENDS: Mapping[str, str] = {"": "", "up_": " for the hub's broker", "down_": " for the site's broker"}
 """Prefixes of settings, where a program has two connections."""
 _TERMS: Mapping[str, str] = {NAME.words: "name", TOPIC.words: "topic"}
 """Forms that the head of the page defines."""
