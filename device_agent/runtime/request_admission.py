@@ -11,8 +11,7 @@ from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.runtime.agent_ports import LimitsPort, OwnerPort
 from fedpatch.device_agent.runtime.presence import Presence
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.wire.messages import Envelope, TaskCapability, WorkRequest
@@ -43,7 +42,7 @@ class RequestAdmission:
         storage_problem: What the device cannot store, with the remedy; "" for none.
     """
 
-    def __init__(self, job: Job, presence: Presence, limits: OwnerLimits, storage: Storage, owner: OwnerPolicy) -> None:
+    def __init__(self, job: Job, presence: Presence, limits: LimitsPort, storage: Storage, owner: OwnerPort) -> None:
         self.refused = ""
         self.storage_problem = ""
         self._job = job
