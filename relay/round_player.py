@@ -16,7 +16,7 @@ from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.held_devices import DRAINED
-from fedpatch.coordinator.rounds.participant_transitions import RoundStart
+from fedpatch.coordinator.rounds.round_journal import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine
 from fedpatch.coordinator.rounds.run_events import Interrupted, LinkChanged, Suspended
@@ -213,14 +213,14 @@ class RoundPlayer:
     def _opening(self, hub_round: HubRound, spec: RunSpec, directory: Path) -> RoundStart | None:
         """Return the start of this round if a killed relay left it open. Any other open round is rolled back."""
         run, number = spec.run, hub_round.command.key.round
-        ledger = self._registry.rounds.unfinished(run, self._ports.boot_time())
+        journal = self._registry.rounds.unfinished(run, self._ports.boot_time())
         again = any(record.round >= number for record in self._registry.rounds.records(run))
         # An evaluate round leaves nothing open, so an open round is not this one.
-        other = ledger is not None and (
-            hub_round.command.evaluate or (ledger.round, ledger.base) != (number, hub_round.command.base)
+        other = journal is not None and (
+            hub_round.command.evaluate or (journal.round, journal.base) != (number, hub_round.command.base)
         )
         if again or other:
-            first = min(number, ledger.round) if ledger is not None else number
+            first = min(number, journal.round) if journal is not None else number
             self._registry.rounds.roll_back(run, first - 1)
         opening = resume_round(
             self._registry,
@@ -236,7 +236,7 @@ class RoundPlayer:
             self._registry.rounds.roll_back(run, number - 1)
             return None
         # The hub's deadline decides the remaining time.
-        return None if opening is None else replace(opening, ledger=replace(opening.ledger, spent_s=0.0))
+        return None if opening is None else replace(opening, journal=replace(opening.journal, spent_s=0.0))
 
     def _conduct(
         self,

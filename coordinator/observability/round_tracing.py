@@ -65,7 +65,7 @@ class RoundTracer(NullObserver):
         match effect:
             case SaveJournal():
                 # The next round may open before the record of the last one is saved.
-                self._devices[effect.ledger.round] = {}
+                self._devices[effect.journal.round] = {}
             case SendMessage(device=device, envelope=envelope) if isinstance(envelope.body, WorkRequest):
                 noted = self._devices.setdefault(envelope.round, {})
                 if device not in noted and len(noted) < self._max_devices:

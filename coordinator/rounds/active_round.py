@@ -23,16 +23,12 @@ from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
-from fedpatch.coordinator.rounds.participant_transitions import (
-    AT_WORK,
-    EVENT_OF_JOB,
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, EVENT_OF_JOB, ParticipantEvent, Phase, State
+from fedpatch.coordinator.rounds.round_journal import (
     CommittedUpdate,
-    Event,
     MaskingEntry,
-    Phase,
     RoundJournal,
     RoundStart,
-    State,
     terms_entry,
 )
 from fedpatch.coordinator.rounds.round_phases import (
@@ -138,9 +134,9 @@ class ActiveRound:
         groups: RunGroups | None = None,
         speeds: SpeedClasses | None = None,
     ) -> None:
-        ledger = opening.ledger
-        deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else ledger.spent_s + limit_s)
-        self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
+        journal = opening.journal
+        deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else journal.spent_s + limit_s)
+        self.round = Round(journal.round, replace(spec.policy, target=journal.target, deadline_s=deadline_s), now)
         self.reports: dict[str, UpdateReport | None] = {}
         self.masked: MaskedRound | None = None
         self.dismissed = False
@@ -149,8 +145,8 @@ class ActiveRound:
         self.missed: list[str] = []
         self.unheard: list[str] = []
         self.failed: list[str] = []
-        self.offenders: dict[str, str] = dict(ledger.offenders)
-        self.evaluates = ledger.evaluates
+        self.offenders: dict[str, str] = dict(journal.offenders)
+        self.evaluates = journal.evaluates
         self._aggregated = Aggregated()
         self._groups = groups or RunGroups(spec.seed)
         self._speeds = speeds
@@ -166,7 +162,7 @@ class ActiveRound:
         self._listen_at = now + PROBE_S
         self._unresponsive = UnresponsiveDevices(now)
         # An evaluate round waits for all devices, with any quorum.
-        self._probed_at_quorum = ledger.evaluates
+        self._probed_at_quorum = journal.evaluates
         self._groups_damaged = False
         self._link_checked = self._heard = False
         # Whether the aggregation was requested.
@@ -183,7 +179,7 @@ class ActiveRound:
             The effects: the journal first, then the invitations.
         """
         self.version = published.version
-        known, updates = self._opening.ledger, self._opening.updates
+        known, updates = self._opening.journal, self._opening.updates
         terms = self._terms(published.secure)
         sums = self._relays()
         revoked = self._spec.secure.revocations() if self._spec.secure is not None and terms is not None else None
@@ -207,10 +203,10 @@ class ActiveRound:
         counts: list[Effect] = [] if known.base else [CountEvent(device, "invited") for device in known.invited]
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
-        ledger = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
+        journal = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
         saved = self._save_terms(terms, sums)
-        journal = [] if self.evaluates else [SaveJournal(ledger)]
-        effects = [*journal, *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+        saves = [] if self.evaluates else [SaveJournal(journal)]
+        effects = [*saves, *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
         for device, update in waiting.items():
             assert update.work is not None
             self.works[device] = update.work
@@ -271,7 +267,7 @@ class ActiveRound:
 
     def spent_s(self, now: float) -> float:
         """Return the seconds of the deadline that have passed, also before the model is published."""
-        return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._invitations is None else 0.0)
+        return self.round.spent_s(now) + (self._opening.journal.spent_s if self._invitations is None else 0.0)
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
         """Handle a message of this round.
@@ -311,7 +307,7 @@ class ActiveRound:
                 return self._evaluated(device, body, now)
             case Failed():
                 self._uploads.release(device)
-                failed = self.round.handle(device, Event.FAIL, now, word_of(body))
+                failed = self.round.handle(device, ParticipantEvent.FAIL, now, word_of(body))
                 return [CountEvent(device, "failed", word_of(body), hint_for(body))] if failed else []
             case _:
                 return []
@@ -327,7 +323,7 @@ class ActiveRound:
             check_members(members, self._fleet.members_of(device), self._spec.limits.max_members)
         except UpdateRefused as error:
             return self.expel(device, now, error.reason, leaves=False)
-        if not self.round.handle(device, Event.REPORT, now):
+        if not self.round.handle(device, ParticipantEvent.REPORT, now):
             return []
         report = UpdateReport(body.base, body.num_examples, 0, 0.0, value, None, 0.0, body.seconds)
         self.reports[device] = replace(report, members=members)
@@ -383,7 +379,9 @@ class ActiveRound:
             return []
         if not state.online:
             self._uploads.suspend(device)
-            return [CountEvent(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
+            return (
+                [CountEvent(device, "lost")] if self.round.handle(device, ParticipantEvent.VANISH, now, "lost") else []
+            )
         self._unresponsive.note_message(device, now)
         if device in self.works:
             return self._carrier_is_back(device, known_boot, state, now)
@@ -396,7 +394,7 @@ class ActiveRound:
             effects += self._seen(device, EVENT_OF_JOB[job.phase], now)
         else:
             # The device is invited until it answers. A retained presence may be older than its job; the answer shows the job.
-            self.round.handle(device, Event.RESTART, now)
+            self.round.handle(device, ParticipantEvent.RESTART, now)
             if state.boot != known_boot:
                 self._uploads.release(device)
                 if known_boot:
@@ -410,7 +408,7 @@ class ActiveRound:
         job, work = state.job, self.works[device]
         if job is not None and (job.run, job.round) == (self._spec.run, work.round):
             self.round.take_back(device)
-            return self._seen(device, Event.TRAIN, now)
+            return self._seen(device, ParticipantEvent.TRAIN, now)
         if state.boot in (known_boot, ""):
             return []
         return self.expel(device, now, "restarted", leaves=False)
@@ -427,7 +425,7 @@ class ActiveRound:
         self._uploads.release(device)
         return (
             [CountEvent(device, "failed", why, leaves=leaves)]
-            if self.round.handle(device, Event.FAIL, now, why, leaves=leaves)
+            if self.round.handle(device, ParticipantEvent.FAIL, now, why, leaves=leaves)
             else []
         )
 
@@ -440,7 +438,7 @@ class ActiveRound:
             report: Its report; None for a masked update.
             now: The time, in seconds.
         """
-        if not self.round.handle(device, Event.REPORT, now):
+        if not self.round.handle(device, ParticipantEvent.REPORT, now):
             if self._envelopes.committed.get(device) == digest:
                 return [self._send(device, Committed(digest))]
             return self.refuse(device, digest, RefuseReason.LATE, "the round went on without this device", now)
@@ -471,7 +469,7 @@ class ActiveRound:
             self.offenders[device] = reason
             self._fleet.exclude_offender(device, reason)
             excluded = [ExcludeDevice(device, reason)]
-        self.round.handle(device, Event.FAIL, now, reason, leaves=bool(excluded))
+        self.round.handle(device, ParticipantEvent.FAIL, now, reason, leaves=bool(excluded))
         return [*excluded, self._send(device, Refused(digest, reason.on_the_wire, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
@@ -736,7 +734,7 @@ class ActiveRound:
             return known
         if policy.given is not None:
             return policy.given
-        members = {device: self._fleet.members_of(device) for device in self._opening.ledger.invited}
+        members = {device: self._fleet.members_of(device) for device in self._opening.journal.invited}
         registered = {device: (self._fleet.registered(device) or 0) / count for device, count in members.items()}
         examples = [count for device, count in registered.items() if count > 1 for _ in range(members[device])]
         usual = round(lower_median(examples)) if examples else 1
@@ -747,7 +745,7 @@ class ActiveRound:
         """Return the relays that send the sum of their site; a continued round keeps its first relays."""
         if self._opening.masking:
             return frozenset(entry.device for entry in self._opening.masking if entry.step == "terms" and entry.device)
-        return frozenset(device for device in self._opening.ledger.invited if self._fleet.sums(device))
+        return frozenset(device for device in self._opening.journal.invited if self._fleet.sums(device))
 
     def _save_terms(self, terms: SecureTerms | None, sums: Collection[str]) -> list[Effect]:
         """Return the effect that saves new terms and the relays, before the first request that has them."""
@@ -800,28 +798,28 @@ class ActiveRound:
             patience_s = carry.max_staleness * (policy.deadline_s + policy.grace_s)
         return self._send(device, self._issued_invitations.request(device, self.round.remaining_s(now) + patience_s))
 
-    def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
+    def _seen(self, device: str, event: ParticipantEvent, now: float) -> list[Effect]:
         """Handle a sign of work. It implies that the device has accepted, even if its acceptance was lost."""
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)
-        if event is not Event.ACCEPT and device not in self.works:
+        if event is not ParticipantEvent.ACCEPT and device not in self.works:
             self._issued_invitations.mark_downloaded(device)
-        counted = before or device in self._opening.ledger.accepted
+        counted = before or device in self._opening.journal.accepted
         return [CountEvent(device, "accepted")] if participant.accepted and not counted else []
 
     def _accepted(self, device: str, body: Accept, now: float) -> list[Effect]:
         if self.masked is None or device in self.masked.sums:
-            return self._seen(device, Event.ACCEPT, now)
+            return self._seen(device, ParticipantEvent.ACCEPT, now)
         try:
             self.masked.add_keys(device, body.keys)
         except WireError as error:
             return self.masked.leave(device, OTHER_KEYS if self.masked.drawn else NO_KEYS, now, str(error))
-        return [*self._seen(device, Event.ACCEPT, now), *self.masked.remind(device)]
+        return [*self._seen(device, ParticipantEvent.ACCEPT, now), *self.masked.remind(device)]
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
         self._uploads.release(device)
-        if not self.round.handle(device, Event.DECLINE, now, word_of(body), leaves=lasts(body)):
+        if not self.round.handle(device, ParticipantEvent.DECLINE, now, word_of(body), leaves=lasts(body)):
             return []
         return [CountEvent(device, "declined", word_of(body), body.detail, leaves=lasts(body))]
 
@@ -852,7 +850,7 @@ class ActiveRound:
             saved = self.masked.take_codes(device, offer) if self.masked is not None else []
         except WireError as error:
             return self.refuse(device, manifest.digest, RefuseReason.DAMAGED, str(error), now)
-        accepted = [*saved, *self._seen(device, Event.OFFER, now)]
+        accepted = [*saved, *self._seen(device, ParticipantEvent.OFFER, now)]
         return [*accepted, self._send(device, self._uploads.offer(device, manifest, now))]
 
     def _send(self, device: str, body: Body) -> Effect:

@@ -15,8 +15,8 @@ from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.rounds.active_round import ActiveRound
 from fedpatch.coordinator.rounds.envelopes import KEEP_S, EnvelopeFactory
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundStart
-from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
+from fedpatch.coordinator.rounds.participant_transitions import ParticipantEvent
+from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundStart
 from fedpatch.coordinator.rounds.round_record import BufferedFigures, RoundRecord
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_spec import RunSpec

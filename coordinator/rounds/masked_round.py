@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from fedpatch.coordinator.masking.group import GroupState, MaskedGroup, OpenGroup
 from fedpatch.coordinator.masking.run_groups import RunGroups
-from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Event, MaskingEntry, Phase, State
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, ParticipantEvent, Phase, State
+from fedpatch.coordinator.rounds.round_journal import MaskingEntry
 from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGroupSteps
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
@@ -152,7 +153,7 @@ class MaskedRound:
             now: The time, in seconds.
             detail: Details, for the operator.
         """
-        if not self._round.handle(device, Event.FAIL, now, why):
+        if not self._round.handle(device, ParticipantEvent.FAIL, now, why):
             return []
         return [self._send(device, Cancel(why)), CountEvent(device, "failed", why, detail)]
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from fedpatch.coordinator.cohort.quorum import updates_needed, without
-from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, Event, Phase, RoundJournal, State
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, ParticipantEvent, Phase, State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import PhaseSeconds
 from fedpatch.shared.errors import IllegalTransition
 
@@ -113,7 +114,7 @@ class Round:
         >>> policy = RoundPolicy(2, 1, 1.0, recruit_deadline_s=10, deadline_s=60, grace_s=5, rejoin_s=10)
         >>> round = Round(1, policy, now=0.0)
         >>> round.begin(("pi-1", "pi-2"), now=0.0)
-        >>> round.handle("pi-1", Event.ACCEPT, now=1.0)
+        >>> round.handle("pi-1", ParticipantEvent.ACCEPT, now=1.0)
         True
         >>> round.next_deadline()
         10.0
@@ -154,37 +155,37 @@ class Round:
         self._invited_at = self._asked_at = now
         self._advance(now)
 
-    def resume(self, ledger: RoundJournal, reported: Collection[str], now: float) -> None:
+    def resume(self, journal: RoundJournal, reported: Collection[str], now: float) -> None:
         """Continue a round of an earlier process. Devices that have not reported are invited again.
 
         The deadline stays. Devices that also lost the broker need up to RETURN_S to connect again. They have at least this time
         to answer, and a device that had accepted does not fail as lost earlier.
 
         Args:
-            ledger: The journal of the round.
+            journal: The journal of the round.
             reported: Devices whose updates are committed.
             now: The time, in seconds.
         """
-        self._invite(ledger.invited, ledger.absent, now, "resume")
-        self._started_at = self._invited_at = now - ledger.spent_s
+        self._invite(journal.invited, journal.absent, now, "resume")
+        self._started_at = self._invited_at = now - journal.spent_s
         self._asked_at = now + max(0.0, RETURN_S - self.policy.recruit_deadline_s)
-        for device in self.participants.keys() & (ledger.accepted | set(reported)):
+        for device in self.participants.keys() & (journal.accepted | set(reported)):
             participant = self.participants[device]
             participant.accepted = True
             participant.lost_at = now + max(0.0, RETURN_S - self.policy.rejoin_s)
             self._accepted += 1
             self._move(device, State.REPORTED if device in reported else State.LOST, "")
             participant.since[participant.state] = now
-        gone = {**ledger.departed, **{device: (State.FAILED, why) for device, why in ledger.offenders.items()}}
+        gone = {**journal.departed, **{device: (State.FAILED, why) for device, why in journal.offenders.items()}}
         for device in self.participants.keys() & gone.keys():
             self._move(device, *gone[device])
             self._leave(device)
         self._give_up_at = -math.inf
-        if ledger.grouped:
+        if journal.grouped:
             for device in self.devices(_I):
                 self._move(device, State.LATE, NO_ANSWER)
             self.phase = Phase.COLLECTING
-        if ledger.closing or ledger.unmasking:
+        if journal.closing or journal.unmasking:
             self._quorum_at = self._closing_at = now
             self._leave_behind()
             self.phase = Phase.UNMASKING if self.policy.unmask_s is not None else Phase.AGGREGATING
@@ -221,7 +222,9 @@ class Round:
         gone = [device for device in failed if self.participants[device].reason in _MAY_RETURN]
         return sorted(late + [device for device in gone if self.participants[device].accepted])
 
-    def handle(self, device: str, event: Event, now: float, reason: str = "", *, leaves: bool = False) -> bool:
+    def handle(
+        self, device: str, event: ParticipantEvent, now: float, reason: str = "", *, leaves: bool = False
+    ) -> bool:
         """Handle an event of a device.
 
         Args:

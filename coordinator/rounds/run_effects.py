@@ -11,7 +11,7 @@ from typing import Protocol
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
-from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
+from fedpatch.coordinator.rounds.round_journal import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Event
 from fedpatch.coordinator.rounds.termination import Stopped
@@ -47,7 +47,7 @@ class PublishModel:
 class SaveJournal:
     """Write the journal of a round before its first invitation."""
 
-    ledger: RoundJournal
+    journal: RoundJournal
 
 
 @dataclass(frozen=True)

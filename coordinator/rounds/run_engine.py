@@ -41,15 +41,9 @@ from fedpatch.coordinator.rounds.held_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.missing_devices import missing_text
-from fedpatch.coordinator.rounds.participant_transitions import (
-    AT_WORK,
-    CommittedUpdate,
-    MaskingEntry,
-    Phase,
-    RoundJournal,
-    RoundStart,
-)
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase
 from fedpatch.coordinator.rounds.round_attendance import Attendance
+from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, MaskingEntry, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_pace import RoundPace
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_size import RoundSize
@@ -173,7 +167,7 @@ class Engine:
     def _remember_devices(self, holds: Mapping[str, str], seen: Collection[str], last_run: Collection[str]) -> None:
         """Tell the fleet of devices that earlier processes have known."""
         offenders = [record.offenders for record in self.records]
-        offenders += [self._unfinished.ledger.offenders] if self._unfinished is not None else []
+        offenders += [self._unfinished.journal.offenders] if self._unfinished is not None else []
         for device, offence in (one for known in offenders for one in known.items()):
             self.fleet.exclude_offender(device, offence)
         self.fleet.remember(seen)
@@ -322,20 +316,20 @@ class Engine:
         """Open the round that an earlier process has left open."""
         self._unfinished = None
         self.carried.resume(opening)
-        spent_s = opening.ledger.spent_s + now - self._started_at
-        return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
+        spent_s = opening.journal.spent_s + now - self._started_at
+        return self._open_round(replace(opening, journal=replace(opening.journal, spent_s=spent_s)), now)
 
     def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
-        spec, ledger = self.spec, opening.ledger
+        spec, journal = self.spec, opening.journal
         policy = policy_of(spec, self.records)
-        if ledger.evaluates:
+        if journal.evaluates:
             policy = evaluation_policy(policy)
         else:
-            self._pace.begin_round(now - ledger.spent_s)
+            self._pace.begin_round(now - journal.spent_s)
         # Evaluate rounds have numbers too: only training rounds count for the measurements of learning alone.
         measures = opening.measures
         if measures is None:
-            measures = measures_independent(spec.independent_every, ledger.round - self._evaluations.number)
+            measures = measures_independent(spec.independent_every, journal.round - self._evaluations.number)
         self.open = ActiveRound(
             replace(spec, policy=policy, independent_every=int(measures)),
             opening,
@@ -349,8 +343,8 @@ class Engine:
             self.carried.speeds if spec.carry is not None else None,
         )
         self.carried.begin_round(self.open, now)
-        chunks = not self.fleet.all_know(ledger.invited, URL_FEATURE)
-        return [PublishModel(ledger.round, chunks, trains=not ledger.evaluates)]
+        chunks = not self.fleet.all_know(journal.invited, URL_FEATURE)
+        return [PublishModel(journal.round, chunks, trains=not journal.evaluates)]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
         # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.

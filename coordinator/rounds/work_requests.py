@@ -14,7 +14,7 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
@@ -100,7 +100,7 @@ class Invitations:
     Args:
         spec: The terms of the run.
         fleet: The known devices, with the encodings that they support and the versions that they hold.
-        ledger: The journal of the round. A continued round keeps its encodings, since devices have made updates in them.
+        journal: The journal of the round. A continued round keeps its encodings, since devices have made updates in them.
         published: The round's model, and the deltas that lead to it.
         now: The time at which these were published, in seconds.
         secure: The terms of a masked round. Its updates travel masked, its models in the same encodings as in other rounds.
@@ -112,7 +112,7 @@ class Invitations:
         self,
         spec: RunSpec,
         fleet: Fleet,
-        ledger: RoundJournal,
+        journal: RoundJournal,
         published: ModelPublished,
         now: float = 0.0,
         secure: SecureTerms | None = None,
@@ -129,32 +129,32 @@ class Invitations:
         self._revoked = revoked
         self._spec = spec
         self._fleet = fleet
-        self._evaluates = ledger.evaluates
+        self._evaluates = journal.evaluates
         # A masked round never measures learning alone: the rest of the deadline decides on a device whether it still does, so
         # that the sum could hold the figure of one device.
-        alone = secure is None and not ledger.evaluates
-        self._measures = alone and measures_independent(spec.independent_every, ledger.round)
-        self._privacy = spec.privacy.terms(ledger.target) if spec.privacy is not None else None
+        alone = secure is None and not journal.evaluates
+        self._measures = alone and measures_independent(spec.independent_every, journal.round)
+        self._privacy = spec.privacy.terms(journal.target) if spec.privacy is not None else None
         # Deltas to download, by the version that a device holds ("" for an unknown version).
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
-        self._held = {device: fleet.version(device) for device in ledger.invited}
-        unpublished = published.urls if fleet.all_know(ledger.invited, URL_FEATURE) else {}
+        self._held = {device: fleet.version(device) for device in journal.invited}
+        unpublished = published.urls if fleet.all_know(journal.invited, URL_FEATURE) else {}
         self._repairs = {
             one.digest: ChunkResender(one, now, unpublished=one.digest in unpublished)
             for one in (model, *(delta.manifest for delta in deltas))
         }
-        if ledger.base:
-            usual = ledger.encoding or spec.encoding
-            self._encodings = {device: ledger.negotiated.get(device, usual) for device in ledger.invited}
+        if journal.base:
+            usual = journal.encoding or spec.encoding
+            self._encodings = {device: journal.negotiated.get(device, usual) for device in journal.invited}
         else:
-            self._encodings = {device: fleet.encoding(device) for device in ledger.invited}
+            self._encodings = {device: fleet.encoding(device) for device in journal.invited}
 
-    def with_encodings(self, ledger: RoundJournal) -> RoundJournal:
+    def with_encodings(self, journal: RoundJournal) -> RoundJournal:
         """Return the journal with the model and the encodings of the devices."""
-        usual = ledger.encoding or self._spec.encoding
+        usual = journal.encoding or self._spec.encoding
         others = {device: encoding for device, encoding in self._encodings.items() if encoding != usual}
-        return replace(ledger, base=self.model.digest, encoding=usual, negotiated=others)
+        return replace(journal, base=self.model.digest, encoding=usual, negotiated=others)
 
     def request(self, device: str, remaining_s: float) -> WorkRequest:
         """Return the work request of a participant; `remaining_s` is the time to the deadline."""

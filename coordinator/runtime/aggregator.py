@@ -26,7 +26,7 @@ from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.far_updates import unusual_devices
-from fedpatch.coordinator.rounds.participant_transitions import RoundStart
+from fedpatch.coordinator.rounds.round_journal import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
@@ -90,7 +90,7 @@ def open_base(state: ServerState, prepared: Prepared, spec: RunSpec, opening: Ro
     """
     terms = opening.terms
     found = (state,) if terms is None else (state, _moved(state, prepared, terms.seed))
-    return next((one for one in found if pack_model(one, prepared, spec)[1].digest == opening.ledger.base), None)
+    return next((one for one in found if pack_model(one, prepared, spec)[1].digest == opening.journal.base), None)
 
 
 def _moved(state: ServerState, prepared: Prepared, salt: bytes) -> ServerState:

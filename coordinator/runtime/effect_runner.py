@@ -149,7 +149,7 @@ class EffectRunner:
         return [event]
 
     def _save_journal(self, effect: SaveJournal) -> None:
-        self.updates.open_round(effect.ledger, self._connection.ports.boot_time())
+        self.updates.open_round(effect.journal, self._connection.ports.boot_time())
 
     def _save_pause(self, effect: SavePause) -> None:
         self.updates.pause_round(effect.spent_s)

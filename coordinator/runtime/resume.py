@@ -18,7 +18,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
-from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RETURN_S, RoundPolicy
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -95,15 +95,15 @@ def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: 
         reached: The record of the round.
         version: Completed rounds of its base model.
     """
-    ledger = registry.rounds.unfinished(run, BootTime("", 0.0, 0.0))
-    if reached.buffered is None or ledger is None or ledger.round != reached.round:
+    journal = registry.rounds.unfinished(run, BootTime("", 0.0, 0.0))
+    if reached.buffered is None or journal is None or journal.round != reached.round:
         return {}
-    committed = {one.device for one in registry.rounds.committed(run, ledger.round, ledger.carried)}
-    works = {device: work for device, work in ledger.carried.items() if device not in committed}
+    committed = {one.device for one in registry.rounds.committed(run, journal.round, journal.carried)}
+    works = {device: work for device, work in journal.carried.items() if device not in committed}
     epoch = registry.run(run).epoch
-    for device in ledger.accepted - committed - works.keys():
-        encoding = ledger.negotiated.get(device, ledger.encoding)
-        works[device] = CarriedWork(ledger.round, epoch, version, ledger.base, encoding)
+    for device in journal.accepted - committed - works.keys():
+        encoding = journal.negotiated.get(device, journal.encoding)
+        works[device] = CarriedWork(journal.round, epoch, version, journal.base, encoding)
     return works
 
 
@@ -147,27 +147,27 @@ def resume_round(
         The round with its committed updates; None if no round was open, or it was open with another model, or masked
         without undamaged terms.
     """
-    ledger = registry.rounds.unfinished(spec.run, now)
+    journal = registry.rounds.unfinished(spec.run, now)
     opening = None
-    if ledger is not None:
-        masking = registry.rounds.masking(spec.run, ledger.round)
+    if journal is not None:
+        masking = registry.rounds.masking(spec.run, journal.round)
         # The terms follow from presences, which a restarted coordinator does not have yet. Without them no device was asked.
-        has_terms = spec.secure is None or _has_terms(RoundStart(ledger, masking=masking))
-        base = open_base(state, prepared, spec, RoundStart(ledger, masking=masking)) if has_terms else None
+        has_terms = spec.secure is None or _has_terms(RoundStart(journal, masking=masking))
+        base = open_base(state, prepared, spec, RoundStart(journal, masking=masking)) if has_terms else None
         if base is not None:
-            stored = registry.rounds.committed(spec.run, ledger.round, ledger.carried)
-            kept = _kept_updates(registry, blobs, spec, prepared, base, ledger, ledger.carried, say)
+            stored = registry.rounds.committed(spec.run, journal.round, journal.carried)
+            kept = _kept_updates(registry, blobs, spec, prepared, base, journal, journal.carried, say)
             # If an update is lost, its device is invited again, so the round collects again.
             # A lost masked update loses its group only.
-            closing = ledger.closing and (len(kept) == len(stored) or bool(masking))
-            opening = RoundStart(replace(ledger, closing=closing), kept, masking)
+            closing = journal.closing and (len(kept) == len(stored) or bool(masking))
+            opening = RoundStart(replace(journal, closing=closing), kept, masking)
             say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
             how = "with another model" if has_terms else "without its masked terms"
-            say(f"round {ledger.round} was open {how}; it starts again")
-            registry.rounds.roll_back(spec.run, ledger.round - 1)
+            say(f"round {journal.round} was open {how}; it starts again")
+            registry.rounds.roll_back(spec.run, journal.round - 1)
     needed = {work.round for work in registry.rounds.carried(spec.run).values()}
-    needed |= {opening.ledger.round} if opening is not None else set()
+    needed |= {opening.journal.round} if opening is not None else set()
     for number in kept_rounds(blobs):
         _report_lost(registry, blobs, spec.run, number, say)
         if number not in needed:
@@ -237,21 +237,21 @@ def _kept_updates(
     spec: RunSpec,
     prepared: Prepared,
     state: ServerState | None,
-    ledger: RoundJournal | None,
+    journal: RoundJournal | None,
     carried: Mapping[str, CarriedWork],
     say: Say,
 ) -> dict[str, CommittedUpdate]:
     """Read the committed updates: updates of the open round, whose model is `state`, and results of carried work."""
     kept: dict[str, CommittedUpdate] = {}
     bases = KeptBases(blobs, prepared, spec)
-    number = None if ledger is None else ledger.round
+    number = None if journal is None else journal.round
     for update in registry.rounds.committed(spec.run, number, carried):
         work = None if update.round == number else carried[update.device]
         try:
             if work is None:
-                assert ledger is not None
+                assert journal is not None
                 assert state is not None
-                terms = requirements_of(prepared, spec, ledger.base, state.tensors)
+                terms = requirements_of(prepared, spec, journal.base, state.tensors)
             else:
                 terms = requirements_of(prepared, spec, work.base, bases.of(work))
             found = replace(_read_back(blobs, update, terms), work=work)
@@ -293,11 +293,11 @@ def _read_back(blobs: BlobStore, update: StoredUpdate, terms: UpdateRequirements
 
 
 def _in_words(opening: RoundStart, policy: RoundPolicy) -> str:
-    ledger = opening.ledger
-    have = f"round {ledger.round} goes on with {len(opening.updates)} of {ledger.target} updates"
-    if ledger.closing:
+    journal = opening.journal
+    have = f"round {journal.round} goes on with {len(opening.updates)} of {journal.target} updates"
+    if journal.closing:
         return f"{have}: all that were collected"
-    left_s = max(0.0, policy.deadline_s - ledger.spent_s)
+    left_s = max(0.0, policy.deadline_s - journal.spent_s)
     return f"{have}, {left_s:.0f} s to its deadline"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore
-from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundStart
+from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundStart
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.resume import rest_of_pause, resume_round, waiting_updates
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

@@ -21,7 +21,7 @@ from fedpatch.coordinator.aggregation.masked_mean import (
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, SaveGroupSteps, SaveRecord, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine

@@ -15,7 +15,8 @@ from sqlalchemy import insert as insert_into
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.run_groups import REGISTER
-from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal, State
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_journal import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -52,36 +53,36 @@ class RoundLedger(Tables):
         super().__init__(db)
         self._journal = journal
 
-    def open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
+    def open(self, run: str, journal: RoundJournal, now: BootTime) -> None:
         """Write the journal of a round that begins, or continues in another epoch; forget updates of other rounds.
 
         Args:
             run: Name of the run.
-            ledger: The journal of the round.
+            journal: The journal of the round.
             now: The present time.
         """
         row = {
             "run": run,
-            "round": ledger.round,
-            "target": ledger.target,
-            "invited": json.dumps(ledger.invited),
-            "base": ledger.base,
-            "spent_s": ledger.spent_s,
-            "closing": int(ledger.closing),
-            "encoding": ledger.encoding,
-            "negotiated": json.dumps(dict(ledger.negotiated)),
-            "absent": json.dumps(sorted(ledger.absent)),
-            "offenders": json.dumps(dict(ledger.offenders)),
-            "departed": json.dumps(dict(ledger.departed)),
+            "round": journal.round,
+            "target": journal.target,
+            "invited": json.dumps(journal.invited),
+            "base": journal.base,
+            "spent_s": journal.spent_s,
+            "closing": int(journal.closing),
+            "encoding": journal.encoding,
+            "negotiated": json.dumps(dict(journal.negotiated)),
+            "absent": json.dumps(sorted(journal.absent)),
+            "offenders": json.dumps(dict(journal.offenders)),
+            "departed": json.dumps(dict(journal.departed)),
             "boot": now.boot,
             "uptime_s": now.uptime_s,
             "unix_s": now.unix_s,
         }
 
         def begin(db: Connection) -> None:
-            _forget(db, run, keep_updates_of=ledger.round, carried=ledger.carried)
+            _forget(db, run, keep_updates_of=journal.round, carried=journal.carried)
             db.execute(insert_into(open_rounds).values(row))
-            _accept(db, run, ledger.accepted)
+            _accept(db, run, journal.accepted)
 
         self._change(begin)
 

@@ -8,7 +8,8 @@ from typing import Any
 from fedpatch.coordinator.rounds.active_round import ActiveRound
 from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.shared.wire.chunked_transfer import cut

@@ -11,7 +11,7 @@ import pytest
 
 from fedpatch.coordinator.observability.status_message import LEAST_S, REPEAT_S
 from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
-from fedpatch.coordinator.rounds.participant_transitions import TABLE, Event, State
+from fedpatch.coordinator.rounds.participant_transitions import TABLE, ParticipantEvent, State
 from fedpatch.coordinator.rounds.work_requests import REPUBLISH_S
 from fedpatch.device_agent.telemetry.vitals import CHANGE_BATTERY, CHANGE_C
 from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
@@ -133,7 +133,7 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
 def test_the_rounds_table_is_the_one_that_is_played():
     found = re.search(r"^ +(accept .*?)\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
     assert found is not None
-    events = [Event(word) for word in found[1].split()]
+    events = [ParticipantEvent(word) for word in found[1].split()]
     lines = [line.split() for line in found[2].splitlines()]
     table = {
         (State(state), event): State(word)
@@ -143,7 +143,7 @@ def test_the_rounds_table_is_the_one_that_is_played():
     }
     assert table == {pair: state for pair, state in TABLE.items() if state is not pair[0]}
     assert {state for state, *_ in lines} == set(State)
-    assert set(events) == set(Event)
+    assert set(events) == set(ParticipantEvent)
 
 
 def test_figures_are_those_of_the_code():

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.settings import RunSettings

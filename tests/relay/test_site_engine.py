@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.rounds.held_devices import DRAINED
 from fedpatch.coordinator.rounds.missing_devices import missing_text
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted, TimePassed

@@ -155,7 +155,7 @@ def test_standby_takes_over_a_run_whose_blobs_are_in_a_shared_folder(
 
 @pytest.mark.slow
 def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privacy_account(pair: Pair):
-    """Checks the account of the run, its book, and the ledgers of the devices."""
+    """Checks the account of the run, its book, and the journals of the devices."""
     pair.terms = {"dp": "central", "noise_multiplier": 1.0, "dp_clip": 0.5, "strategy": "fedavg", "private": "all"}
     with pair.in_round_2() as (leader, standby):
         leader.kill()
@@ -168,8 +168,8 @@ def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privac
     policy = PrivacyPolicy(noise_multiplier=1.0, clip=0.5)
     assert accounts == [(rounds, policy.epsilon(rounds)) for rounds in range(1, ROUNDS + 1)]
     assert PrivacyBook(blobs_of(pair.blobs, done)).most_used == ROUNDS
-    ledgers = [PrivacyLedger(agent.state_dir).runs for agent in pair.stage.fleet.agents.values()]
-    assert [[run.rounds for run in runs] for runs in ledgers] == [[ROUNDS], [ROUNDS]]
+    journals = [PrivacyLedger(agent.state_dir).runs for agent in pair.stage.fleet.agents.values()]
+    assert [[run.rounds for run in runs] for runs in journals] == [[ROUNDS], [ROUNDS]]
 
 
 def test_paused_leader_that_wakes_up_after_a_takeover_writes_nothing_and_ends_with_its_exit_code(

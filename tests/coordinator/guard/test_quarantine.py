@@ -15,7 +15,7 @@ from fedpatch.coordinator.rounds.device_record import Hold
 from fedpatch.coordinator.rounds.held_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.missing_devices import missing_text
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters

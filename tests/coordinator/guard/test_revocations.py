@@ -11,7 +11,8 @@ import pytest
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
 from fedpatch.coordinator.rounds.held_devices import REVOKED
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import DevicesRevoked, ModelPublished, RunStarted, TimePassed
@@ -98,8 +99,8 @@ def test_round_whose_only_devices_are_revoked_fails_at_once():
 
 def test_resumed_round_does_not_wait_for_a_revoked_device(tmp_path: Path):
     record(tmp_path, revoked="a")
-    ledger = RoundJournal(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
-    run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=RoundStart(ledger, {}), jitter=random.Random(1))
+    journal = RoundJournal(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
+    run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=RoundStart(journal, {}), jitter=random.Random(1))
     revocations = Revocations(tmp_path, "kitchen")
     run.handle(RunStarted(), 0.0)
     assert poll(revocations, run, 0.0) == []

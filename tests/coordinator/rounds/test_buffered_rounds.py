@@ -115,7 +115,7 @@ def test_device_at_work_at_the_end_is_not_cancelled_and_not_invited_again():
     effects = next_version(made)
     assert made.carried.devices.busy == {"c"}
     assert not [body for device, body in sent(effects) if device == "c"]
-    [journal] = [one.ledger for one in effects if isinstance(one, SaveJournal)]
+    [journal] = [one.journal for one in effects if isinstance(one, SaveJournal)]
     assert set(journal.invited) == {"a", "b"}
     assert {device: work.round for device, work in journal.carried.items()} == {"c": 1}
 
@@ -547,7 +547,7 @@ def invited(effects: list[Effect]) -> set[str]:
 def test_update_that_waits_takes_one_place_of_the_devices_that_work_at_once(concurrency):
     made, waits = waiting_update("abcdefgh", carry=replace(CARRY, concurrency=concurrency))
     made.handle(TimePassed(), 400.0)
-    [journal] = [one.ledger for one in next_version(made, 400.0) if isinstance(one, SaveJournal)]
+    [journal] = [one.journal for one in next_version(made, 400.0) if isinstance(one, SaveJournal)]
     assert waits not in journal.invited
     # Devices that missed the failed round are asked beside the cohort.
     assert len(set(journal.invited) - set(journal.absent)) == concurrency - 1
@@ -562,7 +562,7 @@ def test_device_that_still_works_takes_one_place_of_the_devices_that_work_at_onc
     report_until_the_end(made, cohort, 5.0)
     made.handle(Aggregated(), 6.0)
     assert made.carried.devices.busy == set(cohort[2:])
-    [journal] = [one.ledger for one in next_version(made) if isinstance(one, SaveJournal)]
+    [journal] = [one.journal for one in next_version(made) if isinstance(one, SaveJournal)]
     assert len(journal.invited) == 2
 
 
@@ -672,7 +672,7 @@ def masked_cohort(records: list[RoundRecord]) -> tuple[str, ...]:
     made = engine(records, devices=8, participation=0.25, over_select=1.0, rounds=9, secure=secure)
     for device in "abcdefgh":
         made.handle(DevicePresence(device, replace(there(), features=(MASKED_FEATURE,))), 0.0)
-    [journal] = [one.ledger for one in made.handle(ModelPublished(model()), 1.0) if isinstance(one, SaveJournal)]
+    [journal] = [one.journal for one in made.handle(ModelPublished(model()), 1.0) if isinstance(one, SaveJournal)]
     assert len(journal.invited) == 2
     return journal.invited
 

@@ -13,13 +13,12 @@ from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.masking.group import MaskedGroup
 from fedpatch.coordinator.masking.run_groups import REGISTER
 from fedpatch.coordinator.rounds.masked_round import MaskedRound
-from fedpatch.coordinator.rounds.participant_transitions import (
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_journal import (
     CommittedUpdate,
     MaskingEntry,
-    Phase,
     RoundJournal,
     RoundStart,
-    State,
     terms_entry,
 )
 from fedpatch.coordinator.rounds.run_effects import (
@@ -187,7 +186,7 @@ class Played:
     def again(self) -> Played:
         """Return the next epoch of the engine, with the journal, the steps and the committed updates."""
         round = current(self.engine).round
-        [journal] = [one.ledger for one in self.effects if isinstance(one, SaveJournal)]
+        [journal] = [one.journal for one in self.effects if isinstance(one, SaveJournal)]
         known: RoundJournal = replace(
             journal, accepted=frozenset(round.accepted()), unmasking=False, spent_s=round.spent_s(self.now)
         )

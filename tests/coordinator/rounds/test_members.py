@@ -9,7 +9,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record

@@ -11,7 +11,8 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.decline_hints import hint_for
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.work_requests import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED
-from fedpatch.coordinator.rounds.participant_transitions import (
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_journal import (
     CommittedUpdate,
     MaskingEntry,
-    Phase,
     RoundJournal,
     RoundStart,
-    State,
     terms_entry,
 )
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
@@ -49,8 +48,8 @@ def opening(
     invited: str, accepted: str = "", reported: str = "", spent_s: float = 0.0, closing: bool = False
 ) -> RoundStart:
     """Return round 1 as recorded in its journal."""
-    ledger = RoundJournal(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
-    return RoundStart(ledger, {device: CommittedUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
+    journal = RoundJournal(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
+    return RoundStart(journal, {device: CommittedUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
 
 
 def going_on(unfinished: RoundStart, now: float = 0.0, **changes: Any) -> tuple[Engine, list[Any]]:
@@ -81,8 +80,8 @@ def test_traffic_of_a_resumed_round_has_all_committed_updates():
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
     """The journal names the offender: the round needs one update less, and its record has the reason."""
     known = opening("abcd", accepted="abcd", reported="ab")
-    ledger = replace(known.ledger, offenders={"d": "not_finite"})
-    made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
+    journal = replace(known.journal, offenders={"d": "not_finite"})
+    made, effects = going_on(replace(known, journal=journal), quorum=1.0)
     assert sorted(device for device, _ in sent(effects)) == ["c"]
     assert (states(made)["d"], current(made).round.needed, made.fleet.offenders) == (
         State.FAILED,
@@ -96,11 +95,11 @@ def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
 
 def test_device_that_left_the_count_of_a_resumed_round_is_not_asked_and_does_not_count():
     known = opening("abcd", accepted="abc", reported="ab")
-    ledger = replace(known.ledger, departed={"d": (State.DECLINED, "plan_limit")})
-    made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
+    journal = replace(known.journal, departed={"d": (State.DECLINED, "plan_limit")})
+    made, effects = going_on(replace(known, journal=journal), quorum=1.0)
     assert [device for device, _ in sent(effects)] == ["c"]
     assert (states(made)["d"], current(made).round.needed, made.fleet.offenders) == (State.DECLINED, 3, {})
-    assert next(one.ledger for one in effects if isinstance(one, SaveJournal)).departed == ledger.departed
+    assert next(one.journal for one in effects if isinstance(one, SaveJournal)).departed == journal.departed
     assert current(made).record("failed").decline_reasons == {"plan_limit": 1}
 
 
@@ -119,8 +118,8 @@ def test_new_round_is_journalled_before_any_invitation():
     join(made, "ab")
     effects = made.handle(ModelPublished(model()), 0.0)
     assert isinstance(effects[0], SaveJournal)
-    ledger = effects[0].ledger
-    assert (ledger.round, ledger.target, sorted(ledger.invited), ledger.base) == (1, 2, ["a", "b"], model().digest)
+    journal = effects[0].journal
+    assert (journal.round, journal.target, sorted(journal.invited), journal.base) == (1, 2, ["a", "b"], model().digest)
     assert kinds(effects[-2:]) == [SendMessage, SendMessage]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.participant_transitions import TABLE, Event, Phase, State
+from fedpatch.coordinator.rounds.participant_transitions import TABLE, ParticipantEvent, Phase, State
 from fedpatch.coordinator.rounds.round_phases import Participant, Round, RoundPolicy
 from fedpatch.shared.errors import IllegalTransition
 
@@ -28,7 +28,7 @@ declined   -         -         -         -          -         -       -       -
 failed     -         -         -         -          -         -       -       -
 late       -         -         -         -          -         -       -       -
 """
-EVENTS = [Event(word) for word in GRID.split("\n")[1].split()]
+EVENTS = [ParticipantEvent(word) for word in GRID.split("\n")[1].split()]
 EXPECTED = {
     (State(row.split()[0]), event): State(row.split()[0] if word == "-" else word)
     for row in GRID.strip().split("\n")[1:]
@@ -61,13 +61,13 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from((0.0, 0.0, 0.1, 1.7, 5.0, 20.0)),
         st.sampled_from((*DEVICES, "stranger", None)),
-        st.sampled_from(Event),
+        st.sampled_from(ParticipantEvent),
     ),
     max_size=25,
 )
 
 
-def step(current: Round, now: float, device: str | None, event: Event) -> None:
+def step(current: Round, now: float, device: str | None, event: ParticipantEvent) -> None:
     """Handle an event of a device, or a tick if there is no device."""
     if device is None:
         current.tick(now)
@@ -91,7 +91,7 @@ def collecting(phase: Phase) -> bool:
     return phase in (Phase.RECRUITING, Phase.COLLECTING)
 
 
-@pytest.mark.parametrize(("state", "event"), [(s, e) for s in State for e in Event], ids=str)
+@pytest.mark.parametrize(("state", "event"), [(s, e) for s in State for e in ParticipantEvent], ids=str)
 def test_each_event_in_each_state_leads_to_the_state_of_the_grid(state, event):
     current = begun(policy=RoundPolicy(9, 1, 0.2, 50.0, 100.0, 20.0, 15.0))
     current.participants["a"].state = state
@@ -131,7 +131,9 @@ def test_deadlines_lead_to_the_end(policy, steps):
 
 
 @example(  # a lost device is back before the time at which the round would have stopped waiting for it
-    replace(POLICY, deadline_s=0.5, rejoin_s=0.1), [(0.0, "a", Event.VANISH), (0.0, "a", Event.ACCEPT)], 0.5
+    replace(POLICY, deadline_s=0.5, rejoin_s=0.1),
+    [(0.0, "a", ParticipantEvent.VANISH), (0.0, "a", ParticipantEvent.ACCEPT)],
+    0.5,
 )
 @given(policies(), STEPS, st.floats(0, 1))
 def test_nothing_happens_before_the_next_deadline(policy, steps, fraction):
@@ -205,7 +207,7 @@ def test_illegal_calls_raise_and_change_nothing(policy, steps):
     with pytest.raises(IllegalTransition, match="selecting"):
         current.finish(0.0)
     current.begin(DEVICES, 0.0)
-    for wait_s, device, event in [*steps, (1e9, None, Event.FAIL)]:
+    for wait_s, device, event in [*steps, (1e9, None, ParticipantEvent.FAIL)]:
         now += wait_s
         step(current, now, device, event)
         before = insides(current)
@@ -223,7 +225,7 @@ def test_illegal_calls_raise_and_change_nothing(policy, steps):
 def test_round_before_it_begins_ignores_events_and_time():
     current = Round(3, POLICY, 5.0)
     assert current.next_deadline() is None
-    assert not current.handle("a", Event.ACCEPT, 6.0)
+    assert not current.handle("a", ParticipantEvent.ACCEPT, 6.0)
     current.tick(1e9)
     assert current.phase is Phase.SELECTING
 
@@ -252,7 +254,7 @@ def play(current: Round, now: float, *events: str) -> Round:
     for event in events:
         names, _, what = event.partition(":")
         for device in current.participants if names == "*" else names:
-            current.handle(device, Event(what.rstrip("!")), now, leaves=what.endswith("!"))
+            current.handle(device, ParticipantEvent(what.rstrip("!")), now, leaves=what.endswith("!"))
     return current
 
 
@@ -424,7 +426,7 @@ def test_interrupt_while_aggregating_keeps_the_times():
 def test_reasons_of_a_state_are_counted():
     current = begin()
     for device, reason in (("a", "unwilling"), ("b", "unwilling"), ("c", "unknown_task")):
-        current.handle(device, Event.DECLINE, 1.0, reason)
+        current.handle(device, ParticipantEvent.DECLINE, 1.0, reason)
     assert current.reasons(State.DECLINED) == {"unwilling": 2, "unknown_task": 1}
     assert current.participants["d"] == Participant(since={State.INVITED: 0.0})
 
@@ -433,10 +435,10 @@ def test_masked_round_with_enough_updates_at_its_deadline_succeeds_although_a_gr
     """A device of this group has lost its connection, or the coordinator was away."""
     current = begun(policy=replace(POLICY, quorum=0.5, unmask_s=30.0))
     for device in DEVICES:
-        current.handle(device, Event.ACCEPT, 1.0)
+        current.handle(device, ParticipantEvent.ACCEPT, 1.0)
     current.sharing = True
     for device in "ab":
-        current.handle(device, Event.REPORT, 50.0)
+        current.handle(device, ParticipantEvent.REPORT, 50.0)
     current.tick(99.9)
     assert (current.phase, current.quorum_s) == (Phase.COLLECTING, None)
     current.tick(100.0)
@@ -447,12 +449,12 @@ def test_masked_round_with_enough_updates_at_its_deadline_succeeds_although_a_gr
 def test_device_with_the_update_of_an_earlier_round_has_accepted(reported):
     current = begin("ab")
     current.admit("c", 1.0, reported=reported)
-    current.handle("a", Event.ACCEPT, 1.0)
+    current.handle("a", ParticipantEvent.ACCEPT, 1.0)
     assert current.accepted() == ["a", "c"]
 
 
 def test_reason_of_a_device_at_work_at_the_end_is_the_deadline_and_of_a_lost_one_the_loss():
     current = play(begin(), 1.0, "abcd:accept")
-    current.handle("a", Event.VANISH, 90.0, "lost")
+    current.handle("a", ParticipantEvent.VANISH, 90.0, "lost")
     current.tick(100.0)
     assert current.reasons(State.LATE) == {"lost": 1, "deadline": 3}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.rounds.failed_rounds import RETRY_S
-from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic

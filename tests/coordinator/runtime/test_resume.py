@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import SaveRecord
 from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
@@ -140,8 +141,8 @@ class TestOpenRound:
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
         bench.registry.rounds.close(run, "ab")
-        ledger = bench.registry.rounds.unfinished(run, BootTime.now())
-        bench.registry.rounds.open(run, ledger, BootTime.now())
+        journal = bench.registry.rounds.unfinished(run, BootTime.now())
+        bench.registry.rounds.open(run, journal, BootTime.now())
         assert bench.registry.rounds.unfinished(run, BootTime.now()).closing
 
     def test_update_unknown_to_the_registry_is_named(self, bench):
@@ -162,8 +163,8 @@ class TestOpenRound:
     def test_open_round_of_another_model_starts_again(self, bench):
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
-        ledger = RoundJournal(1, 2, ("a", "b"), "f" * 64)
-        bench.registry.rounds.open(run, ledger, BootTime.now())
+        journal = RoundJournal(1, 2, ("a", "b"), "f" * 64)
+        bench.registry.rounds.open(run, journal, BootTime.now())
         later = bench.again()
         assert later.engine.open is None
         assert "round 1 was open with another model; it starts again" in later.lines

@@ -11,7 +11,7 @@ import pytest
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.guard.stop_request import STOP_FILE, StopRequest, request_stop
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime import resume_run, run_or_resume

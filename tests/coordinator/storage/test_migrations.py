@@ -62,8 +62,8 @@ def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
     with LogLines() as lines, Registry(path) as registry:
         found = {run: registry.rounds.updates(run, 1)[0].encoding for run in ("half", "old")}
         assert found == {"half": "fp16+zstd", "old": "fp32+zstd"}
-        ledger = registry.rounds.unfinished("half", BootTime.now())
-        assert ledger is not None and (ledger.base, ledger.encoding, ledger.negotiated) == ("cd", "", {})
+        journal = registry.rounds.unfinished("half", BootTime.now())
+        assert journal is not None and (journal.base, journal.encoding, journal.negotiated) == ("cd", "", {})
     assert (lines, opened(path)[1]) == ([], [])
 
 
@@ -133,9 +133,9 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
         tables = {name for (name,) in driver_of(registry).execute("SELECT name FROM sqlite_schema")}
         assert "sums" not in tables
         runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
-        ledger = registry.rounds.unfinished(OPEN, BootTime.now())
-        assert ledger is not None and (ledger.round, ledger.accepted) == (2, frozenset({"pi-1"}))
-        assert (ledger.absent, ledger.offenders, ledger.departed) == (frozenset(), {}, {})
+        journal = registry.rounds.unfinished(OPEN, BootTime.now())
+        assert journal is not None and (journal.round, journal.accepted) == (2, frozenset({"pi-1"}))
+        assert (journal.absent, journal.offenders, journal.departed) == (frozenset(), {}, {})
         assert registry.holds.held("lab") == {"pi-2": "quarantined"}
     for one in (version_4, copy_of(version_4)):
         one.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
@@ -326,7 +327,7 @@ def test_registry_and_its_journals_are_readable_by_their_owner_alone(path, umask
     assert [one.stat().st_mode & 0o777 for one in folders] == [0o700] * 3
 
 
-def ledger_of(number: int = 1, **changes: Any) -> RoundJournal:
+def journal_of(number: int = 1, **changes: Any) -> RoundJournal:
     return replace(RoundJournal(number, 2, ("b", "a", "c"), "ab" * 32), **changes)
 
 
@@ -334,12 +335,12 @@ def test_open_round_is_known_until_its_record(registry):
     run = new_run(registry).id
     now = BootTime("boot", 10.0, 1e9)
     assert registry.rounds.unfinished(run, now) is None
-    registry.rounds.open(run, ledger_of(), now)
+    registry.rounds.open(run, journal_of(), now)
     registry.rounds.accept(run, {"a"})
     registry.rounds.add_updates(run, [update_of(device="c")], {"a", "c"})
-    assert registry.rounds.unfinished(run, now) == ledger_of(accepted=frozenset("ac"))
+    assert registry.rounds.unfinished(run, now) == journal_of(accepted=frozenset("ac"))
     registry.rounds.close(run, {"c"})
-    assert registry.rounds.unfinished(run, now) == ledger_of(accepted=frozenset("ac"), closing=True)
+    assert registry.rounds.unfinished(run, now) == journal_of(accepted=frozenset("ac"), closing=True)
     registry.rounds.finish(run, record_of(1))
     assert (registry.rounds.unfinished(run, now), registry.rounds.updates(run, 1)) == (None, [])
     assert registry.rounds.records(run) == [record_of(1)]
@@ -349,13 +350,13 @@ def test_open_round_keeps_offenders_and_absent_devices(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.exclude_offender(run, "a", "not_finite")
     assert registry.rounds.unfinished(run, now) is None
-    ledger = ledger_of(absent=frozenset("c"), offenders={"a": "not_finite"})
-    registry.rounds.open(run, replace(ledger, offenders={}), now)
+    journal = journal_of(absent=frozenset("c"), offenders={"a": "not_finite"})
+    registry.rounds.open(run, replace(journal, offenders={}), now)
     registry.rounds.exclude_offender(run, "a", "not_finite")
-    assert registry.rounds.unfinished(run, now) == ledger
-    registry.rounds.open(run, ledger, now)
+    assert registry.rounds.unfinished(run, now) == journal
+    registry.rounds.open(run, journal, now)
     registry.rounds.exclude_offender(run, "b", "damaged")
-    assert registry.rounds.unfinished(run, now) == replace(ledger, offenders={"a": "not_finite", "b": "damaged"})
+    assert registry.rounds.unfinished(run, now) == replace(journal, offenders={"a": "not_finite", "b": "damaged"})
 
 
 def test_open_round_keeps_devices_that_left_the_count(registry):
@@ -363,23 +364,23 @@ def test_open_round_keeps_devices_that_left_the_count(registry):
     departed = {"a": (State.DECLINED, "plan_limit"), "b": (State.FAILED, "quarantined")}
     registry.rounds.depart(run, departed)
     assert registry.rounds.unfinished(run, now) is None
-    registry.rounds.open(run, ledger_of(departed={"a": departed["a"]}), now)
+    registry.rounds.open(run, journal_of(departed={"a": departed["a"]}), now)
     registry.rounds.depart(run, {"b": departed["b"]})
-    assert registry.rounds.unfinished(run, now) == ledger_of(departed=departed)
+    assert registry.rounds.unfinished(run, now) == journal_of(departed=departed)
 
 
 def test_opened_round_keeps_its_own_updates_only(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.add_updates(run, [update_of(round=1), update_of(round=2)])
-    registry.rounds.open(run, ledger_of(2, accepted=frozenset("b")), now)
+    registry.rounds.open(run, journal_of(2, accepted=frozenset("b")), now)
     assert (registry.rounds.updates(run, 1), len(registry.rounds.updates(run, 2))) == ([], 1)
-    assert registry.rounds.unfinished(run, now) == ledger_of(2, accepted=frozenset("b"))
+    assert registry.rounds.unfinished(run, now) == journal_of(2, accepted=frozenset("b"))
 
 
 def test_spent_time_counts_on_while_the_coordinator_is_away(registry):
     """Spent time is measured by uptime until the machine reboots, then by the wall clock, and never decreases."""
     run, then = new_run(registry).id, BootTime("boot", 10.0, 1e9)
-    registry.rounds.open(run, ledger_of(spent_s=5.0), then)
+    registry.rounds.open(run, journal_of(spent_s=5.0), then)
     spent = {
         BootTime("boot", 40.0, 1e9 - 1e8): 35.0,
         BootTime("other", 3.0, 1e9 + 60.0): 65.0,
@@ -387,17 +388,17 @@ def test_spent_time_counts_on_while_the_coordinator_is_away(registry):
         BootTime("", 0.0, 1e9 + 7.0): 12.0,
     }
     for now, spent_s in spent.items():
-        assert registry.rounds.unfinished(run, now) == ledger_of(spent_s=spent_s)
+        assert registry.rounds.unfinished(run, now) == journal_of(spent_s=spent_s)
     registry.rounds.pause(run, 20.0)
     for now in spent:
-        assert registry.rounds.unfinished(run, now) == ledger_of(spent_s=20.0)
-    registry.rounds.open(run, ledger_of(spent_s=20.0), BootTime("boot", 100.0, 1e9))
-    assert registry.rounds.unfinished(run, BootTime("boot", 101.0, 0.0)) == ledger_of(spent_s=21.0)
+        assert registry.rounds.unfinished(run, now) == journal_of(spent_s=20.0)
+    registry.rounds.open(run, journal_of(spent_s=20.0), BootTime("boot", 100.0, 1e9))
+    assert registry.rounds.unfinished(run, BootTime("boot", 101.0, 0.0)) == journal_of(spent_s=21.0)
 
 
 def test_closing_a_round_drops_the_updates_that_are_not_aggregated(registry):
     run = new_run(registry).id
-    registry.rounds.open(run, ledger_of(), BootTime("boot", 10.0, 1e9))
+    registry.rounds.open(run, journal_of(), BootTime("boot", 10.0, 1e9))
     registry.rounds.add_updates(run, [update_of(device="a"), update_of(device="b")])
     registry.rounds.close(run, {"a"})
     assert registry.rounds.updates(run, 1) == [update_of(device="a")]
@@ -407,7 +408,7 @@ def test_roll_back_forgets_later_rounds(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     for number in (1, 2, 3):
         registry.rounds.finish(run, record_of(number))
-    registry.rounds.open(run, ledger_of(4), now)
+    registry.rounds.open(run, journal_of(4), now)
     registry.rounds.add_updates(run, [update_of(round=4)])
     registry.rounds.roll_back(run, 1)
     assert registry.rounds.records(run) == [record_of(1)]

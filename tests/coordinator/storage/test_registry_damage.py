@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
-from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
+from fedpatch.coordinator.rounds.round_journal import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime

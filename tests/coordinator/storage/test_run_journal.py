@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
+from fedpatch.coordinator.rounds.round_journal import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage import run_journal

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.server_delta import ServerDelta
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import open_blobs
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage import run_journal

@@ -18,7 +18,7 @@ import pytest
 import fedpatch.coordinator.runtime.aggregator
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
@@ -196,29 +196,29 @@ class Oracle:
 
         patch.setattr(owner, name, method)
 
-    def _open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
-        key = (run, ledger.round)
-        self._number = ledger.round
+    def _open(self, run: str, journal: RoundJournal, now: BootTime) -> None:
+        key = (run, journal.round)
+        self._number = journal.round
         self.run = run  # the process may have been killed before it reported the run
-        assert key not in self.records, f"round {ledger.round} opens though it is over"
+        assert key not in self.records, f"round {journal.round} opens though it is over"
         if key not in self._opened:
             self._opened[key] = self._world.now
         elif self._stands_still_since is not None:
             self._opened[key] += self._world.now - self._stands_still_since
         self._stands_still_since = None
         self._last_opened = self._world.now
-        base = self._base_of(run, ledger.round)
-        if self._world.settings.masked and ledger.base in self._published:
-            moved = self._published[ledger.base]
+        base = self._base_of(run, journal.round)
+        if self._world.settings.masked and journal.base in self._published:
+            moved = self._published[journal.base]
             assert all(np.allclose(moved[name], base[name], rtol=2e-6, atol=1e-37) for name in base), (
                 "the base is another one"
             )
             base = moved
-        self._base_named[key] = ledger.base
-        known = self._bases.setdefault(ledger.base, base)
-        assert _same(known, base), f"round {ledger.round} opens with another model than its base"
+        self._base_named[key] = journal.base
+        known = self._bases.setdefault(journal.base, base)
+        assert _same(known, base), f"round {journal.round} opens with another model than its base"
         self._world.note(
-            f"round {ledger.round} opens: {', '.join(ledger.invited)}; committed {_names(self.committed[key])}"
+            f"round {journal.round} opens: {', '.join(journal.invited)}; committed {_names(self.committed[key])}"
         )
 
     def _add(self, run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> None:
