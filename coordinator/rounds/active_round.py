@@ -11,7 +11,6 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fedpatch.coordinator.aggregation.medians import lower_median
 from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
@@ -22,42 +21,38 @@ from fedpatch.coordinator.rounds.decline_hints import hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.masked_round import NO_GROUP, NO_KEYS, NO_SHARES, OTHER_KEYS, MaskedRound
+from fedpatch.coordinator.rounds.link_check import DeadLinkCheck
+from fedpatch.coordinator.rounds.masked_round import NO_KEYS, OTHER_KEYS, MaskedRound
+from fedpatch.coordinator.rounds.masked_terms import relays_of_sums, save_terms, terms_of
+from fedpatch.coordinator.rounds.missed_participants import MissedParticipants, missed_participants
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, EVENT_OF_JOB, ParticipantEvent, Phase, State
 from fedpatch.coordinator.rounds.round_journal import (
     CommittedUpdate,
-    MaskingEntry,
     RoundJournal,
     RoundStart,
-    terms_entry,
 )
 from fedpatch.coordinator.rounds.round_phases import (
-    CARRIED,
-    GROUP_LOST,
-    LINK_CHECK_S,
-    LINK_NEWS_S,
-    NO_ANSWER,
-    STARTING_S,
-    Participant,
     Round,
 )
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
-    CheckLink,
     CountEvent,
     Effect,
     ExcludeDevice,
     MaskedOrigin,
-    SaveGroupSteps,
     SaveJournal,
     StoreUpdate,
 )
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.rounds.unresponsive_devices import PROBE_S, SILENT_S, SLOW_BYTES_S, UnresponsiveDevices
-from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
+from fedpatch.coordinator.rounds.unresponsive_devices import (
+    PROBE_S,
+    SILENT,
+    UnresponsiveDevices,
+)
+from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
 from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
@@ -80,16 +75,11 @@ from fedpatch.shared.wire.messages import (
     Refused,
     UpdateReport,
 )
-from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 # The pause before an unanswered request is sent again: a broker with a full queue may drop the request or its answer.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# The reason of a participant that fell silent (UnresponsiveDevices).
-SILENT = "silent"
-# Reasons of failed participants that missed the round, and of those that failed through no fault of their own.
-_MISSED = frozenset({"lost", SILENT, FailReason.DEADLINE, NO_KEYS, NO_SHARES})
-_BLAMELESS = frozenset({GROUP_LOST, NO_GROUP, OTHER_KEYS, FailReason.MASKING, FailReason.DOWNLOAD, "stale"})
 
 
 class ActiveRound:
@@ -116,9 +106,7 @@ class ActiveRound:
         dismissed: Whether collecting has ended and working devices were cancelled.
         works: Carried work of participants whose request is of an earlier round.
         version: Completed rounds of the round's model, once it is published.
-        missed: Once `dismissed` is true, the participants that missed the round (coordinator.rounds.missed_rounds).
-        unheard: Those of them that did not answer, from the beginning or any more.
-        failed: Then also the participants that failed for a reason of their own.
+        absentees: Once `dismissed` is true, the participants that missed the round.
     """
 
     def __init__(  # noqa: PLR0913 - what outlasts a round
@@ -142,9 +130,7 @@ class ActiveRound:
         self.dismissed = False
         self.works: dict[str, CarriedWork] = {}
         self.version = 0
-        self.missed: list[str] = []
-        self.unheard: list[str] = []
-        self.failed: list[str] = []
+        self.absentees = MissedParticipants()
         self.offenders: dict[str, str] = dict(journal.offenders)
         self.evaluates = journal.evaluates
         self._aggregated = Aggregated()
@@ -164,7 +150,7 @@ class ActiveRound:
         # An evaluate round waits for all devices, with any quorum.
         self._probed_at_quorum = journal.evaluates
         self._groups_damaged = False
-        self._link_checked = self._heard = False
+        self._link = DeadLinkCheck(self.round)
         # Whether the aggregation was requested.
         self._aggregates = False
 
@@ -180,8 +166,8 @@ class ActiveRound:
         """
         self.version = published.version
         known, updates = self._opening.journal, self._opening.updates
-        terms = self._terms(published.secure)
-        sums = self._relays()
+        terms = terms_of(self._spec.secure, published.secure, self._opening, self._fleet)
+        sums = relays_of_sums(self._opening, self._fleet)
         revoked = self._spec.secure.revocations() if self._spec.secure is not None and terms is not None else None
         self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms, sums, revoked)
         if terms is not None:
@@ -204,7 +190,8 @@ class ActiveRound:
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         journal = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
-        saved = self._save_terms(terms, sums)
+        measures = self._invitations.common_request.measure_independent
+        saved = save_terms(terms, self._opening, sums, measures=measures)
         saves = [] if self.evaluates else [SaveJournal(journal)]
         effects = [*saves, *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
         for device, update in waiting.items():
@@ -496,39 +483,16 @@ class ActiveRound:
         return [*effects, *(self._give_up_silent(now) if connected else [])]
 
     def check_link(self, now: float, *, connected: bool) -> list[Effect] | None:
-        """Put off the end of recruiting while the link is down, and once, to check it, where no device was heard.
-
-        Called before `tick`.
-
-        Without this, a link that drops packets in silence fails one round after the other. None: the round may end.
-        """
-        if not self.round.recruiting_is_over(now):
-            return None
-        policy = self.round.policy
-        # A late look, as after a suspended machine, finds no round that could still be saved.
-        late = self.round.recruiting_is_over(now - LINK_CHECK_S)
-        if late or self._heard or self._invitations is None or self.round.remaining_s(now) <= 0.0:
-            return None
-        if not connected:
-            # The devices are asked again once the link is back.
-            self.round.ask_until(now + policy.recruit_deadline_s)
-            self._link_checked = True
-            return []
-        if self._link_checked:
-            return None
-        self._link_checked = True
-        # With no more than the time of the check, the round would end before it learns that the link is dead.
-        self.round.ask_until(now + LINK_CHECK_S + LINK_NEWS_S)
-        return [CheckLink(self.round.number, LINK_CHECK_S)]
+        """Return the effects of a check of the link if recruiting goes on because of it; called before `tick`."""
+        return self._link.due(now, connected=connected)
 
     def link_is_back(self, now: float) -> None:
         """Give devices the whole time to answer once more, where the link was down while they could answer."""
-        if self.round.phase is Phase.RECRUITING and not self._heard:
-            self.round.ask_until(now + self.round.policy.recruit_deadline_s)
+        self._link.link_is_back(now)
 
     def note_arrival(self) -> None:
         """Note that something has arrived from a device, which shows that the link works."""
-        self._heard = True
+        self._link.note_arrival()
 
     def listen(self, *, connected: bool, now: float) -> None:
         """Note the state of the link to the broker."""
@@ -553,8 +517,7 @@ class ActiveRound:
             effects += [*self.dismiss(), *unmasks]
         if self.round.phase is Phase.UNMASKING and (masked.settled or now >= self.round.unmasking_ends_at):
             effects += masked.end_unmasking(now)
-            silent = sorted(masked.silent.difference(self.missed))
-            self.missed, self.unheard = [*self.missed, *silent], [*self.unheard, *silent]
+            self.absentees = self.absentees.with_silent(masked.silent)
             counted = set(self.round.devices(State.REPORTED))
             self.reports = {device: report for device, report in self.reports.items() if device in counted}
         return effects
@@ -600,7 +563,7 @@ class ActiveRound:
         """End collecting: cancel the devices that are still working."""
         self.dismissed = True
         participants = self.round.participants
-        self._note_missed()
+        self.absentees = missed_participants(self.round, self.masked, self._uploads, self._unresponsive)
         carried = set(self.round.carried())
         if self.round.policy.carries:
             for device in participants.keys() - carried:
@@ -653,45 +616,6 @@ class ActiveRound:
             offenders=dict(sorted(self.offenders.items())),
         )
 
-    def _note_missed(self) -> None:
-        """Note the participants that missed the round, and those that failed."""
-        participants = self.round.participants
-        self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
-        self.unheard = [device for device in self.missed if self._is_unheard(device, participants[device])]
-        left = self.round.left.union(self.missed)
-        failed = [device for device in self.round.devices(State.FAILED) if device not in left]
-        self.failed = [device for device in failed if participants[device].reason not in _BLAMELESS]
-
-    def _has_missed(self, device: str, participant: Participant) -> bool:
-        """Return whether the device missed the round (coordinator.rounds.missed_rounds), at the end of collecting."""
-        if device in self.round.left or (self.masked is not None and device in self.masked.held_up):
-            return False
-        if participant.state is State.DECLINED:
-            return True
-        if participant.state is State.FAILED:
-            return participant.reason in _MISSED or (self.masked is not None and device in self.masked.silent)
-        if participant.reason == CARRIED:
-            # In a round without its quorum the device has had all the time that there was; its update still counts later.
-            return self.round.used_up and self.round.quorum_s is None
-        if participant.state is not State.LATE or participant.reason in ("lost", NO_ANSWER):
-            return participant.state is State.LATE
-        if self.round.used_up:
-            return True
-        if self.round.quorum_s is None or self._uploads.has_in_line(device):
-            return False
-        return self._was_mute(device, participant)
-
-    def _is_unheard(self, device: str, participant: Participant) -> bool:
-        """Return whether a device that missed the round has not answered, from the beginning or any more."""
-        if participant.reason in (NO_ANSWER, SILENT):
-            return True
-        late = participant.state is State.LATE and participant.reason != "lost"
-        return late and self.round.quorum_s is not None and self._was_mute(device, participant)
-
-    def _was_mute(self, device: str, participant: Participant) -> bool:
-        """Return whether a device did not answer the last request of a round that has its quorum."""
-        return self._unresponsive.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in participant.since)
-
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
         """Send the request again; a working device answers it at once."""
         self._unresponsive.note_request(devices, now)
@@ -705,55 +629,10 @@ class ActiveRound:
         return [effect for device in awaited for effect in self.expel(device, now, SILENT, leaves=False)]
 
     def _is_silent(self, device: str, now: float) -> bool:
-        """Return whether a device is silent by the table of UnresponsiveDevices."""
-        since, limit_s = self._unresponsive.since(device), SILENT_S
-        match self.round.participants[device].state:
-            case State.LOST:
-                return False
-            case State.INVITED if self._fleet.is_starting(device):
-                limit_s = STARTING_S
-            case State.ACCEPTED:
-                limit_s += self._issued_invitations.size_bytes(device) / SLOW_BYTES_S
-            case State.UPLOADING:
-                since, limit_s = (
-                    max(self._uploads.still_since(device, since, now), self._unresponsive.began_at),
-                    STALL_S,
-                )
-        return now - since >= limit_s
-
-    def _terms(self, secure: SecureTerms | None) -> SecureTerms | None:
-        """Return the terms of a masked round: the terms of the journal, or the given terms adapted to the cohort.
-
-        Values are finer if the largest group is smaller. The weight cap is the median of the registered numbers of examples; a
-        relay counts as its devices with their mean. A device that hides its number registers 1; if all do, all weigh the same.
-        """
-        policy = self._spec.secure
-        if policy is None or secure is None:
-            return None
-        if (known := self._opening.terms) is not None:
-            return known
-        if policy.given is not None:
-            return policy.given
-        members = {device: self._fleet.members_of(device) for device in self._opening.journal.invited}
-        registered = {device: (self._fleet.registered(device) or 0) / count for device, count in members.items()}
-        examples = [count for device, count in registered.items() if count > 1 for _ in range(members[device])]
-        usual = round(lower_median(examples)) if examples else 1
-        largest = min(policy.largest, max(policy.least, sum(members.values())))
-        return replace(secure, group_max=largest, weight_cap=policy.weight_cap or usual)
-
-    def _relays(self) -> frozenset[str]:
-        """Return the relays that send the sum of their site; a continued round keeps its first relays."""
-        if self._opening.masking:
-            return frozenset(entry.device for entry in self._opening.masking if entry.step == "terms" and entry.device)
-        return frozenset(device for device in self._opening.journal.invited if self._fleet.sums(device))
-
-    def _save_terms(self, terms: SecureTerms | None, sums: Collection[str]) -> list[Effect]:
-        """Return the effect that saves new terms and the relays, before the first request that has them."""
-        if terms is None or any(entry.step == "terms" for entry in self._opening.masking):
-            return []
-        relays = (MaskingEntry(0, "terms", device, b"") for device in sorted(sums))
-        entry = terms_entry(terms, measures=self._issued_invitations.common_request.measure_independent)
-        return [SaveGroupSteps(self.round.number, (entry, *relays))]
+        state = self.round.participants[device].state
+        size = self._issued_invitations.size_bytes(device) if state is State.ACCEPTED else 0
+        starts = self._fleet.is_starting(device)
+        return self._unresponsive.is_silent(device, state, now, self._uploads, starts=starts, download_bytes=size)
 
     def _resume_groups(
         self,

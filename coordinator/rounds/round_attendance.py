@@ -40,19 +40,19 @@ class Attendance:
         absences, fleet = self._absences, self._fleet
         known, before = set(absences.missed), set(absences.ever)
         away = fleet.count.missing
-        lost = {*carried, *current.failed, *(away - known)} if failed else set[str]()
+        lost = {*carried, *current.absentees.failed, *(away - known)} if failed else set[str]()
         absent = absences.note(
             current.round.number,
-            {*current.missed, *lost},
+            {*current.absentees.missed, *lost},
             current.reports.keys(),
             current.round.left | fleet.left,
-            () if failed else current.failed,
+            () if failed else current.absentees.failed,
             away,
         )
         invited = current.round.participants
-        mute = {device for device in current.unheard if fleet.is_online(device)}
+        mute = {device for device in current.absentees.unheard if fleet.is_online(device)}
         fleet.false_presence.round_over(mute, invited.keys() - mute)
         fleet.count.absent, fleet.count.unsteady = absent, absences.unsteady
-        news = (absent.keys() - known | set(current.failed)) - before
+        news = (absent.keys() - known | set(current.absentees.failed)) - before
         self.reveals_absent = bool(news) and not fleet.count.standing.all_count
         return absent

@@ -39,12 +39,6 @@ _MAY_RETURN = frozenset({"lost", "silent"})
 _ROUNDING_S = 1e-6
 # A starting device loads torch, its task and its data: a minute on a Raspberry Pi, more on a busy machine.
 STARTING_S = 300.0
-LINK_CHECK_S = 5.0
-"""Time for the broker to show that it is there, before a round fails in which no device was heard."""
-
-LINK_NEWS_S = 3.0
-"""Time until the round learns that the broker has not shown itself: the link looks twice a second."""
-
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
 _HAD_MODEL = frozenset({State.TRAINING, _U, State.REPORTED})
 _ACCEPTED = _HAD_MODEL | {State.ACCEPTED}

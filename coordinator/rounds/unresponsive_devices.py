@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_phases import STARTING_S
+from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, UploadScheduler
+
 PROBE_S = 15.0
 # The longest pause of an agent before it connects again. A broker needs less time to notice a broken connection.
 SILENT_S = 60.0
@@ -12,6 +16,8 @@ SLOW_BYTES_S = 16_000.0
 # After the quorum there is no time to wait longer for an answer.
 ANSWER_S = 5.0
 UPLOAD_ANSWER_S = 10.0
+SILENT = "silent"
+"""The reason of a participant that fell silent."""
 
 
 class UnresponsiveDevices:
@@ -82,3 +88,35 @@ class UnresponsiveDevices:
             return now - self.since(device) >= UPLOAD_ANSWER_S
         asked_at = self._asked_at.get(device)
         return asked_at is not None and self.since(device) < asked_at <= now - ANSWER_S
+
+    def is_silent(
+        self,
+        device: str,
+        state: State,
+        now: float,
+        uploads: UploadScheduler,
+        *,
+        starts: bool,
+        download_bytes: int,
+    ) -> bool:
+        """Return whether a device is silent by the table of this class.
+
+        Args:
+            device: The device.
+            state: Its state in the round.
+            now: The run's time, in seconds.
+            uploads: The upload slots.
+            starts: Whether its presence is *starting*.
+            download_bytes: Size of its download.
+        """
+        since, limit_s = self.since(device), SILENT_S
+        match state:
+            case State.LOST:
+                return False
+            case State.INVITED if starts:
+                limit_s = STARTING_S
+            case State.ACCEPTED:
+                limit_s += download_bytes / SLOW_BYTES_S
+            case State.UPLOADING:
+                since, limit_s = max(uploads.still_since(device, since, now), self.began_at), STALL_S
+        return now - since >= limit_s

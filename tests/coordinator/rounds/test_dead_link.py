@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.round_phases import LINK_CHECK_S, LINK_NEWS_S
+from fedpatch.coordinator.rounds.link_check import LINK_CHECK_S, LINK_NEWS_S
 from fedpatch.coordinator.rounds.run_effects import CheckLink
 from fedpatch.coordinator.rounds.run_events import DevicePresence, LinkChanged, TimePassed
 from tests.coordinator.engines import asking, current, report_all

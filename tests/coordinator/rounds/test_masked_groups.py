@@ -351,7 +351,8 @@ class TestMissed:
         played.send("d", Failed(FailReason.TRAINING))
         while played.mail:
             played.turn()
-        assert (current(played.engine).missed, current(played.engine).failed) == ([], ["d"])
+        absentees = current(played.engine).absentees
+        assert (absentees.missed, absentees.failed) == ((), ("d",))
 
     def test_device_that_sends_no_shares_and_so_loses_its_group_has_missed_the_round(self):
         played = Played("abcdef", most=3).begin().turn_until(Roster)
@@ -360,4 +361,4 @@ class TestMissed:
         played.wait(5.0)
         while played.mail:
             played.turn(without=first)
-        assert current(played.engine).missed == list(first[1:])
+        assert current(played.engine).absentees.missed == tuple(first[1:])

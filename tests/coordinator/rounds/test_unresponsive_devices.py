@@ -235,7 +235,7 @@ def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
     assert made.open.grant(2.0) == []
     made.open.tick(2.0 + grace_s)
     made.open.dismiss()
-    assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)
+    assert (made.open.round.phase, made.open.absentees.missed) == (Phase.AGGREGATING, tuple(missed))
 
 
 @pytest.mark.parametrize(("spoke_at", "missed"), [(2.0, ["d"]), (4.0, [])])
@@ -247,4 +247,4 @@ def test_upload_silent_for_ten_seconds_after_the_quorum_is_missed(spoke_at, miss
     made.receive("d", Offer(update()), now=spoke_at)
     made.open.tick(12.0)
     made.open.dismiss()
-    assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)
+    assert (made.open.round.phase, made.open.absentees.missed) == (Phase.AGGREGATING, tuple(missed))
