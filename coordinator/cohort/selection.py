@@ -11,8 +11,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpatch.shared.errors import UsageError
-
 ROUNDING = 1e-9
 """Added before rounding: in floating point 0.29 * 100 is a little less than 29, and 50 * 1.1 a little more than 55."""
 
@@ -30,47 +28,6 @@ class Selection:
     target: int
     invited: tuple[str, ...]
     absent: frozenset[str] = frozenset()
-
-
-def select(
-    devices: Sequence[str],
-    participation: float,
-    over_select: float,
-    min_cohort: int,
-    seed: int,
-    round_number: int,
-) -> Selection:
-    """Draw the cohort of a round from the available devices.
-
-    Args:
-        devices: Devices that can be invited, in any order.
-        participation: Share of the devices that the round is meant for, above 0 and at most 1 (the paper's C).
-        over_select: Invitations per device that the round is meant for, at least 1. A larger number only adds devices.
-        min_cohort: Devices that the round is meant for in any case. With fewer devices available none is invited.
-        seed: Seed of the run.
-        round_number: Number of the round.
-
-    Returns:
-        The selection, the same for the same devices, seed and round.
-
-    Raises:
-        UsageError: A number is out of its range.
-
-    Example:
-        >>> select(["pi-1", "pi-2", "pi-3"], 0.5, 2.0, 1, seed=0, round_number=1)
-        Selection(target=1, invited=('pi-2', 'pi-3'), absent=frozenset())
-    """
-    if not 0 < participation <= 1:
-        raise UsageError(f"participation {participation} must be above 0 and at most 1")
-    if not 1 <= over_select < math.inf:
-        raise UsageError(f"over-selection {over_select} must be at least 1, as in 1.3 for 30 % more than wanted")
-    if min_cohort < 1:
-        raise UsageError(f"min cohort {min_cohort} must be at least 1")
-    available = len(set(devices))
-    if available < min_cohort:
-        return Selection(0, ())
-    target = max(min_cohort, int(participation * available + ROUNDING))
-    return draw(devices, target, over_select, seed, round_number)
 
 
 def draw(devices: Sequence[str], target: int, over_select: float, seed: int, round_number: int) -> Selection:

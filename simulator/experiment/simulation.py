@@ -35,7 +35,6 @@ from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
-from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.strategies.fedavg import FedAvg
 from fedpatch.device_agent.training.batches import update_seed
@@ -58,6 +57,7 @@ from fedpatch.simulator.clients.patches import Patches, check_blocks
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.clients.transport import SimulatedTransport, report_of
 from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.experiment.client_selection import select
 from fedpatch.simulator.experiment.ranks import ONE_RANK, RankedCohort, Ranks
 from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, used_features
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps

@@ -133,7 +133,7 @@ class Study:
 
     @property
     def participants(self) -> int:
-        """Number of clients that each round selects, as in coordinator.cohort.selection."""
+        """Number of clients that each round selects (simulator.experiment.client_selection)."""
         return max(1, int(self.participation * self.clients + ROUNDING))
 
     def reached(self, user_accuracy: float) -> bool:

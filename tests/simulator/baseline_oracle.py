@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpatch.coordinator.cohort.selection import select
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors
+from fedpatch.simulator.experiment.client_selection import select
 from fedpatch.simulator.spec.study import Study, client_id
 
 MU = 0.001  # pFedMe's authors' own setting

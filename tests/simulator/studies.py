@@ -20,7 +20,6 @@ from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
-from fedpatch.coordinator.cohort.selection import select
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
@@ -33,6 +32,7 @@ from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.patches import merge, parse_policy, split
 from fedpatch.shared.wire.plan_terms import make_terms
 from fedpatch.simulator.clients.population import Population, load_population
+from fedpatch.simulator.experiment.client_selection import select
 from fedpatch.simulator.experiment.simulation import Simulation, limits_of, simulate
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.cohort.quorum import Standing
-from fedpatch.coordinator.cohort.selection import Selection, draw, select
+from fedpatch.coordinator.cohort.selection import Selection, draw
 from fedpatch.coordinator.rounds.false_presence import MUTE_ROUNDS
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, PROBATION, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
@@ -28,6 +28,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.simulator.experiment.client_selection import select
 from tests.coordinator.engines import (
     BLOB,
     DIGEST,
