@@ -85,7 +85,7 @@ def relay_id(directory: Path) -> str:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _HubRequest:
     """A request of the hub, with its number and whether the hub knows `members` of a report."""
 
     number: int
@@ -144,7 +144,7 @@ class Site:
         self._open = ExitStack()
         # Requests with their numbers; the numbers of the last request and of the last cancelled one. So a cancelled round
         # ends even if the next request has arrived.
-        self._requests: SimpleQueue[_Request] = SimpleQueue()
+        self._requests: SimpleQueue[_HubRequest] = SimpleQueue()
         self._last = self._cancelled_to = self._playing = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="site", daemon=True)
@@ -184,7 +184,7 @@ class Site:
         """
         self.busy = True
         self._last += 1
-        self._requests.put(_Request(self._last, command, tells_members))
+        self._requests.put(_HubRequest(self._last, command, tells_members))
         self._wake()
 
     def cancel(self) -> None:
@@ -326,7 +326,7 @@ class Site:
             return Suspended()
         return Interrupted() if self._is_cancelled else None
 
-    def _play(self, request: _Request, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard) -> None:
+    def _play(self, request: _HubRequest, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard) -> None:
         key = request.command.key
         try:
             self._events(self._played(request, registry, publisher, guard))
@@ -338,7 +338,7 @@ class Site:
             self._events(TrainFailed(key, FailReason.TRAINING, str(error)))
 
     def _played(
-        self, request: _Request, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
+        self, request: _HubRequest, registry: Registry, publisher: ModelPublisher, guard: DirectoryGuard
     ) -> TrainerEvent:
         """Run the round of a request and return the agent's event."""
         command, tells_members = request.command, request.tells_members

@@ -1,4 +1,4 @@
-"""The aggregate of a round, and which updates its bounds and its rule changed."""
+"""The aggregate of a round, with the updates that its bounds or its rule changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The aggregate of a round's updates by the bounds and the rule of the run, and the lines about updates that were bounded."""
+"""The bounded aggregate of a round's updates, with a line about each update that was bounded."""
 
 from __future__ import annotations
 

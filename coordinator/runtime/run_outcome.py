@@ -1,4 +1,4 @@
-"""The outcome of a run: which failures end it, which leave it to a resume, and what its row and summary say."""
+"""The outcome of a run: which failures end it, which leave it to a resume, what is recorded."""
 
 from __future__ import annotations
 
