@@ -26,7 +26,7 @@ from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import Event, UpdateWritten
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import resume_round
+from fedpatch.coordinator.runtime.resumed_rounds import resume_round
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore

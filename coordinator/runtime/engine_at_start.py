@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fedpatch.coordinator.masking.run_groups import RunGroups
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
-from fedpatch.coordinator.runtime.resume import devices_of_last_run, seen_devices
+from fedpatch.coordinator.runtime.resumed_rounds import devices_of_last_run, seen_devices
 from fedpatch.coordinator.runtime.run_opening import RunOpening
 
 

@@ -25,7 +25,7 @@ from fedpatch.coordinator.runtime.engine_at_start import engine_at_start
 from fedpatch.coordinator.runtime.event_queue import UpdateWritten
 from fedpatch.coordinator.runtime.fleet_publisher import make_publisher
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import return_words
+from fedpatch.coordinator.runtime.resumed_rounds import return_words
 from fedpatch.coordinator.runtime.run_opening import RunOpening
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.service import Service

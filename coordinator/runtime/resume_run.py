@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.run_summary import RunInfo, RunSummary
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.ports import REAL, Ports
-from fedpatch.coordinator.runtime.resume import reconcile
+from fedpatch.coordinator.runtime.resumed_rounds import reconcile
 from fedpatch.coordinator.runtime.run_outcome import play_to_the_end
 from fedpatch.coordinator.runtime.run_places import blob_places, fleet_lock, run_directory
 from fedpatch.coordinator.runtime.run_preparation import run_spec

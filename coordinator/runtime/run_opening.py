@@ -9,7 +9,7 @@ from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundStart
 from fedpatch.coordinator.runtime.connected_run import ConnectedRun
-from fedpatch.coordinator.runtime.resume import rest_of_pause, resume_round, waiting_updates
+from fedpatch.coordinator.runtime.resumed_rounds import rest_of_pause, resume_round, waiting_updates
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.shared.app.formatting import duration

@@ -28,7 +28,7 @@ from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.ports import REAL
-from fedpatch.coordinator.runtime.resume import reconcile, rest_of_pause, resume_round
+from fedpatch.coordinator.runtime.resumed_rounds import reconcile, rest_of_pause, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.update_store import UpdateStore
 from fedpatch.coordinator.runtime.update_writer import MAX_IN_PROGRESS

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
-from fedpatch.coordinator.runtime.resume import reconcile
+from fedpatch.coordinator.runtime.resumed_rounds import reconcile
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings

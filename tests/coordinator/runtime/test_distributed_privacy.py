@@ -33,7 +33,7 @@ from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFl
 from tests.coordinator.private_bench import prepare_private
 from tests.coordinator.registry_builders import new_run
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
-from tests.coordinator.runtime.test_resume import checkpoint_names
+from tests.coordinator.runtime.test_resumed_rounds import checkpoint_names
 from tests.support.specs import there
 
 PRIVATE = {

@@ -21,7 +21,7 @@ from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Change, Clock, MaskedDevice, MaskedFleet
 from tests.coordinator.registry_builders import new_run, seen
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
-from tests.coordinator.runtime.test_resume import checkpoint_names
+from tests.coordinator.runtime.test_resumed_rounds import checkpoint_names
 from tests.faults.simulated.lesson import prepared
 
 DEVICES, SILENT, LATE = 11, "pi-04", "pi-07"

@@ -1,4 +1,4 @@
-"""Resuming a run: the last completed round, and the round that was open.
+"""The rounds of a resumed run: the last completed one, and the one that was open.
 
 The checkpoint decides, since model and record are saved in it together. The registry may be a round behind it, after a crash
 between the two, or ahead of it, if the newest checkpoint is damaged. An open round continues only with exactly the model that

@@ -14,7 +14,7 @@ from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import SaveRecord
 from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
-from fedpatch.coordinator.runtime.resume import devices_of_last_run, rest_of_pause, return_words, seen_devices
+from fedpatch.coordinator.runtime.resumed_rounds import devices_of_last_run, rest_of_pause, return_words, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
@@ -179,13 +179,13 @@ class TestOpenRound:
         started = BootTime.now()
         bench.perform(bench.engine.handle(Interrupted(), bench.engine.open.round._invited_at + 100.0))
         night = BootTime(started.boot, started.uptime_s + 30_000, started.unix_s + 30_000)
-        monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: night)
+        monkeypatch.setattr("fedpatch.coordinator.runtime.resumed_rounds.BootTime.now", lambda: night)
         assert "round 1 goes on with 0 of 2 updates, 500 s to its deadline" in bench.again().lines
 
     def test_killed_round_loses_the_time_between(self, bench, monkeypatch):
         then = BootTime.now()
         later = BootTime(then.boot, then.uptime_s + 101.0, then.unix_s - 1e9)
-        monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: later)
+        monkeypatch.setattr("fedpatch.coordinator.runtime.resumed_rounds.BootTime.now", lambda: later)
         left_s = [
             found[1] for line in bench.again().lines if (found := re.match(r"round 1 goes on .* (\d+) s to", line))
         ]
