@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.device_agent.runtime import agent as device_agent
-from fedpatch.device_agent.runtime import effect_runner
+from fedpatch.device_agent.runtime import personal_model_schedule
 from fedpatch.device_agent.training import model_export
 from fedpatch.shared.app.plugins import disable_ort_telemetry
 from tests.support.brokers import Mosquitto
@@ -131,7 +131,7 @@ def _pages_stay_in_memory() -> Iterator[None]:
     `test_resource_limits.py` tests the return itself, and agents in processes of their own still return memory.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in (device_agent, effect_runner, model_export):
+        for module in (device_agent, personal_model_schedule, model_export):
             patch.setattr(module, "give_memory_back", lambda: None)
         yield
 

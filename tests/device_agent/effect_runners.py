@@ -27,13 +27,14 @@ def performer_of(
     limits: OwnerLimits | None = None,
     models: ModelStore | None = None,
     fetcher: ModelFetcher | None = None,
+    usage: JobUsage | None = None,
 ) -> EffectRunner:
     """The effect runner of the device in `directory`; by default, limits are those of tests.device_agent.owners."""
     return EffectRunner(
         Identity("lab", "pi", "b1"),
         link=wire,
         trainer=trainer,
-        usage=JobUsage(),
+        usage=usage or JobUsage(),
         limits=limits or limits_of(directory),
         directory=directory,
         models=models,
@@ -56,7 +57,8 @@ class PlayedDevice:
         self.directory, self.trainer = directory, trainer
         self.wire = Wire()
         self.job = Job(max_blob_bytes=max_blob_bytes)
-        self.performer = performer_of(directory, self.wire, trainer, models=models, fetcher=fetcher)
+        self.usage = JobUsage()
+        self.performer = performer_of(directory, self.wire, trainer, models=models, fetcher=fetcher, usage=self.usage)
 
     def perform(self, effects: list[Effect]) -> list[Body]:
         before = len(self.wire.up)

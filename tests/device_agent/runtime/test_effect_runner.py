@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -31,8 +31,8 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Evaluated, MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
 from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
+from fedpatch.device_agent.runtime.personal_model_schedule import LONG_REST_S
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import bytes_of
@@ -98,11 +98,11 @@ class TestFetched:
             stopped = device.events(4)
             device.perform(device.job.handle(OwnerPaused(), 0.0))
             assert device.take(stopped) == []
-            assert device.performer._usage.spent(0.0).traffic_bytes == len(BLOB)
+            assert device.usage.spent(0.0).traffic_bytes == len(BLOB)
             device.perform(device.job.handle(OwnerResumed(), 0.0))
             device.take(device.events(4))
         assert device.job.state is JobState.TRAINING
-        assert device.performer._usage.spent(0.0).traffic_bytes == 2 * len(BLOB)
+        assert device.usage.spent(0.0).traffic_bytes == 2 * len(BLOB)
         assert device.performer.times.downloaded == {"mqtt": 0, "url": len(BLOB)}
         assert device.wire.subscribed == set()
 
@@ -372,7 +372,8 @@ class TestPersonalModel:
         device.upload()
         lock = FileLock(tmp_path / "models" / KEY.task / ".lock", "held")
         monkeypatch.setattr(
-            "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
+            "fedpatch.device_agent.runtime.personal_model_schedule.time.sleep",
+            lambda s: lock.release() if s >= 0.5 else None,
         )
         device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
@@ -453,7 +454,7 @@ class TestPersonalModelPutOff:
         device.download()
         command = device.trainer.given[-1]
         assert (command.evaluate, command.make_model) == (True, True)
-        assert device.performer._usage.spent(0.0).rounds == 3  # the owner's daily limits count it
+        assert device.usage.spent(0.0).rounds == 3  # the owner's daily limits count it
         evaluation = Evaluation(REQUEST.model.digest, 0.5, 20, 0.25)
         device.performer.measured(Evaluated(command.key, evaluation, model_follows=True))
         device.perform(device.job.handle(ModelEvaluated(command.key, evaluation), 2.0))
@@ -815,3 +816,8 @@ def test_update_stays_in_the_spool_until_it_is_committed(device):
     assert again.job.state is JobState.UPLOADING
     device.perform(device.job.handle(MessageReceived(envelope_of(Committed(manifest.digest))), 9.0))
     assert UpdateSpool(device.directory / "spool").load() is None
+
+
+def test_each_effect_has_a_performer(tmp_path):
+    performers = PlayedDevice(tmp_path, None).performer.performers
+    assert performers.keys() == set(get_args(Effect))

@@ -75,7 +75,7 @@ class SimulatedDevice:
         self.boots += 1
         self.link.die()
         self.trainer.kill(notify=False)
-        downloads = self._hands._downloads if hasattr(self, "_hands") else None
+        downloads = self._hands._downloads._files if hasattr(self, "_hands") else None
         if downloads is not None:
             downloads.close()
 

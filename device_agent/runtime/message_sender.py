@@ -1,0 +1,97 @@
+"""Messages of the device to its coordinator, with the reasons that the owner shares."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from fedpatch.device_agent.job.job_effects import JobKey, SendAfterSave, SendMessage
+from fedpatch.device_agent.runtime.presence import AgentLink, Identity
+from fedpatch.device_agent.runtime.traffic_count import TrafficCount
+from fedpatch.device_agent.state.history import DECLINED, DeviceHistory
+from fedpatch.device_agent.state.masking_file import MaskingFile
+from fedpatch.device_agent.state.update_spool import UpdateSpool
+from fedpatch.shared.app.logging import fields
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Body, Decline, Envelope, Failed, Offer
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
+
+_log = logging.getLogger("fedpatch.agent")
+
+# Time until the next request after a decline without a reason.
+SILENT_RETRY_S = 600.0
+
+
+class MessageSender:
+    """Publishes the messages and chunks of a job.
+
+    Args:
+        identity: Names of this agent.
+        link: Connection to the broker.
+        spool: Files of the update that an offer is about.
+        masking: File of the masked round that a message may depend on.
+        history: The history for the owner.
+        traffic: Bytes of this process, for the history.
+        shares_reasons: Whether declines and failures tell the coordinator their reason.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        link: AgentLink,
+        spool: UpdateSpool,
+        masking: MaskingFile,
+        history: DeviceHistory,
+        traffic: TrafficCount,
+        *,
+        shares_reasons: bool,
+    ) -> None:
+        self._identity = identity
+        self._link = link
+        self._spool = spool
+        self._masking = masking
+        self._history = history
+        self._traffic = traffic
+        self._shares_reasons = shares_reasons
+
+    def send(self, effect: SendMessage) -> None:
+        """Publish a message; note a decline in the history, and check the file of an update before its offer."""
+        envelope = effect.envelope
+        body = envelope.body
+        if isinstance(body, Decline):
+            _log.info("declined: %s %s", body.reason, body.detail, extra=fields(reason=body.reason))
+            key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+            self._history.note(DECLINED, f"{body.reason}: {body.detail}".removesuffix(": "), self._traffic.total, key)
+        if isinstance(body, Offer):
+            self._spool.check(body.manifest)  # it may have waited for hours, and cards wear out
+        if not self._shares_reasons:
+            envelope = replace(envelope, body=without_reason(body))
+        self._publish(envelope)
+
+    def send_after_save(self, effect: SendAfterSave) -> None:
+        """Save the state of the masked round, then publish the message that depends on it."""
+        self._masking.save(effect.state)
+        self._publish(effect.envelope)
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Publish a chunk of the update."""
+        topic = topics.update_chunk(self._identity.fleet, self._identity.device, chunk.digest, chunk.index)
+        self._link.publish(topic, encode_chunk(chunk))
+
+    def _publish(self, envelope: Envelope) -> None:
+        self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(envelope))
+
+
+def without_reason(body: Body) -> Body:
+    """Return a decline or a failure as an owner who tells no reasons sends it; other messages stay.
+
+    The time until the next request is always the same: that of quiet hours would tell when they end.
+    """
+    match body:
+        case Decline():
+            return Decline(DeclineReason.UNWILLING, retry_after_s=SILENT_RETRY_S)
+        case Failed():
+            return Failed(FailReason.UNWILLING)
+    return body
