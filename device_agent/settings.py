@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from fedpatch.device_agent.policy.owner_limits import ALLOWED, MIN_GROUP, REQUIRED, SECURE_MODES
+from fedpatch.device_agent.policy.secure_limits import ALLOWED, MIN_GROUP, REQUIRED, SECURE_MODES
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.sensors.ups import parse_ups
 from fedpatch.shared.config.fields import NAME_OR_EMPTY, Pattern, setting

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedpatch.device_agent.bus.home_assistant import OFF, ON
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.objections import PAUSED_WORDS, besides_pause
-from fedpatch.device_agent.policy.owner_policy import text_of
 from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.errors import FedpatchError

@@ -9,19 +9,14 @@ from typing import Any
 
 from fedpatch.device_agent.cli.status import in_force_in_words
 from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
+from fedpatch.device_agent.policy.floor_status import DAMAGED, damaged_status, least_without_model
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.owner_limits import (
-    DAMAGED,
-    REQUIRED,
-    UNKNOWN_FLOOR,
-    damaged_status,
-    least_without_model,
-    terms_in_words,
-)
-from fedpatch.device_agent.policy.owner_policy import text_of
+from fedpatch.device_agent.policy.owner_limits import UNKNOWN_FLOOR, terms_in_words
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
+from fedpatch.device_agent.policy.secure_limits import REQUIRED
 from fedpatch.device_agent.policy.usage import local_now, read_today
 from fedpatch.device_agent.runtime.startup import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -36,7 +31,7 @@ class AdmissionPreview:
     """The present facts, the answer to a work request, and every objection, also if the answer is yes.
 
     `counted` are the objections that count with the admission mode: with another one than preferences, a pause alone.
-    `private` describes the tensors that must stay on this device (owner_limits.least_without_model). `terms` are what a
+    `private` describes the tensors that must stay on this device (floor_status.least_without_model). `terms` are what a
     request must have. `of_agent` are the reasons of the agent that runs with this state directory, which knows the last
     request. `differences` are the settings that are not those of this agent.
     """

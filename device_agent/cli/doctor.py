@@ -18,7 +18,8 @@ from typing import Any
 from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
+from fedpatch.device_agent.policy.floor_status import DAMAGED, least_without_model
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.begun_anew import is_foreign, loss_in_words, may_be_lost
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity

@@ -222,8 +222,8 @@ def _mode_in_words(admission: str) -> list[str]:
 
 def _file_in_words(admission: str) -> list[str]:
     """Return the answer by the owner's file, which counts at each request."""
+    from fedpatch.device_agent.policy.admission_file import text_of
     from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
-    from fedpatch.device_agent.policy.owner_policy import text_of
 
     order = parse_admission_mode(admission)
     # A relative path is in the working directory of the agent, which is not known here.

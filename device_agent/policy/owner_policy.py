@@ -6,11 +6,8 @@ thread, so that a source that hangs cannot block the loop; a request waits until
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import re
-import stat
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -18,6 +15,7 @@ from typing import Protocol
 from fedpatch.device_agent.job.job_effects import JobKey, JobState
 from fedpatch.device_agent.job.job_events import AdmissionDecision, FromOwner, OwnerAbandoned, OwnerPaused, OwnerResumed
 from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
 from fedpatch.device_agent.policy.objections import PAUSE, Objection
@@ -27,7 +25,6 @@ from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.reason_codes import Condition
 
-_MOST_FILE_BYTES = 4096
 _log = logging.getLogger("fedpatch.owner")
 LOOK_AT_WORK_S = 1.0
 LOOK_IDLE_S = 30.0
@@ -319,23 +316,3 @@ def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Obj
             return tuple(one for one in objections if one.condition in _OF_THE_LINK | {Condition.PAUSED})
         case _:
             return objections
-
-
-def text_of(order: AdmissionMode, *, warn: bool = True) -> str | None:
-    """Beginning of the mode's file; None where there is none, or it cannot be read, which is logged with `warn`."""
-    if not order.path:
-        return None
-    try:
-        return _beginning_of(order.path)
-    except OSError as error:
-        if warn:
-            _log.warning("admission: %s: %s; write 'accept' into it to take part", order.path, error.strerror)
-        return None
-
-
-def _beginning_of(path: str) -> str:
-    """Return the first kilobytes of a file. OSError for anything else, such as a pipe, on which a reader would wait."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
-        return file.read(_MOST_FILE_BYTES).decode("utf-8", errors="replace")

@@ -19,10 +19,11 @@ from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
-from fedpatch.device_agent.policy.owner_limits import REQUIRED, OwnerLimits, SecureLimits
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
+from fedpatch.device_agent.policy.secure_limits import REQUIRED, SecureLimits
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Reload, Stop
 from fedpatch.device_agent.runtime.begun_anew import loss_in_words, may_be_lost

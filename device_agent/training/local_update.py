@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import Downloaded, TrainCommand
-from fedpatch.device_agent.policy.owner_limits import why_too_long
+from fedpatch.device_agent.policy.plan_limit import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
 from fedpatch.device_agent.state.patch_store import (

@@ -87,7 +87,7 @@ def test_conditions_prints_facts_where_the_record_of_what_stayed_private_cannot_
     def refuse(directory: Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(directory))
 
-    monkeypatch.setattr("fedpatch.device_agent.policy.owner_limits.tasks_with_records", refuse)
+    monkeypatch.setattr("fedpatch.device_agent.policy.floor_status.tasks_with_records", refuse)
     ended = agent("--no-charging")
     assert ended.code == 0 and "external power" in ended.out
     assert "it would not accept work now:" in ended.out

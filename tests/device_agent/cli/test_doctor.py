@@ -14,7 +14,7 @@ import pytest
 
 from fedpatch.device_agent.cli.doctor import _check_network, _check_private, _check_validation, examine
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.owner_limits import DAMAGED
+from fedpatch.device_agent.policy.floor_status import DAMAGED
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import DECLINED, DeviceHistory
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir

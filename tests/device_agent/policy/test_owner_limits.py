@@ -10,7 +10,8 @@ from fedpatch.device_agent.cli.doctor import _check_private
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model, why_too_long
+from fedpatch.device_agent.policy.floor_status import least_without_model
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
 from fedpatch.shared.errors import UsageError, WireError
@@ -137,27 +138,6 @@ class TestUpdate:
         assert limits_of(tmp_path, known=False).why_not_send(REQUEST, update())
 
 
-@pytest.mark.parametrize(
-    ("plan", "limit"),
-    [
-        (replace(PLAN, steps=100_000_000), "max_steps = 100000"),
-        (replace(PLAN, steps=100_001), "max_steps = 100000"),
-        (replace(PLAN, steps=100_000), ""),
-        (replace(PLAN, epochs=101), "max_epochs = 100"),
-        (replace(PLAN, batch_size=10, epochs=100), ""),
-        (replace(PLAN, steps=5, epochs=101), ""),
-        (replace(PLAN, steps=100, batch_size=1_000_000), ""),
-        (replace(PLAN, steps=101, batch_size=1_000_000), "max_epochs = 100"),
-        (replace(PLAN, steps=99_000, batch_size=10), "max_epochs = 100"),
-        (replace(PLAN, batch_size=1, epochs=100), "max_steps = 100000"),
-    ],
-)
-def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, limit):
-    count, words = why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
-    assert limit in words
-    assert bool(limit) == bool(words) == bool(count)
-
-
 @pytest.mark.parametrize("plan", [replace(PLAN, steps=1000, batch_size=1000), replace(PLAN, batch_size=1, epochs=100)])
 def test_decline_of_a_plan_does_not_depend_on_the_number_of_examples_which_the_log_has(tmp_path, plan, caplog):
     """A device with `secure = "required"` does not reveal its number of examples."""
@@ -169,22 +149,6 @@ def test_decline_of_a_plan_does_not_depend_on_the_number_of_examples_which_the_l
     assert len(answers) == 1
     assert None not in answers
     assert len({line for line in caplog.messages if "are asked for" in line}) == 2
-
-
-@pytest.mark.parametrize(
-    ("plan", "limit"),
-    [
-        (replace(PLAN, steps=50_001, batch_size=1), "max_steps = 100000"),
-        (replace(PLAN, steps=51, batch_size=6000), "max_epochs = 100"),
-        (replace(PLAN, epochs=51), "max_epochs = 100"),
-        (replace(PLAN, steps=50), ""),
-    ],
-)
-def test_a_plan_counts_twice_where_learning_alone_is_measured_too(tmp_path, plan, limit):
-    assert why_too_long(plan, 6000, max_steps=100_000, max_epochs=100) == (0, "")
-    count, words = why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True)
-    assert limit in words
-    assert bool(limit) == bool(words) == bool(count)
 
 
 def test_request_within_the_limits_is_accepted_although_a_measure_would_exceed_them(tmp_path):

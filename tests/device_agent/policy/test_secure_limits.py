@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from msgspec import UNSET
 
-from fedpatch.device_agent.policy import owner_limits
-from fedpatch.device_agent.policy.owner_limits import ALLOWED, OFF, REQUIRED, OwnerLimits, SecureLimits
+from fedpatch.device_agent.policy import secure_limits
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.secure_limits import ALLOWED, OFF, REQUIRED, SecureLimits
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MASKED_REASONS_FEATURE, Decline
@@ -161,7 +162,7 @@ def test_device_offers_masks_unless_its_owner_turned_them_off(mode, offers):
 
 
 def test_device_without_cryptography_offers_no_masks_and_cannot_require_them(monkeypatch):
-    monkeypatch.setattr(owner_limits, "is_available", lambda: False)
+    monkeypatch.setattr(secure_limits, "is_available", lambda: False)
     monkeypatch.setattr("fedpatch.device_agent.settings.is_available", lambda: False)
     assert not SecureLimits(ALLOWED).offers
     [problem] = AgentSettings(data="shard:0/10", secure=REQUIRED, min_threshold="half").check()

@@ -155,7 +155,7 @@ def test_agent_imports_no_cryptography_before_a_masked_round():
     """It takes 12 MB; the modules of the agent's process import it in the functions that need it."""
     program = (
         "import sys, fedpatch.device_agent.runtime.startup as startup; import fedpatch.shared.masking.unmasking\n"
-        "from fedpatch.device_agent.policy.owner_limits import SecureLimits\n"
+        "from fedpatch.device_agent.policy.secure_limits import SecureLimits\n"
         "assert SecureLimits().offers\n"
         "print([name for name in sys.modules if name.startswith(('cryptography', 'numpy'))])"
     )
