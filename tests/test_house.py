@@ -87,7 +87,7 @@ def test_architecture_names_each_file_with_a_lock():
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     item = re.search(r"^- \*\*Locks\.\*\*.*?(?=^- |^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert item is not None
-    made = re.compile(r"\bthreading\.(?:R?Lock|Condition|(?:Bounded)?Semaphore)\(")
+    made = re.compile(r"\bthreading\.(?:R?Lock|Condition)\(")
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     locking = {path.relative_to(ROOT).as_posix() for path in paths if made.search(path.read_text("utf-8"))}
     assert set(re.findall(r"[\w/]+\.py", item[0])) == locking
