@@ -39,7 +39,7 @@ from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import Trained
 from fedpatch.device_agent.runtime import startup
-from fedpatch.device_agent.runtime.agent import Stop
+from fedpatch.device_agent.runtime.agent_events import Stop
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.mqtt.client import Connected, Received

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from dataclasses import replace
+from queue import Empty
 
 from fedpatch.device_agent.job.download_plan import plan_download
 from fedpatch.device_agent.job.effect_loop import drive_job
@@ -23,11 +23,8 @@ from fedpatch.device_agent.job.job_events import (
     JobEvent,
     LinkRestored,
     MessageReceived,
-    ModelEvaluated,
     TrainingFailed,
     TrainingProgressed,
-    UpdateTrained,
-    VectorTrained,
     WorkRequested,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
@@ -43,14 +40,17 @@ from fedpatch.device_agent.job.training_messages import (
     TrainProgress,
 )
 from fedpatch.device_agent.policy.preferences import Preferences
+from fedpatch.device_agent.runtime.agent_events import AgentEvent, EventQueue, Reload, Stop, TurnEvent
 from fedpatch.device_agent.runtime.agent_ports import LimitsPort, OwnerPort, TrainingPort
+from fedpatch.device_agent.runtime.agent_status import STOPPED, AgentStatus
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent
+from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded
 from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.request_admission import RequestAdmission
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
+from fedpatch.device_agent.runtime.training_outcome import outcome_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
@@ -58,7 +58,7 @@ from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.errors import DataError, UsageError, WireError
-from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
+from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
@@ -77,27 +77,8 @@ from fedpatch.shared.wire.reason_codes import Condition, FailCause, FailReason
 _log = logging.getLogger("fedpatch.agent")
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A request to end the agent with this exit code; `why` is for the log."""
-
-    exit_code: int
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Reload:
-    """A request to read the preferences again."""
-
-
-Event = LinkEvent | TrainerEvent | Facts | FetchEvent | NameChecked | Stop | Reload
-EventQueue = SimpleQueue[Event]
-
 # How long an ending agent waits for a personal model; a Raspberry Pi makes one in a second or two.
 FINISH_MODEL_S = 10.0
-
-# Traffic of the day in status.json is a multiple of this.
-TOLD_BYTES = 64 * 2**10
 
 # Training processes that may be killed before the first is ready.
 EARLY_DEATHS = 3
@@ -158,9 +139,9 @@ class Agent:
         self._presence = presence
         self._admission = RequestAdmission(job, presence, limits, storage, owner)
         self._housekeeping = housekeeping
-        self._status = status
         self._leader = leader
         self._settings = settings
+        self._status = AgentStatus(status, job, runner, owner, limits, self._admission, presence, settings)
         self._ask_for_name = ask_for_name
         self._is_linked = False
         self._clock = clock
@@ -224,7 +205,7 @@ class Agent:
         if self._settings is not None:
             self._settings.reload(lambda settings: self._owner.use(Preferences.of(settings)))
 
-    def turn(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | NameChecked | None) -> None:
+    def turn(self, event: TurnEvent | None) -> None:
         """Do one turn of the loop: handle an event, if there is one, then let time pass."""
         if event is not None:
             self._perform(self._handle(event, self._clock()))
@@ -249,7 +230,7 @@ class Agent:
         )
         return min((at for at in (job_at, *others) if at is not None), default=None)
 
-    def _next_event(self) -> Event | None:
+    def _next_event(self) -> AgentEvent | None:
         deadline = self.next_deadline()
         try:
             return self._queue.get(timeout=None if deadline is None else max(0.0, deadline - self._clock()))
@@ -277,7 +258,7 @@ class Agent:
         self._runner.stop()
         self._trainer.stop()
         self._owner.stop(self._clock())
-        self._write_status("stopped")
+        self._write_status(STOPPED)
 
     # ---- events
 
@@ -287,7 +268,7 @@ class Agent:
     def _effects_of(self, events: Iterable[JobEvent], now: float) -> list[Effect]:
         return [effect for event in events for effect in self._job.handle(event, now)]
 
-    def _handle(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | NameChecked, now: float) -> list[Effect]:
+    def _handle(self, event: TurnEvent, now: float) -> list[Effect]:
         match event:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
@@ -399,12 +380,9 @@ class Agent:
                 progress = self._job.handle(TrainingProgressed(event.key, event.done, event.total), now)
                 # Without a connection these messages would fill the queue ahead of the presence at the next connection.
                 effects += progress if self._presence.connected else []
-            case Trained() | Evaluated():
-                effects += self._on_trained(event, now)
-            case Masked():
-                effects += self._on_masked(event, now)
-            case TrainFailed():
-                effects += self._job.handle(TrainingFailed(event.key, event.reason, event.detail, event.cause), now)
+            case Trained() | Evaluated() | Masked() | TrainFailed():
+                self._runner.note_outcome(event)
+                effects += self._job.handle(outcome_of(event, self._job.request, self._limits), now)
         return effects
 
     def _take_network_open(self, why: str) -> None:
@@ -426,22 +404,6 @@ class Agent:
         if first:
             give_memory_back()  # of the imports
         return effects
-
-    def _on_trained(self, trained: Trained | Evaluated, now: float) -> list[Effect]:
-        if isinstance(trained, Evaluated):
-            self._runner.measured(trained)
-            return self._job.handle(ModelEvaluated(trained.key, trained.evaluation), now)
-        self._runner.trained(trained)
-        if why := self._limits.why_not_send(self._job.request, trained.manifest):
-            return self._job.handle(TrainingFailed(trained.key, FailReason.TRAINING, why), now)
-        if self._job.request is not None and self._job.request.masks:
-            return self._job.handle(VectorTrained(trained.key), now)
-        return self._job.handle(UpdateTrained(trained.key, trained.manifest), now)
-
-    def _on_masked(self, masked: Masked, now: float) -> list[Effect]:
-        if why := self._limits.why_not_send(self._job.request, masked.manifest):
-            return self._job.handle(TrainingFailed(masked.key, FailReason.MASKING, why), now)
-        return self._job.handle(UpdateTrained(masked.key, masked.manifest), now)
 
     def _on_process_end(self, event: SetupFailed | Died, now: float) -> list[Effect]:
         """End the rounds that the process had. The next round starts another process, unless none was ever ready."""
@@ -480,36 +442,5 @@ class Agent:
             busy=self._runner.making_model or self._runner.owes_model,
         )
 
-    def _spent_today(self) -> dict[str, float]:
-        """Return the usage of the day, rounded down: each change is written to the disk."""
-        spent = self._owner.spent_today(self._clock())
-        coarse_bytes, minutes = spent.traffic_bytes // TOLD_BYTES * TOLD_BYTES, spent.training_s // 60.0
-        return {"rounds": spent.rounds, "traffic_bytes": coarse_bytes, "training_s": 60.0 * minutes}
-
     def _write_status(self, state: str) -> None:
-        job = self._job.status()
-        stopped = state == "stopped"
-        problems = (self._presence.problem, self._admission.storage_problem)
-        self._status.write(
-            {
-                "state": str(state),
-                "connected": self._presence.connected and not stopped,
-                "run": job.run if job else None,
-                "round": job.round if job else None,
-                "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
-                "paused": self._job.paused,
-                "unwilling": list(self._owner.words),
-                "refused": self._admission.refused,
-                "terms": self._limits.terms(),
-                "spent": self._spent_today(),
-                "settings": {} if self._settings is None else self._settings.status(),
-                "declines": self._limits.declines
-                or self._admission.storage_problem
-                or ("" if stopped else self._presence.problem),
-                "private": self._limits.status(),
-                "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),
-                "network_open": self._network_open,
-                "last_outcome": self._runner.last_outcome,
-                "problem": "" if stopped else "; ".join(filter(None, problems)),
-            }
-        )
+        self._status.write(state, self._tasks, self._network_open, self._clock())

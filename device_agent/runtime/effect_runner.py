@@ -30,7 +30,7 @@ from fedpatch.device_agent.job.job_effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job_events import EffectFailed, JobEvent, UpdateRestored
-from fedpatch.device_agent.job.training_messages import Evaluated, Trained
+from fedpatch.device_agent.job.training_messages import Evaluated, Masked, Trained, TrainFailed
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.agent_ports import LimitsPort, TrainingPort
@@ -213,15 +213,15 @@ class EffectRunner:
         """Note the version of the global model that the training process holds in memory; "" for a new process."""
         self._downloads.model_held(version)
 
-    def trained(self, event: Trained) -> None:
-        """A round was trained; its personal model may follow."""
-        self.times.trained(event.key, event.report)
-        self._outbox.vector = event.manifest
-        self._models.trained(model_follows=event.model_follows)
-
-    def measured(self, event: Evaluated) -> None:
-        """A model was measured; it may have been finished first."""
-        self._models.measured(model_follows=event.model_follows)
+    def note_outcome(self, event: Trained | Evaluated | Masked | TrainFailed) -> None:
+        """Note the outcome of a training or a measurement; its personal model may follow."""
+        match event:
+            case Trained():
+                self.times.trained(event.key, event.report)
+                self._outbox.vector = event.manifest
+                self._models.trained(model_follows=event.model_follows)
+            case Evaluated():
+                self._models.measured(model_follows=event.model_follows)
 
     @property
     def making_model(self) -> bool:

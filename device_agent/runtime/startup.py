@@ -25,7 +25,8 @@ from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.secure_limits import REQUIRED, SecureLimits
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
-from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Reload, Stop
+from fedpatch.device_agent.runtime.agent import Agent
+from fedpatch.device_agent.runtime.agent_events import EventQueue, Reload, Stop
 from fedpatch.device_agent.runtime.begun_anew import loss_in_words, may_be_lost
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager

@@ -26,7 +26,8 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.policy.usage import UsageLedger
-from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
+from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent
+from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.name_check import NameChecked

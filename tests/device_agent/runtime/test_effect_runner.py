@@ -395,7 +395,7 @@ class TestPersonalModelPutOff:
         device.download()
         assert [one.make_model for one in device.trainer.given] == [True, False]
         (directory / "spool" / "update.bin").write_bytes(UPDATE)
-        device.performer.trained(Trained(self.SECOND, update(UPDATE), report()))
+        device.performer.note_outcome(Trained(self.SECOND, update(UPDATE), report()))
         device.perform(device.job.handle(UpdateTrained(self.SECOND, update(UPDATE)), 0.0))
         device.performer.run_effect(SpoolUpdate(self.SECOND, update(UPDATE), request))
         device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest), 2)), 1.0))
@@ -456,7 +456,7 @@ class TestPersonalModelPutOff:
         assert (command.evaluate, command.make_model) == (True, True)
         assert device.usage.spent(0.0).rounds == 3  # the owner's daily limits count it
         evaluation = Evaluation(REQUEST.model.digest, 0.5, 20, 0.25)
-        device.performer.measured(Evaluated(command.key, evaluation, model_follows=True))
+        device.performer.note_outcome(Evaluated(command.key, evaluation, model_follows=True))
         device.perform(device.job.handle(ModelEvaluated(command.key, evaluation), 2.0))
         assert device.performer.owes_model
         models.stage(b"finished", describe(3, b"finished", task=KEY.task, run=KEY.run))
@@ -515,7 +515,7 @@ class TestPersonalModelInTheMaking:
         device = Device(directory, models)
         device.upload()
         device.perform([SpoolUpdate(KEY, update(UPDATE), REQUEST)])
-        device.performer.trained(Trained(KEY, update(UPDATE), report(), model_follows=True))
+        device.performer.note_outcome(Trained(KEY, update(UPDATE), report(), model_follows=True))
         if staged:
             self.stage(models)
         return device, models
