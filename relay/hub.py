@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
+from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager

@@ -10,8 +10,9 @@ from typing import Any
 
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.owner_limits import OFF, OwnerLimits, SecureLimits
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
+from fedpatch.device_agent.policy.secure_limits import OFF, SecureLimits
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.relay.presences import Needs
 from fedpatch.relay.settings import RelaySettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.runtime.agent_ports import LimitsPort, OwnerPort
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.presence import Presence
 from fedpatch.device_agent.runtime.request_admission import RequestAdmission
@@ -38,8 +37,8 @@ class AgentStatus:
         file: StatusFile,
         job: Job,
         runner: EffectRunner,
-        owner: OwnerPolicy,
-        limits: OwnerLimits,
+        owner: OwnerPort,
+        limits: LimitsPort,
         admission: RequestAdmission,
         presence: Presence,
         settings: SettingsInForce | None,

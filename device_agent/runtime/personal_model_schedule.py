@@ -14,8 +14,8 @@ from collections.abc import Callable
 from fedpatch.device_agent.job.job_effects import EndJob, JobKey
 from fedpatch.device_agent.job.training_messages import MakeModel
 from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.runtime.agent_ports import TrainingPort
 from fedpatch.device_agent.runtime.train_command import command_of
-from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.errors import FedpatchError, StateError, UsageError
@@ -40,7 +40,7 @@ class PersonalModelSchedule:
     """
 
     def __init__(
-        self, models: ModelStore | None, spool: UpdateSpool, trainer: Trainer, clock: Callable[[], float]
+        self, models: ModelStore | None, spool: UpdateSpool, trainer: TrainingPort, clock: Callable[[], float]
     ) -> None:
         self._models = models
         self._spool = spool

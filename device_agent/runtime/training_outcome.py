@@ -10,13 +10,13 @@ from fedpatch.device_agent.job.job_events import (
     VectorTrained,
 )
 from fedpatch.device_agent.job.training_messages import Evaluated, Masked, Trained, TrainFailed
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.runtime.agent_ports import LimitsPort
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason
 
 
 def outcome_of(
-    event: Trained | Evaluated | Masked | TrainFailed, request: WorkRequest | None, limits: OwnerLimits
+    event: Trained | Evaluated | Masked | TrainFailed, request: WorkRequest | None, limits: LimitsPort
 ) -> JobEvent:
     """Return the event of the job.
 

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from fedpatch.device_agent.job.job_effects import JobKey, SpoolUpdate
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.runtime.agent_ports import LimitsPort
 from fedpatch.device_agent.state.download_files import cut_from_file
 from fedpatch.device_agent.state.storage_check import SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -29,7 +29,7 @@ class UpdateOutbox:
         vector: Manifest of the vector of a masked round before it is masked; None without one.
     """
 
-    def __init__(self, directory: Path, limits: OwnerLimits) -> None:
+    def __init__(self, directory: Path, limits: LimitsPort) -> None:
         self.spool = UpdateSpool(directory / SPOOL)
         self.vector: Manifest | None = None
         self._update: Manifest | None = None
