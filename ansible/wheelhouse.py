@@ -139,7 +139,7 @@ def _own_wheel(out: Path) -> Path:
         for folder in _FOLDERS:  # src/fedpatch has links to the other folders, which stay links
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
             shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
-        for file in ("pyproject.toml", "README.md", "LICENSE"):
+        for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
             shutil.copy2(ROOT / file, copy)
         command = [*_PIP, "wheel", "-q", "--no-deps", "--no-build-isolation"]
         # The same files give the same wheel: a host that has this wheel is not changed.

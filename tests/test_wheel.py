@@ -21,7 +21,7 @@ from fedpatch.shared import __version__
 from tests.support.paths import ROOT
 
 PACKAGES = ("coordinator", "device_agent", "relay", "shared", "simulator")
-PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
+PARTS = (*PACKAGES, "src", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 EXTRAS = ("", "torch", "onnx", "agent", "console", "coordinator", "demo", "simulator", "notebook", "otel", "postgresql")
 COMMANDS = ("fedpatch", "fedpatch-agent")
 
@@ -49,19 +49,29 @@ class Installed:
         return done.stdout
 
 
+def _copy_source(to: Path) -> None:
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(
+                ROOT / part, to / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
+        else:
+            shutil.copy(ROOT / part, to / part)
+
+
+def _build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of the source, which is deleted afterwards."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(
-                ROOT / part, source / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-            )
-        else:
-            shutil.copy(ROOT / part, source / part)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    _copy_source(source)
+    (source / "tests").mkdir()
+    (source / "tests/test_of_checkout.py").touch()
+    built = _build(source, out)
     assert built.returncode == 0, built.stdout + built.stderr
     shutil.rmtree(source)
     assert [path.name for path in out.glob("*.tar.gz")] == [f"fedpatch-{__version__}.tar.gz"]
@@ -156,9 +166,24 @@ def test_the_source_distribution_holds_the_package_fedpatch_and_nothing_else(whe
         members = archive.getmembers()
     names = {member.name.partition("/")[2] for member in members if member.isfile()}
     assert not [member.name for member in members if member.issym() or member.islnk()]
-    assert {name for name in names if name.endswith(".py")} == {
-        f"src/{name}" for name in _product_files() if name.endswith(".py")
-    }
+    made = {"PKG-INFO", "setup.cfg"}
+    product = {f"src/{name}" for name in _product_files()}
+    assert {name for name in names if ".egg-info/" not in name} - made == product | set(PARTS) - {*PACKAGES, "src"}
+
+
+def test_a_checkout_without_symbolic_links_builds_no_wheel_and_one_sentence_has_the_remedy(tmp_path: Path):
+    """`git clone -c core.symlinks=false` writes the target of a link into a plain file."""
+    source = tmp_path / "source"
+    source.mkdir()
+    _copy_source(source)
+    link = source / "src/fedpatch/relay"
+    link.unlink()
+    link.write_text("../../relay")
+    built = _build(source, tmp_path / "out")
+    assert built.returncode != 0
+    [sentence] = [line for line in (built.stdout + built.stderr).splitlines() if line.startswith("fedpatch: ")]
+    assert "src/fedpatch/relay must be a symbolic link" in sentence and "git config core.symlinks true" in sentence
+    assert not list(tmp_path.glob("out/*.whl"))
 
 
 @pytest.mark.medium
