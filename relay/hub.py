@@ -11,10 +11,11 @@ from typing import Any
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
-from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
+from fedpatch.device_agent.runtime.presence import Identity, Presence
 from fedpatch.device_agent.runtime.startup import stop_at_end_of_stdin
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, former_boots, lock_state_dir

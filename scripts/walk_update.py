@@ -38,7 +38,7 @@ from fedpatch.coordinator.runtime.ports import Ports
 from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import Trained
-from fedpatch.device_agent.runtime import startup
+from fedpatch.device_agent.runtime import agent_composition
 from fedpatch.device_agent.runtime.agent_events import Stop
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.settings import AgentSettings
@@ -379,8 +379,8 @@ def walk_agent() -> dict[str, Walk]:
             under_voltage_ok=True,
             broker="mqtt://127.0.0.1",
         )
-        ports = startup.Ports(link=make_link, trainer=make_trainer)
-        agent = startup.make_agent(settings, Identity.new(FLEET, "pi"), SimpleQueue(), ports)
+        ports = agent_composition.Ports(link=make_link, trainer=make_trainer)
+        agent = agent_composition.make_agent(settings, Identity.new(FLEET, "pi"), SimpleQueue(), ports)
         with profiler:
             agent.run()
     return profiler.walks

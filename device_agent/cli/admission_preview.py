@@ -18,7 +18,7 @@ from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferen
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
 from fedpatch.device_agent.policy.secure_limits import REQUIRED
 from fedpatch.device_agent.policy.usage import local_now, read_today
-from fedpatch.device_agent.runtime.startup import observer_of, privacy_of
+from fedpatch.device_agent.runtime.agent_composition import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import read_standing

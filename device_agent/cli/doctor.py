@@ -20,10 +20,10 @@ from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.floor_status import DAMAGED, least_without_model
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.runtime.agent_composition import setup_of
 from fedpatch.device_agent.runtime.begun_anew import is_foreign, loss_in_words, may_be_lost
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
-from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import read_history

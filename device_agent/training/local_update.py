@@ -37,7 +37,7 @@ from fedpatch.device_agent.training.batches import attempt_seed, stream_seed, up
 from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
-from fedpatch.device_agent.training.local_only_training import AloneSchedule, IndependentModel
+from fedpatch.device_agent.training.local_only_training import Alone, AloneSchedule, IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.masked_update import bounded_patch, unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
@@ -190,9 +190,7 @@ class LocalUpdate:
         alone = self._independent.train(command, shown, cancelled) if trains else None
         if cancelled():
             return None
-        report = _report(command, shown)
-        if alone and self._measures_alone(command):
-            report = replace(report, user_accuracy_independent=alone.user_accuracy)
+        report = self._report(command, shown, alone)
         rounding = attempt_seed(update_seed(plan.seed, self._device_id, before.batches_done), command.attempt)
         step = _Step(key, public, model, update, rounding)
         manifest = self._write_update(command, step, report)
@@ -200,6 +198,13 @@ class LocalUpdate:
             self._independent.keep(alone)
         self._trained = command, shown
         return manifest, report
+
+    def _report(self, command: TrainCommand, shown: LocalResult, alone: Alone | None) -> UpdateReport:
+        """Return the report of the update; the accuracy of learning alone is in it where the request asks for it."""
+        report = _report(command, shown)
+        if alone is None or not self._measures_alone(command):
+            return report
+        return replace(report, user_accuracy_independent=alone.user_accuracy)
 
     def _copy(
         self, command: TrainCommand, key: PatchKey, *, after_round: bool = False

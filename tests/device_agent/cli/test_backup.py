@@ -34,7 +34,7 @@ from fedpatch.device_agent.cli.backup_file import (
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
 from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
-from fedpatch.device_agent.runtime.presence import DuplicateIdDetector
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.device_agent.state.revocation_file import RevocationFile

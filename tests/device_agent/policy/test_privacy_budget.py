@@ -15,7 +15,7 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget, privacy_in_words
-from fedpatch.device_agent.runtime.startup import privacy_of
+from fedpatch.device_agent.runtime.agent_composition import privacy_of
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
 from fedpatch.device_agent.state.update_spool import NOTE

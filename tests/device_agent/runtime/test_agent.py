@@ -27,12 +27,13 @@ from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.policy.usage import UsageLedger
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent
+from fedpatch.device_agent.runtime.agent_composition import Ports, make_agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.name_check import NameChecked
-from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
-from fedpatch.device_agent.runtime.startup import Ports, make_agent
+from fedpatch.device_agent.runtime.presence import Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import read_history

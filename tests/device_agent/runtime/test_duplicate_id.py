@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.runtime.presence import DuplicateIdDetector
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.shared.wire.messages import DeviceState
 
 ME, OTHER = (DeviceState(online=True, boot=boot) for boot in ("mine", "another"))
