@@ -42,7 +42,6 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.runtime.agent_events import AgentEvent, EventQueue, Reload, Stop, TurnEvent
 from fedpatch.device_agent.runtime.agent_ports import LimitsPort, OwnerPort, TrainingPort
-from fedpatch.device_agent.runtime.agent_status import STOPPED, AgentStatus
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded
@@ -50,6 +49,7 @@ from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.request_admission import RequestAdmission
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
+from fedpatch.device_agent.runtime.status_writer import STOPPED, StatusWriter
 from fedpatch.device_agent.runtime.training_outcome import outcome_of
 from fedpatch.device_agent.runtime.training_supervisor import Died, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -141,7 +141,7 @@ class Agent:
         self._housekeeping = housekeeping
         self._leader = leader
         self._settings = settings
-        self._status = AgentStatus(status, job, runner, owner, limits, self._admission, presence, settings)
+        self._status = StatusWriter(status, job, runner, owner, limits, self._admission, presence, settings)
         self._ask_for_name = ask_for_name
         self._is_linked = False
         self._clock = clock

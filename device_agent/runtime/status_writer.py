@@ -18,7 +18,7 @@ TOLD_BYTES = 64 * 2**10
 STOPPED = "stopped"
 
 
-class AgentStatus:
+class StatusWriter:
     """Writes status.json. The parts of the agent are only read.
 
     Args:
