@@ -1,4 +1,4 @@
-"""Aggregation with differential privacy: the book, the noise if the coordinator adds it, and the noised mean."""
+"""Aggregation with differential privacy: the account, the noise if the coordinator adds it, and the noised mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.noise_draw import SealedNoise
-from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
+from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.masking.private_vector import PrivateLayout
@@ -22,17 +22,17 @@ from fedpatch.shared.tensors.arrays import Array, Schema
 
 
 class PrivateAggregation:
-    """Owns the noise and the book of one run.
+    """Owns the noise and the account of one run.
 
     Args:
-        blobs: Blob store of the run, for the book.
+        blobs: Blob store of the run, for the account.
         directory: Directory of the run, for the noise: a store may keep deleted blobs.
         policy: The terms of differential privacy.
         schema: Names, shapes and dtypes of the tensors that travel.
         saved_round: Number of rounds whose models are saved; their noise is deleted.
 
     Raises:
-        StateError: The book is damaged or lost, or the disk refuses.
+        StateError: The account is damaged or lost, or the disk refuses.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PrivateAggregation:
         self._policy = policy
         self._schema = schema
         self._noise = SealedNoise(directory)
-        self._book = PrivacyBook(blobs, saved_round)
+        self._releases = PrivacyAccount(blobs, saved_round)
         self.saved(saved_round)
 
     def aggregate(
@@ -98,7 +98,7 @@ class PrivateAggregation:
 
         Raises:
             UsageError: The release would exceed the run's `max_epsilon`.
-            StateError: The disk refuses, or the book is damaged.
+            StateError: The disk refuses, or the account is damaged.
         """
         seeds = sorted(mask.seed for group in groups for mask in group.masks)
         digest = hashlib.sha256(b"".join(seeds)).hexdigest()
@@ -114,20 +114,20 @@ class PrivateAggregation:
         return mean, account
 
     def _count(self, digest: str, devices: Sequence[str]) -> dict[str, float | None]:
-        """Count a release in the book, and return the account. Beyond `max_epsilon` raise UsageError and count nothing."""
-        spent = self._policy.epsilon(used := self._book.most_used_with(digest, devices))
+        """Count a release in the account, and return the account. Beyond `max_epsilon` raise UsageError and count nothing."""
+        spent = self._policy.epsilon(used := self._releases.most_used_with(digest, devices))
         limit = self._policy.max_epsilon
         if limit is not None and spent > limit:
             raise UsageError(
                 f"epsilon would be {spent:.4g} for the device that {used} releases use; the run's max_epsilon is {limit:g}, so "
                 "its rounds are over; start a new run, which adds to what was released"
             )
-        self._book.note(digest, devices)
+        self._releases.note(digest, devices)
         return {
             "epsilon": spent if math.isfinite(spent) else None,
             "delta": self._policy.delta,
             "rounds": used,
-            "all_releases": self._book.all_releases,
+            "all_releases": self._releases.all_releases,
             "noise_multiplier": self._policy.noise_multiplier,
         }
 

@@ -121,7 +121,7 @@ class RoundRecord:
         far: Rounds in a row in which the update of a device was far from the others (coordinator.rounds.far_updates).
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
         privacy: With differential privacy: `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
-            used, the number of these releases (`rounds`), the number of all releases in the book (`all_releases`), and the
+            used, the number of these releases (`rounds`), the number of all releases in the account (`all_releases`), and the
             `noise_multiplier`. Empty without differential privacy, and in a failed round, which releases nothing.
         train_loss: Mean training loss of the devices that reported.
         user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16

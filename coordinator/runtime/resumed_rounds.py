@@ -16,7 +16,7 @@ from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
-from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
+from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RETURN_S, RoundPolicy
@@ -55,7 +55,7 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
         say: Takes a message for the operator.
 
     Raises:
-        StateError: No checkpoint is undamaged, or the privacy book is lost, damaged or older than a record.
+        StateError: No checkpoint is undamaged, or the privacy account is lost, damaged or older than a record.
     """
     if not has_checkpoint(blobs) and not registry.rounds.records(run):
         # The process was killed before it wrote the first checkpoint.
@@ -64,7 +64,7 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
     reached = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
     last = reached.round if reached is not None else 0
     records = registry.rounds.records(run)
-    _require_book(blobs, [*records, *([] if reached is None else [reached])])
+    _require_account(blobs, [*records, *([] if reached is None else [reached])])
     known = [record.round for record in records if record.outcome == "aggregated"]
     if reached is not None and last > max(known, default=0):
         registry.rounds.finish(run, reached, _still_at_work(registry, run, reached, state.round - 1))
@@ -79,11 +79,11 @@ def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared
     registry.journal.bring_up_to_date(run)
 
 
-def _require_book(blobs: BlobStore, records: Iterable[RoundRecord]) -> None:
-    """Raise StateError if the privacy book has fewer releases than a record names; without the error epsilon would shrink."""
+def _require_account(blobs: BlobStore, records: Iterable[RoundRecord]) -> None:
+    """Raise StateError if the privacy account has fewer releases than a record names: epsilon would shrink."""
     releases = max((round(record.privacy.get("all_releases") or 0) for record in records), default=0)
     if releases:
-        PrivacyBook(blobs, releases).require(releases)
+        PrivacyAccount(blobs, releases).require(releases)
 
 
 def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: int) -> dict[str, CarriedWork]:

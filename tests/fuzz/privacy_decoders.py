@@ -1,4 +1,4 @@
-"""Readers of the files of differential privacy: the noise of a round, the coordinator's book, the device's ledger."""
+"""Readers of the files of differential privacy: the noise of a round, the accounts of coordinator and device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.coordinator.privacy.noise_draw import SealedNoise
-from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
+from fedpatch.coordinator.privacy.privacy_account import ACCOUNT, PrivacyAccount
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
@@ -24,7 +24,7 @@ def privacy_decoders() -> Iterator[Decoder]:
     """Yield each reader twice: unchanged, and with a checksum that always fits its content."""
     for name, line, read, kept in (
         ("noise", b"fedpatch noise 1\n", _noise, _written(_NOISE, lambda at: SealedNoise(at).of_round(1, _VALUES))),
-        ("privacy book", b"fedpatch privacy book 1\n", _book, _written(BOOK, _write_book)),
+        ("privacy account", b"fedpatch privacy book 1\n", _book, _written(ACCOUNT, _write_book)),
         ("privacy ledger", b"fedpatch privacy ledger 1\n", _ledger, _written(LEDGER_NAME, _write_ledger)),
     ):
         yield Decoder(name, read, (StateError,), (kept,))
@@ -38,8 +38,8 @@ def _noise(data: bytes, folder: Path) -> None:
 
 
 def _book(data: bytes, folder: Path) -> None:
-    (folder / BOOK).write_bytes(data)
-    assert PrivacyBook(folder).most_used >= 0
+    (folder / ACCOUNT).write_bytes(data)
+    assert PrivacyAccount(folder).most_used >= 0
 
 
 def _ledger(data: bytes, folder: Path) -> None:
@@ -48,7 +48,7 @@ def _ledger(data: bytes, folder: Path) -> None:
 
 
 def _write_book(folder: Path) -> None:
-    PrivacyBook(folder).note("ab" * 32, ["pi-1", "pi-2"])
+    PrivacyAccount(folder).note("ab" * 32, ["pi-1", "pi-2"])
 
 
 def _write_ledger(folder: Path) -> None:

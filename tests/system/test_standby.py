@@ -14,7 +14,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
-from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
+from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount
 from fedpatch.coordinator.storage.epoch_folders import keys_of
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
@@ -167,7 +167,7 @@ def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privac
     accounts = [(one["privacy"]["rounds"], one["privacy"]["epsilon"]) for one in done.document["rounds"]]
     policy = PrivacyPolicy(noise_multiplier=1.0, clip=0.5)
     assert accounts == [(rounds, policy.epsilon(rounds)) for rounds in range(1, ROUNDS + 1)]
-    assert PrivacyBook(blobs_of(pair.blobs, done)).most_used == ROUNDS
+    assert PrivacyAccount(blobs_of(pair.blobs, done)).most_used == ROUNDS
     journals = [PrivacyLedger(agent.state_dir).runs for agent in pair.stage.fleet.agents.values()]
     assert [[run.rounds for run in runs] for runs in journals] == [[ROUNDS], [ROUNDS]]
 

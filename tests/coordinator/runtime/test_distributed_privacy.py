@@ -16,7 +16,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy import private_aggregation
-from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
+from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
@@ -184,7 +184,7 @@ def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path
                 [record] = registry.rounds.records(run)
         tensors = load_checkpoint(directory)[0].tensors
         results.add(b"".join(tensors[name].tobytes() for name in sorted(tensors)))
-        assert (record.outcome, record.privacy["rounds"], PrivacyBook(directory).most_used) == ("aggregated", 1, 1)
+        assert (record.outcome, record.privacy["rounds"], PrivacyAccount(directory).most_used) == ("aggregated", 1, 1)
         assert len(results) == 1, f"killed before write {fatal}"
         if fatal and not kills:
             return
@@ -202,7 +202,7 @@ def test_round_repeated_because_its_checkpoint_is_damaged_counts_as_a_second_rel
     repeated.come()
     [record] = records(repeated)
     assert (record.round, record.outcome) == (1, "aggregated")
-    assert (record.privacy["rounds"], PrivacyBook(blobs).most_used) == (2, 2)
+    assert (record.privacy["rounds"], PrivacyAccount(blobs).most_used) == (2, 2)
 
 
 def test_run_beyond_its_epsilon_releases_nothing(tmp_path):
@@ -211,7 +211,7 @@ def test_run_beyond_its_epsilon_releases_nothing(tmp_path):
     groups = [OpenGroup(("pi-1", "pi-2"), ())]
     with pytest.raises(UsageError, match="max_epsilon is 1"):
         private.aggregate_masked(prepared.initial, groups, _no_update, 16)
-    assert PrivacyBook(tmp_path).most_used == 0
+    assert PrivacyAccount(tmp_path).most_used == 0
 
 
 def _no_update(device: str) -> MaskedUpdate:

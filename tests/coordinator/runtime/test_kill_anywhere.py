@@ -115,10 +115,10 @@ def play_with_kills(
     with Registry(directory / REGISTRY_FILE) as registry:
         assert registry.holds.held("demo") == ({} if played is play else {"c": QUARANTINED})
         assert list(read_journal(registry.journal.path(run)).records.values()) == registry.rounds.records(run)
-    books = [
+    accounts = [
         (one.round, one.outcome, one.reported, one.num_examples, one.bounded, one.bounded_devices) for one in records
     ]
-    return model, books, kills
+    return model, accounts, kills
 
 
 def kill_at_every_write(

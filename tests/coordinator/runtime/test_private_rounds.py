@@ -1,4 +1,4 @@
-"""Rounds with central differential privacy: one draw despite kills, only noised values in the release, the privacy book."""
+"""Rounds with central differential privacy: one draw despite kills, only noised values in the release, the privacy account."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.observability.status_message import status_message
 from fedpatch.coordinator.privacy.noise_draw import SealedNoise
-from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
+from fedpatch.coordinator.privacy.privacy_account import ACCOUNT, PrivacyAccount
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.missing_devices import missing_text
 from fedpatch.coordinator.runtime.run_preparation import Prepared
@@ -204,20 +204,20 @@ def test_noise_of_another_size_is_refused(tmp_path):
 
 @pytest.mark.medium
 def test_book_counts_a_repeated_draw_once_and_another_draw_again(blobs):
-    book = PrivacyBook(blobs)
-    book.note("one", ["a"])
-    book.note("one", ["a", "b"])
-    assert PrivacyBook(blobs).most_used == 1
-    PrivacyBook(blobs).note("other", ["b"])
-    assert PrivacyBook(blobs).most_used == 2
-    assert PrivacyBook(blobs).most_used_with("third", ["a"]) == 2
+    account = PrivacyAccount(blobs)
+    account.note("one", ["a"])
+    account.note("one", ["a", "b"])
+    assert PrivacyAccount(blobs).most_used == 1
+    PrivacyAccount(blobs).note("other", ["b"])
+    assert PrivacyAccount(blobs).most_used == 2
+    assert PrivacyAccount(blobs).most_used_with("third", ["a"]) == 2
 
 
 def test_book_counts_a_repeated_draw_for_the_devices_of_all_its_attempts(blobs):
-    book = PrivacyBook(blobs)
+    account = PrivacyAccount(blobs)
     for attempt in (["a"], ["b"]):
-        book.note("one", attempt)
-    assert [PrivacyBook(blobs).most_used_with("other", [device]) for device in ("a", "b")] == [2, 2]
+        account.note("one", attempt)
+    assert [PrivacyAccount(blobs).most_used_with("other", [device]) for device in ("a", "b")] == [2, 2]
 
 
 def test_noise_is_divided_by_the_devices_that_the_round_is_meant_for(tmp_path, blobs):
@@ -246,16 +246,16 @@ def test_noised_sum_of_a_round_that_lacks_a_device_is_divided_by_all_that_it_was
 
 
 def test_damaged_book_ends_the_run_instead_of_counting_from_zero(blobs):
-    blobs.put(BOOK, b"fedpatch privacy book 1\n")
+    blobs.put(ACCOUNT, b"fedpatch privacy book 1\n")
     with pytest.raises(StateError, match="the epsilon of this run is unknown"):
-        PrivacyBook(blobs)
+        PrivacyAccount(blobs)
 
 
 def test_lost_book_of_a_run_with_releases_ends_the_run_instead_of_counting_from_zero(tmp_path, prepared, registry):
     run = new_run(registry).id
     play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
-    PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})  # with the book it is resumed
-    (tmp_path / BOOK).unlink()
+    PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})  # with the account it is resumed
+    (tmp_path / ACCOUNT).unlink()
     with pytest.raises(StateError, match=r"is lost.* the epsilon of this run is unknown"):
         PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
 
@@ -264,10 +264,10 @@ def test_lost_book_of_a_run_with_releases_ends_the_run_instead_of_counting_from_
 def test_older_book_than_a_record_names_ends_the_run_instead_of_counting_from_there(tmp_path, prepared, registry, lost):
     run = new_run(registry).id
     play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
-    older = (tmp_path / BOOK).read_bytes()
+    older = (tmp_path / ACCOUNT).read_bytes()
     play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2}))
-    PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 3})  # with the book it is resumed
-    (tmp_path / BOOK).write_bytes(older)
+    PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 3})  # with the account it is resumed
+    (tmp_path / ACCOUNT).write_bytes(older)
     for name in lost:
         (tmp_path / name).unlink()
     with pytest.raises(
@@ -278,17 +278,17 @@ def test_older_book_than_a_record_names_ends_the_run_instead_of_counting_from_th
 
 
 def test_book_of_an_earlier_version_continues(tmp_path, prepared, registry):
-    """Its records name no releases, and the book no number of them."""
+    """Its records name no releases, and the account no number of them."""
     run = new_run(registry).id
     content = {"earlier": {"a": 3, "b": 1}, "digest": "one", "devices": ["a", "b"]}
-    (tmp_path / BOOK).write_bytes(seal(b"fedpatch privacy book 1\n", msgspec.msgpack.encode(content)))
+    (tmp_path / ACCOUNT).write_bytes(seal(b"fedpatch privacy book 1\n", msgspec.msgpack.encode(content)))
     play(PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 1}))
     PrivateBench(tmp_path, prepared, registry, run, **{**TERMS, "rounds": 2})
-    assert [PrivacyBook(tmp_path).most_used, PrivacyBook(tmp_path).all_releases] == [5, 1]
+    assert [PrivacyAccount(tmp_path).most_used, PrivacyAccount(tmp_path).all_releases] == [5, 1]
 
 
 def test_release_whose_record_is_refused_to_a_former_leader_is_not_published(bench, registry, monkeypatch):
-    """The next leader may have copied the book before this release."""
+    """The next leader may have copied the account before this release."""
 
     def refuse(*_given: object) -> None:
         raise LeadershipLost("another coordinator leads the fleet")
@@ -299,19 +299,19 @@ def test_release_whose_record_is_refused_to_a_former_leader_is_not_published(ben
     before = len(bench.link.published)
     with pytest.raises(LeadershipLost):
         bench.upload("b", 0.7)
-    assert PrivacyBook(bench.directory).all_releases == 1
+    assert PrivacyAccount(bench.directory).all_releases == 1
     assert [payload for _, payload, _ in bench.link.published[before:] if payload] == []
 
 
 def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, prepared, registry):
     """A round that is repeated after its checkpoint was lost would be a second release."""
     first = PrivateBench(tmp_path, prepared, registry, **{**TERMS, "max_epsilon": 5.0})
-    PrivacyBook(tmp_path).note("lost", ["a"])
+    PrivacyAccount(tmp_path).note("lost", ["a"])
     bench = PrivateBench(tmp_path, prepared, registry, first.engine.spec.run, **{**TERMS, "max_epsilon": 5.0})
     bench.begin()
     with pytest.raises(UsageError, match="max_epsilon is 5"):
         bench.upload("ab", 0.1)
-    assert PrivacyBook(tmp_path).most_used == 1
+    assert PrivacyAccount(tmp_path).most_used == 1
 
 
 @pytest.mark.parametrize(("factor", "released"), [(1.0, True), (0.99, False)])
