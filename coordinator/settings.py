@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
-from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
+from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS
 from fedpatch.coordinator.blobs.blob_store import url_problem
 from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
@@ -21,6 +21,7 @@ from fedpatch.coordinator.rounds.update_encoding import ENCODING_HELP
 from fedpatch.coordinator.setting_conflicts.carried_work import CARRIED_WORK, NO_CARRIED_WORK
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
 from fedpatch.coordinator.setting_conflicts.control_variates import CONTROL_VARIATES
+from fedpatch.coordinator.setting_conflicts.differential_privacy import privacy_problems
 from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
 from fedpatch.coordinator.setting_conflicts.masked_groups import GROUPS, NOISE_OF_DEVICES, SINGLE_UPDATES, UNMASKED
 from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import MAX_CHUNKS_IN_FLIGHT, ROUNDS_AND_TRANSFER
@@ -375,7 +376,7 @@ class RoundSettings(Settings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
-        problems = [*super().check(), *self._unreadable(), *self._privacy_problems()]
+        problems = [*super().check(), *self._unreadable(), *privacy_problems(self)]
         problems += conflicts_of(self, (*UNMASKED, *SINGLE_UPDATES, *GROUPS, *NOISE_OF_DEVICES))
         problems += conflicts_of(self, (*NO_CARRIED_WORK, *CARRIED_WORK, *CONTROL_VARIATES))
         problems += term_problems(
@@ -389,22 +390,6 @@ class RoundSettings(Settings):
         )
         problems += conflicts_of(self, ROUNDS_AND_TRANSFER)
         return problems
-
-    def _privacy_problems(self) -> list[tuple[str, ...]]:
-        return settings_problems(
-            dp=self.dp,
-            noise_multiplier=self.noise_multiplier,
-            dp_clip=self.dp_clip,
-            delta=self.delta,
-            max_epsilon=self.max_epsilon,
-            rounds=self.rounds,
-            devices=self.devices,
-            target_ua=self.target_ua,
-            moments=self.moments,
-            aggregate=self.aggregate,
-            secure=self.masked,
-            group_max=self.largest_group,
-        )
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""

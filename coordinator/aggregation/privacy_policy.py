@@ -1,9 +1,7 @@
-"""The terms of differential privacy of a run, and the settings and models that do not fit them."""
+"""The terms of differential privacy of a run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from fedpatch.shared.errors import UsageError
@@ -13,12 +11,6 @@ from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerm
 
 OFF, CENTRAL, DISTRIBUTED = MECHANISMS = ("off", "central", "distributed")
 """Values of the setting `dp`."""
-
-LEAST_STEPS = 16
-"""With a clip of fewer grid steps, the rounding itself would be noise."""
-
-Problem = tuple[str, ...]
-"""A setting, the reason to refuse it, and the other settings that the reason is about."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ def policy_of(
     """
     if dp == OFF:
         return None
-    assert noise_multiplier is not None and dp_clip is not None, "checked by settings_problems"
+    assert noise_multiplier is not None and dp_clip is not None, "checked by privacy_problems"
     steps = steps_of(noise_multiplier, group_max) if dp == DISTRIBUTED else 0
     return PrivacyPolicy(noise_multiplier, dp_clip, delta, max_epsilon, steps)
 
@@ -85,98 +77,6 @@ def delta_problem(delta: float, devices: int) -> str:
         return ""
     small = f"less than 1 / devices, e.g. {0.1 / devices:.0e}"
     return f"{delta:g} lets one of {devices} devices be published whole; make it {small}"
-
-
-def settings_problems(  # noqa: PLR0913  (the settings that depend on each other)
-    *,
-    dp: str,
-    noise_multiplier: float | None,
-    dp_clip: float | None,
-    delta: float,
-    max_epsilon: float | None,
-    rounds: int,
-    devices: int,
-    target_ua: float | None,
-    moments: Collection[str],
-    aggregate: str = "mean",
-    secure: bool = False,
-    group_max: int = 0,
-) -> list[Problem]:
-    """Return the problems of settings that do not fit together; the arguments are settings of a run.
-
-    Args:
-        dp: One of MECHANISMS.
-        noise_multiplier: None if it is not set.
-        dp_clip: None if it is not set.
-        delta: Above 0, below 1.
-        max_epsilon: None for no limit.
-        rounds: Rounds of the run.
-        devices: Least size of the fleet.
-        target_ua: None for no target.
-        moments: Moments that the strategy shares.
-        aggregate: Rule of the aggregate.
-        secure: Whether updates are masked.
-        group_max: Devices in the largest masked group.
-    """
-    given = {"noise_multiplier": noise_multiplier, "dp_clip": dp_clip}
-    if dp == OFF:
-        unused = {**given, "max_epsilon": max_epsilon}
-        return [
-            (name, "has no effect with dp = off; set dp = central or distributed, or leave it out", "dp")
-            for name, value in unused.items()
-            if value is not None
-        ]
-    problems: list[Problem] = [
-        (name, f"is needed with dp = {dp}; `fedpatch privacy plan` computes the noise", "dp")
-        for name, value in given.items()
-        if value is None
-    ]
-    if target_ua is not None:
-        text = f"ends the run by raw user accuracies, which dp = {dp} does not release; set none, --rounds ends the run"
-        problems.append(("target_ua", text, "dp"))
-    if moments:
-        text = (
-            "shares the optimizer's moments or control variates, which have another scale than the clip, and noise would make "
-            "second moments negative; use fedavg or fedadam"
-        )
-        problems.append(("strategy", text, "dp"))
-    if aggregate != "mean":
-        text = f"{aggregate} depends on single updates in a way that the clip does not bound; use mean with dp = {dp}"
-        problems.append(("aggregate", text, "dp"))
-    if text := delta_problem(delta, devices):
-        problems.append(("delta", text, "devices"))
-    if dp == DISTRIBUTED and not secure:
-        text = "distributed adds noise on the devices, which hides an update only in the sum of a group; set secure = groups"
-        problems.append(("dp", text, "secure"))
-    elif noise_multiplier is not None:
-        policy = policy_of(dp, noise_multiplier, 1.0, delta, max_epsilon, group_max)
-        assert policy is not None
-        problems += _too_noisy(policy) if dp == DISTRIBUTED else []
-        problems += _beyond(policy, rounds, dp) if max_epsilon is not None else []
-    return problems
-
-
-def _too_noisy(policy: PrivacyPolicy) -> list[Problem]:
-    if policy.steps >= LEAST_STEPS:
-        return []
-    text = (
-        f"{policy.noise_multiplier:g} leaves no room for updates in values of 16 bits; take less noise, or fewer rounds"
-    )
-    return [("noise_multiplier", text, "dp")]
-
-
-def _beyond(policy: PrivacyPolicy, rounds: int, dp: str) -> list[Problem]:
-    spent = policy.epsilon(rounds)
-    assert policy.max_epsilon is not None
-    if spent <= policy.max_epsilon:
-        return []
-    words = f"{spent:.4g}" if math.isfinite(spent) else "no bound at all"
-    terms = f"--dp {dp} --epsilon {policy.max_epsilon:g} --delta {policy.delta} --rounds {rounds}"
-    text = (
-        f"{policy.max_epsilon:g} is less than the epsilon of a device in all {rounds} rounds, {words}; "
-        f"`fedpatch privacy plan {terms}` computes the noise that keeps it"
-    )
-    return [("max_epsilon", text, "noise_multiplier")]
 
 
 def check_public(public: Schema) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
-from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
+from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS
 from fedpatch.coordinator.aggregation.strategy import refusal_of_rule
 from fedpatch.coordinator.cohort.selection import ROUNDING
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, largest_group
+from fedpatch.coordinator.setting_conflicts.differential_privacy import NoiseSettings, privacy_problems
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
@@ -268,7 +269,7 @@ def _noise_problems(data: str, noisy_fraction: object) -> Iterator[str]:
 
 
 def _privacy_problems(study: Study) -> Iterator[str]:
-    """Yield terms of differential privacy that do not fit together (coordinator.aggregation.privacy_policy)."""
+    """Yield terms of differential privacy that do not fit together (coordinator.setting_conflicts.differential_privacy)."""
     if study.dp not in MECHANISMS:
         yield f"--dp: {study.dp!r} is not {' or '.join(MECHANISMS)}"
         return
@@ -283,7 +284,7 @@ def _privacy_problems(study: Study) -> Iterator[str]:
         yield f"--strategy: {study.strategy} has no federated mean to add noise to; choose fedavg or fedadam with --dp"
         return
     strategy = None if study.strategy in BASELINES else find_strategy(study.strategy)
-    for name, text, *_ in settings_problems(
+    settings = NoiseSettings(
         dp=study.dp,
         noise_multiplier=study.noise_multiplier,
         dp_clip=study.dp_clip,
@@ -294,9 +295,10 @@ def _privacy_problems(study: Study) -> Iterator[str]:
         target_ua=None,  # a study measures without noise, which is not a release
         moments=strategy.moments if strategy else (),
         aggregate=study.aggregate,
-        secure=study.masked,
-        group_max=largest_group(study.group_size, LEAST_GROUP),
-    ):
+        masked=study.masked,
+        largest_group=largest_group(study.group_size, LEAST_GROUP),
+    )
+    for name, text, *_ in privacy_problems(settings):
         yield f"{_option(name)}: {text}"
     for name in ("norm_bound", "max_num_examples"):
         if study.dp != UNBOUNDED and getattr(study, name) != UNBOUNDED:

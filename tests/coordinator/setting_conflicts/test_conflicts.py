@@ -10,6 +10,7 @@ import pytest
 from fedpatch.coordinator.setting_conflicts.carried_work import CARRIED_WORK, NO_CARRIED_WORK
 from fedpatch.coordinator.setting_conflicts.conflict import Conflict, conflicts_of
 from fedpatch.coordinator.setting_conflicts.control_variates import CONTROL_VARIATES
+from fedpatch.coordinator.setting_conflicts.differential_privacy import NOISE_IN_GROUPS, WITH_NOISE, WITHOUT_NOISE
 from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
 from fedpatch.coordinator.setting_conflicts.masked_groups import GROUPS, NOISE_OF_DEVICES, SINGLE_UPDATES, UNMASKED
 from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import ROUNDS_AND_TRANSFER
@@ -19,6 +20,9 @@ from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
 
 TABLES: Mapping[str, tuple[Conflict, ...]] = {
+    "without noise": WITHOUT_NOISE,
+    "with noise": WITH_NOISE,
+    "noise in groups": NOISE_IN_GROUPS,
     "unmasked": UNMASKED,
     "single updates": SINGLE_UPDATES,
     "groups": GROUPS,
@@ -36,6 +40,15 @@ CENTRAL = {"dp": "central", "noise_multiplier": 1.0, "dp_clip": 1.0, "strategy":
 CARRY = {"late": "carry"}
 # Settings that have the conflict, by table, setting and other setting.
 CASES: Mapping[tuple[str, str, str], Mapping[str, Any]] = {
+    ("without noise", "noise_multiplier", "dp"): {"noise_multiplier": 1.0},
+    ("without noise", "dp_clip", "dp"): {"dp_clip": 1.0},
+    ("without noise", "max_epsilon", "dp"): {"max_epsilon": 8.0},
+    ("with noise", "noise_multiplier", "dp"): {**CENTRAL, "noise_multiplier": None},
+    ("with noise", "dp_clip", "dp"): {**CENTRAL, "dp_clip": None},
+    ("with noise", "target_ua", "dp"): {**CENTRAL, "target_ua": 0.9},
+    ("with noise", "strategy", "dp"): {**CENTRAL, "strategy": "fedavg-adam"},
+    ("with noise", "aggregate", "dp"): {**CENTRAL, "aggregate": "centred"},
+    ("noise in groups", "dp", "secure"): {**CENTRAL, "dp": "distributed"},
     ("unmasked", "encoding", "secure"): {"encoding": "masked-u8"},
     ("single updates", "strategy", "secure"): {**MASKED, "strategy": "fedavg-adam"},
     ("single updates", "norm_bound", "secure"): {**MASKED, "norm_bound": "auto:2"},
@@ -92,7 +105,7 @@ def test_conflict_is_a_problem_of_the_setting_that_it_names(key):
     with pytest.raises(ConfigError) as caught:
         load(RunSettings, file=None, environ={}, flags=flags)
     [problem] = [one for one in caught.value.problems if one.endswith(text)]
-    named = f"--{setting.replace('_', '-')}" if setting in flags else setting
+    named = f"--{setting.replace('_', '-')}" if flags.get(setting) is not None else setting
     assert problem.startswith(f"{named}: ")
 
 
