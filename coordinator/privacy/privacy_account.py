@@ -24,7 +24,7 @@ _ACCOUNT_LINE = b"fedpatch privacy book 1\n"
 
 
 @dataclass(frozen=True)
-class _Content:
+class _Releases:
     """Content of the account: releases by device before the last draw, the devices of the last draw, the number of draws."""
 
     earlier: dict[str, Count] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class _Content:
     releases: Count = 0  # an account of an earlier version counts them from its next release on
 
 
-learn_types(_Content)
+learn_types(_Releases)
 
 
 class PrivacyAccount:
@@ -49,17 +49,17 @@ class PrivacyAccount:
 
     def __init__(self, place: Place, known: int = 0) -> None:
         self._blobs = blobs_at(place)
-        self._content = self._read(known)
+        self._releases = self._read(known)
 
     @property
     def most_used(self) -> int:
         """The number of releases of the device that is in most releases; 0 before the first."""
-        return max(_totals(self._content).values(), default=0)
+        return max(_totals(self._releases).values(), default=0)
 
     @property
     def all_releases(self) -> int:
         """The number of releases that the account counts."""
-        return self._content.releases
+        return self._releases.releases
 
     def require(self, releases: int) -> None:
         """Raise StateError if the account counts fewer releases than a record of the run names, as an older copy does."""
@@ -81,32 +81,32 @@ class PrivacyAccount:
             devices: Devices whose updates are in it.
         """
         content = self._noted(digest, devices)
-        if content != self._content:
+        if content != self._releases:
             self._blobs.put(ACCOUNT, seal(_ACCOUNT_LINE, msgspec.msgpack.encode(content)))
-            self._content = content
+            self._releases = content
 
-    def _noted(self, digest: str, devices: Iterable[str]) -> _Content:
-        if digest == self._content.digest:
-            return replace(self._content, devices=tuple(sorted({*self._content.devices, *devices})))
-        return _Content(_totals(self._content), digest, tuple(sorted(devices)), self.all_releases + 1)
+    def _noted(self, digest: str, devices: Iterable[str]) -> _Releases:
+        if digest == self._releases.digest:
+            return replace(self._releases, devices=tuple(sorted({*self._releases.devices, *devices})))
+        return _Releases(_totals(self._releases), digest, tuple(sorted(devices)), self.all_releases + 1)
 
-    def _read(self, known: int) -> _Content:
+    def _read(self, known: int) -> _Releases:
         path = self._blobs.where(ACCOUNT)
         remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
         try:
             content = read_sealed(self._blobs, ACCOUNT, _ACCOUNT_LINE, "a privacy account")
             if content is not None:
-                return msgspec.msgpack.decode(content, type=_Content)
+                return msgspec.msgpack.decode(content, type=_Releases)
         except StateUnreadable:
             raise
         except (StateError, ValueError, RecursionError) as error:
             raise StateError(f"{path}: cannot be read ({error}); {remedy}") from error
         if known:
             raise StateError(f"{path}: is lost, and the run has released {known} models; {remedy}")
-        return _Content()
+        return _Releases()
 
 
-def _totals(content: _Content) -> dict[str, int]:
+def _totals(content: _Releases) -> dict[str, int]:
     totals = dict(content.earlier)
     for device in content.devices:
         totals[device] = totals.get(device, 0) + 1
