@@ -11,7 +11,7 @@ from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage, UsageLedger, local_now
+from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage, UsageFile, local_now
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.relay.site import Site
 from fedpatch.shared.wire.reason_codes import Condition
@@ -40,7 +40,7 @@ class RelayOwner:
         self._device = OwnerPolicy(
             parse_admission_mode("always"),
             Preferences.of(PreferenceSettings()),
-            usage=UsageLedger(directory),
+            usage=UsageFile(directory),
             watcher=_NoFacts(),
             local_now=local_now,
             own_memory_mib=lambda: 0.0,

@@ -43,7 +43,7 @@ def _masking_entry(team: int, step: str, device: str, content: bytes) -> Masking
     return MaskingEntry(team - _LATER_TEAM, _STEP_OF_ROW[step], device, content)
 
 
-class RoundLedger(Tables):
+class RoundsTable(Tables):
     """The rounds of runs. Each method is one transaction, on disk when it returns.
 
     Records are also written to the run's journal file.

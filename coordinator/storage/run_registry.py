@@ -38,7 +38,7 @@ from fedpatch.coordinator.storage.database.tables import (
 )
 from fedpatch.coordinator.storage.database.transactions import Tables, insert
 from fedpatch.coordinator.storage.quarantine_table import HoldsTable
-from fedpatch.coordinator.storage.rounds_table import RoundLedger, save_records
+from fedpatch.coordinator.storage.rounds_table import RoundsTable, save_records
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
 from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.errors import StateError, UsageError, unknown_name
@@ -103,7 +103,7 @@ class Registry(Tables):
         super().__init__(db)
         self.journal = RunJournal(path.parent, self.known)
         self._epoch = self._least_epoch = 0
-        self.rounds = RoundLedger(db, self.journal)
+        self.rounds = RoundsTable(db, self.journal)
         self.holds = HoldsTable(db)
         if not readonly:
             self._begin_journals()

@@ -34,7 +34,7 @@ from fedpatch.device_agent.state.history import HISTORY_NAME
 from fedpatch.device_agent.state.leader_epoch import FILE as LEADER_EPOCH
 from fedpatch.device_agent.state.offered_bases import FILE as OFFERED_BASES
 from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
-from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.device_agent.state.revocation_file import FILE as REVOCATIONS
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.shared.app.files import make_directory, refusals_of, remedy_to_read, write_atomic
@@ -54,7 +54,7 @@ _KEPT = (
     PATCHES,
     MODELS,
     _IDENTITY,
-    LEDGER_NAME,
+    ACCOUNT_NAME,
     RESTORED_NAME,
     USAGE_NAME,
     LEADER_EPOCH,

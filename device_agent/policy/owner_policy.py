@@ -50,8 +50,8 @@ class Asks(Protocol):
         """Look up the facts once more; they arrive later, as an event."""
 
 
-class UsageBook(Protocol):
-    """Usage of the day (policy.usage.UsageLedger)."""
+class UsageStore(Protocol):
+    """Usage of the day (policy.usage.UsageFile)."""
 
     @property
     def today(self) -> Usage:
@@ -90,7 +90,7 @@ class OwnerPolicy:
         order: AdmissionMode,
         preferences: Preferences,
         *,
-        usage: UsageBook,
+        usage: UsageStore,
         watcher: Asks,
         local_now: Callable[[], datetime],
         own_memory_mib: Callable[[], float],

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
-from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger, RunAccount
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePrivacyAccount, RunAccount
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
@@ -33,7 +33,7 @@ class PrivacyBudget:
     """The owner's limit of one agent, over all runs of its state directory.
 
     Args:
-        directory: State directory, with the ledger.
+        directory: State directory, with the account.
         fleet: Fleet of the agent, whose coordinator sends the requests.
         max_epsilon: Greatest epsilon; None for no limit. With a limit, rounds without differential privacy are declined.
         required: Whether such rounds are declined without a limit too.
@@ -60,7 +60,7 @@ class PrivacyBudget:
         self._max_epsilon = max_epsilon
         self._required = required or max_epsilon is not None
         self._delta = delta
-        self._ledger: PrivacyLedger | None = None
+        self._account: DevicePrivacyAccount | None = None
         self._damage = ""
         self._shown: tuple[tuple[RunAccount, ...], dict[str, Any]] | None = None
 
@@ -78,11 +78,11 @@ class PrivacyBudget:
             )
         if why := _impossible(request, terms):
             return decline(DeclineReason.UNSUPPORTED, why)
-        ledger = self._open()
-        if ledger is None:
+        account = self._open()
+        if account is None:
             _log.error("%s", self._damage)
             return DAMAGED_ACCOUNT
-        after = epsilon_of_releases(Counter(ledger.releases()) + Counter([_release(terms)]), self._delta)
+        after = epsilon_of_releases(Counter(account.releases()) + Counter([_release(terms)]), self._delta)
         if self._max_epsilon is None or after <= self._max_epsilon:
             return None
         _log.warning(
@@ -117,28 +117,28 @@ class PrivacyBudget:
         """
         if request is None or request.privacy is None:
             return
-        ledger = self._open()
-        if ledger is None:
+        account = self._open()
+        if account is None:
             raise StateError(self._damage)
-        ledger.count(self._fleet, key.run, key.task, manifest.digest, _release(request.privacy))
+        account.count(self._fleet, key.run, key.task, manifest.digest, _release(request.privacy))
 
     def committed(self, run: str) -> None:
         """Note that the coordinator has taken the update of a run that was counted last. Raises StateError."""
-        ledger = self._open()
-        if ledger is not None:
-            ledger.committed(self._fleet, run)
+        account = self._open()
+        if account is not None:
+            account.committed(self._fleet, run)
 
     def status(self) -> dict[str, Any]:
         """Return the account for status.json: the limit, epsilon of all runs, and the latest runs. It is never sent."""
-        ledger = self._open()
-        account: dict[str, Any] = {"max_epsilon": self._max_epsilon, "required": self._required, "delta": self._delta}
-        if ledger is None:
-            return {**account, "epsilon": None, "rounds": None, "runs": [], "problem": self._damage}
-        if self._shown is None or self._shown[0] is not ledger.runs:
-            self._shown = ledger.runs, {**account, **self._account(ledger)}
+        account = self._open()
+        terms: dict[str, Any] = {"max_epsilon": self._max_epsilon, "required": self._required, "delta": self._delta}
+        if account is None:
+            return {**terms, "epsilon": None, "rounds": None, "runs": [], "problem": self._damage}
+        if self._shown is None or self._shown[0] is not account.runs:
+            self._shown = account.runs, {**terms, **self._content(account)}
         return self._shown[1]
 
-    def _account(self, ledger: PrivacyLedger) -> dict[str, Any]:
+    def _content(self, account: DevicePrivacyAccount) -> dict[str, Any]:
         runs = [
             {
                 "fleet": one.fleet,
@@ -148,34 +148,34 @@ class PrivacyBudget:
                 "noise_multipliers": [noisy.noise_multiplier for noisy in one.noisy],
                 "epsilon": self._epsilon(one.releases),
             }
-            for one in ledger.runs[-_TOLD_RUNS:]
+            for one in account.runs[-_TOLD_RUNS:]
         ]
-        rounds = sum(one.rounds for one in ledger.runs)
-        return {"epsilon": self._epsilon(ledger.releases()), "rounds": rounds, "runs": runs, "problem": ""}
+        rounds = sum(one.rounds for one in account.runs)
+        return {"epsilon": self._epsilon(account.releases()), "rounds": rounds, "runs": runs, "problem": ""}
 
     def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
         found = epsilon_of_releases(releases, self._delta)
         return found if math.isfinite(found) else None
 
-    def _open(self) -> PrivacyLedger | None:
-        """Return the ledger; None while it is damaged, or old with a limit to keep.
+    def _open(self) -> DevicePrivacyAccount | None:
+        """Return the account; None while it is damaged, or old with a limit to keep.
 
-        Each call reads such a ledger again, since the owner may restore it.
+        Each call reads such an account again, since the owner may restore it.
         """
         restored = self._directory / RESTORED_NAME
         if self._max_epsilon is not None and restored.exists():
             self._damage = (
-                f"{self._directory / LEDGER_NAME}: is from a backup, and misses rounds since then; if there were any, copy the "
-                f"file of the old card over it, then delete {restored}"
+                f"{self._directory / ACCOUNT_NAME}: is from a backup, and misses rounds since then; if there were any, copy "
+                f"the file of the old card over it, then delete {restored}"
             )
-            self._ledger = None
+            self._account = None
             return None
-        if self._ledger is None:
+        if self._account is None:
             try:
-                self._ledger = PrivacyLedger(self._directory)
+                self._account = DevicePrivacyAccount(self._directory)
             except StateError as error:
                 self._damage = str(error)
-        return self._ledger
+        return self._account
 
 
 def privacy_in_words(account: dict[str, Any]) -> list[str]:

@@ -219,7 +219,7 @@ _UNREADABLE = (StateError, msgspec.DecodeError, RecursionError)
 _log = logging.getLogger("fedpatch.agent")
 
 
-class UsageLedger:
+class UsageFile:
     """Usage of the day in the file of a state directory, which the caller has locked.
 
     Where the disk refuses, the usage is kept in this process and lost at a restart.
@@ -228,28 +228,28 @@ class UsageLedger:
     def __init__(self, directory: Path, clock: Callable[[], datetime] = local_now) -> None:
         self._path = directory / USAGE_NAME
         self._clock = clock
-        self._book = _read_or_set_aside(self._path) or DayUsage.new(clock().date())
+        self._usage = _read_or_set_aside(self._path) or DayUsage.new(clock().date())
 
     @property
     def today(self) -> Usage:
         """Usage that counts on this local day."""
-        before, day = self._book, self._clock().date()
-        self._book = before.on(day)
+        before, day = self._usage, self._clock().date()
+        self._usage = before.on(day)
         # A clock that was ahead: after a restart the file must show the days since then, or its usage would count for ever.
-        if self._book != before and before.latest.day > day:
+        if self._usage != before and before.latest.day > day:
             self._write()
-        return self._book.spent
+        return self._usage.spent
 
     def note(self, more: Usage) -> None:
         """Add the usage of a job; the file is written only if there was any."""
         if more == NOTHING:
             return
-        self._book = self._book.on(self._clock().date()).note(more)
+        self._usage = self._usage.on(self._clock().date()).note(more)
         self._write()
 
     def _write(self) -> None:
         try:
-            write_atomic(self._path, msgspec.json.encode(self._book))
+            write_atomic(self._path, msgspec.json.encode(self._usage))
         except OSError as error:
             _log.warning("%s: %s; what was spent today is forgotten at the next start", self._path, error.strerror)
 
@@ -258,11 +258,11 @@ def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Us
     """Read the usage of this local day without a lock; a damaged file stays where it is and counts as none."""
     path, today = directory / USAGE_NAME, clock().date()
     try:
-        book = _read(path) or DayUsage.new(today)
+        usage = _read(path) or DayUsage.new(today)
     except _UNREADABLE as error:
         _log.warning("%s: cannot be read (%s); what was spent today is not known", path, error)
         return NOTHING
-    return book.on(today).spent
+    return usage.on(today).spent
 
 
 def _read(path: Path) -> DayUsage | None:

@@ -20,7 +20,7 @@ from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.secure_limits import REQUIRED, SecureLimits
-from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger, local_now
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageFile, local_now
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
@@ -256,7 +256,7 @@ def _make_owner(
     return OwnerPolicy(
         parse_admission_mode(settings.admission),
         Preferences.of(settings),
-        usage=UsageLedger(directory),
+        usage=UsageFile(directory),
         watcher=FactWatcher(observer_of(settings, directory, root), queue.put),
         local_now=local_now,
         own_memory_mib=trainer.resident_mib,

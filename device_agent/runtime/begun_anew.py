@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedpatch.device_agent.policy.usage import USAGE_NAME
 from fedpatch.device_agent.state.machine import MACHINE_NAME
-from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.shared.wire.messages import DeviceState
 
@@ -40,7 +40,7 @@ def may_be_lost(directory: Path, boots: Collection[str]) -> bool:
         return True
     except OSError:
         return False
-    return bool(boots) or names.isdisjoint((PATCHES, USAGE_NAME, LEDGER_NAME, MACHINE_NAME))
+    return bool(boots) or names.isdisjoint((PATCHES, USAGE_NAME, ACCOUNT_NAME, MACHINE_NAME))
 
 
 def loss_in_words(device: str, directory: Path) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from fedpatch.device_agent.state.patch_store import (
     patch_remedy,
 )
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
-from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
+from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import previous_of, remedy_at, remedy_for, stamp_of, unseal, write_atomic
 from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
@@ -219,7 +219,7 @@ def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, 
 
 def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str, str]]:
     try:
-        PrivacyLedger(directory)
+        DevicePrivacyAccount(directory)
     except StateError as error:
         problem, _, remedy = str(error).rpartition("; ")
         yield True, problem, remedy

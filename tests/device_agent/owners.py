@@ -15,7 +15,7 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageBook
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageStore
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.policy.usage import NOTHING, OwnLoadAverage, Usage
@@ -91,7 +91,7 @@ def owner_of(
     *,
     local: datetime = NOON,
     look_anyway: bool = False,
-    usage: UsageBook | None = None,
+    usage: UsageStore | None = None,
     is_paused: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> OwnerPolicy:
@@ -111,7 +111,7 @@ def owner_of(
 
 
 class Bench:
-    """An owner, and a pocketbook in place of watcher and ledger."""
+    """An owner, and a pocketbook in place of watcher and account."""
 
     def __init__(
         self, admission: str = "preferences", is_paused: Callable[[], bool] = lambda: False, **settings: Any

@@ -48,7 +48,7 @@ def files(directories: Iterable[Path]) -> int:
     return sum(len(names) for directory in directories for _, _, names in os.walk(directory))
 
 
-def rows_beyond_the_ledger(state_dir: Path) -> int:
+def rows_beyond_the_account(state_dir: Path) -> int:
     """Return the number of rows of the coordinator's registry that are not records of ended rounds."""
     with contextlib.closing(sqlite3.connect(f"file:{state_dir / REGISTRY_FILE}?mode=ro", uri=True)) as registry:
         tables = registry.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -56,7 +56,7 @@ def rows_beyond_the_ledger(state_dir: Path) -> int:
         return sum(int(registry.execute(f"SELECT count(*) FROM {name}").fetchone()[0]) for name in wanted)
 
 
-def registry_kib_beyond_the_ledger(state_dir: Path) -> float:
+def registry_kib_beyond_the_account(state_dir: Path) -> float:
     """Return the size of the registry's used pages without the text of the rounds' records, in KiB."""
     with contextlib.closing(sqlite3.connect(f"file:{state_dir / REGISTRY_FILE}?mode=ro", uri=True)) as registry:
         (pages,), (page_bytes,), (free,) = (

@@ -28,10 +28,10 @@ from fedpatch.shared.app.files import write_atomic
 from tests.faults.gauges import (
     files,
     open_files,
-    registry_kib_beyond_the_ledger,
+    registry_kib_beyond_the_account,
     resident_kib,
     retained_topics,
-    rows_beyond_the_ledger,
+    rows_beyond_the_account,
     training_processes,
 )
 from tests.faults.slopes import BLOCKS, SIGNIFICANT, WARM_UP, Slope, slope
@@ -165,8 +165,8 @@ def _gauged(coordinator: int, fleet: Fleet, directory: Path) -> dict[str, float]
         "training_open_files": mean(open_files, training),
         "coordinator_files": files([state_dir]),
         "agent_files": files(agent.state_dir for agent in fleet.agents.values()) / len(agents),
-        "registry_rows": rows_beyond_the_ledger(state_dir),
-        "registry_kib": registry_kib_beyond_the_ledger(state_dir),
+        "registry_rows": rows_beyond_the_account(state_dir),
+        "registry_kib": registry_kib_beyond_the_account(state_dir),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpatch.coordinator.privacy.noise_draw import SealedNoise
 from fedpatch.coordinator.privacy.privacy_account import ACCOUNT, PrivacyAccount
-from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePrivacyAccount
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
 from tests.fuzz.decoders import Decoder
@@ -25,7 +25,7 @@ def privacy_decoders() -> Iterator[Decoder]:
     for name, line, read, kept in (
         ("noise", b"fedpatch noise 1\n", _noise, _written(_NOISE, lambda at: SealedNoise(at).of_round(1, _VALUES))),
         ("privacy account", b"fedpatch privacy book 1\n", _book, _written(ACCOUNT, _write_book)),
-        ("privacy ledger", b"fedpatch privacy ledger 1\n", _ledger, _written(LEDGER_NAME, _write_ledger)),
+        ("privacy account", b"fedpatch privacy ledger 1\n", _account, _written(ACCOUNT_NAME, _write_account)),
     ):
         yield Decoder(name, read, (StateError,), (kept,))
         content = kept[len(line) + 32 :]
@@ -42,17 +42,17 @@ def _book(data: bytes, folder: Path) -> None:
     assert PrivacyAccount(folder).most_used >= 0
 
 
-def _ledger(data: bytes, folder: Path) -> None:
-    (folder / LEDGER_NAME).write_bytes(data)
-    assert epsilon_of_releases(PrivacyLedger(folder).releases(), 1e-5) >= 0
+def _account(data: bytes, folder: Path) -> None:
+    (folder / ACCOUNT_NAME).write_bytes(data)
+    assert epsilon_of_releases(DevicePrivacyAccount(folder).releases(), 1e-5) >= 0
 
 
 def _write_book(folder: Path) -> None:
     PrivacyAccount(folder).note("ab" * 32, ["pi-1", "pi-2"])
 
 
-def _write_ledger(folder: Path) -> None:
-    PrivacyLedger(folder).count("home", "run-1", "digits", "ab" * 32, Release(1.6))
+def _write_account(folder: Path) -> None:
+    DevicePrivacyAccount(folder).count("home", "run-1", "digits", "ab" * 32, Release(1.6))
 
 
 def _written(name: str, write: Callable[[Path], object]) -> bytes:

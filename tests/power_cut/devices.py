@@ -18,7 +18,7 @@ from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.usage import Usage, UsageLedger
+from fedpatch.device_agent.policy.usage import Usage, UsageFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
@@ -106,7 +106,7 @@ class DeviceStory:
     def __init__(self, state: Path, mark: Callable[..., None]) -> None:
         self._state, self._mark = state, mark
         self._lock = lock_state_dir(state)
-        self._usage = UsageLedger(state)
+        self._usage = UsageFile(state)
         self._models = ModelStore(state / MODELS, 2)
         data = random_data("pi", 20)
         local_update = LocalUpdate(

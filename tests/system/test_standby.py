@@ -16,7 +16,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount
 from fedpatch.coordinator.storage.epoch_folders import keys_of
-from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
+from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED
 from tests.broker.relay import Relay
@@ -168,7 +168,7 @@ def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privac
     policy = PrivacyPolicy(noise_multiplier=1.0, clip=0.5)
     assert accounts == [(rounds, policy.epsilon(rounds)) for rounds in range(1, ROUNDS + 1)]
     assert PrivacyAccount(blobs_of(pair.blobs, done)).most_used == ROUNDS
-    journals = [PrivacyLedger(agent.state_dir).runs for agent in pair.stage.fleet.agents.values()]
+    journals = [DevicePrivacyAccount(agent.state_dir).runs for agent in pair.stage.fleet.agents.values()]
     assert [[run.rounds for run in runs] for runs in journals] == [[ROUNDS], [ROUNDS]]
 
 

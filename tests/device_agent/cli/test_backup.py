@@ -33,10 +33,10 @@ from fedpatch.device_agent.cli.backup_file import (
 )
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
-from fedpatch.device_agent.policy.usage import Usage, UsageLedger, read_today
+from fedpatch.device_agent.policy.usage import Usage, UsageFile, read_today
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.state.offered_bases import OfferedBases
-from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
+from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.status_file import StatusFile, former_boots, lock_state_dir
 from fedpatch.shared.app.files import write_atomic
@@ -69,8 +69,8 @@ def card(tmp_path: Path) -> Path:
     (state / "models/t/current").symlink_to("000001-r-1")
     (state / "masking.bin").write_bytes(b"secret")
     StatusFile(state, {"boots": ["old-card"]}).write({"state": "idle"})
-    UsageLedger(state, lambda: NOON).note(Usage(rounds=1))
-    PrivacyLedger(state).count("home", "r", "t", "ab", Release(2.0, 0))
+    UsageFile(state, lambda: NOON).note(Usage(rounds=1))
+    DevicePrivacyAccount(state).count("home", "r", "t", "ab", Release(2.0, 0))
     return state
 
 

@@ -13,7 +13,7 @@ from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.floor_status import least_without_model
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
-from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
@@ -102,11 +102,11 @@ def test_a_damaged_record_declines_every_request(tmp_path):
 def test_damaged_account_of_privacy_is_logged_at_the_start_and_declines_where_privacy_is_required(
     tmp_path, caplog, required, declines
 ):
-    (tmp_path / LEDGER_NAME).write_bytes(b"?")
+    (tmp_path / ACCOUNT_NAME).write_bytes(b"?")
     budget = PrivacyBudget(tmp_path, fleet="lab", required=required)
     limits = OwnerLimits(tmp_path / "patches", max_steps=1, max_epochs=1, privacy=budget)
     limits.take(READY)
-    assert [LEDGER_NAME in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert [ACCOUNT_NAME in one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [True]
     assert bool(limits.declines) is declines
 
 

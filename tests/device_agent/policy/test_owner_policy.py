@@ -20,7 +20,7 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.admission_mode import NEVER_S, AdmissionMode, decide, parse_admission_mode
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S, NOTE_BYTES
-from fedpatch.device_agent.policy.usage import Usage, UsageLedger
+from fedpatch.device_agent.policy.usage import Usage, UsageFile
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
@@ -192,8 +192,8 @@ class TestWorkInHand:
     def test_minutes_before_midnight_do_not_count_on_the_next_day(self, tmp_path):
         began = datetime(2026, 5, 4, 23, 0, tzinfo=UTC)
         clock = [began]
-        ledger = UsageLedger(tmp_path, lambda: clock[0])
-        owner, job = owner_of(usage=ledger), training()
+        account = UsageFile(tmp_path, lambda: clock[0])
+        owner, job = owner_of(usage=account), training()
         for now in range(10, 4811, 10):
             clock[0] = began + timedelta(seconds=now - 10)
             owner.tick(job, float(now))

@@ -17,7 +17,7 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget, privacy_in_words
 from fedpatch.device_agent.runtime.agent_composition import privacy_of
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePrivacyAccount
 from fedpatch.device_agent.state.update_spool import NOTE
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
@@ -151,7 +151,7 @@ def test_rounds_with_noise_of_the_devices_are_counted_by_their_own_bound(tmp_pat
     assert budget.status()["epsilon"] == pytest.approx(epsilon_of_releases({release: 2}, DELTA))
     assert budget.status()["epsilon"] > epsilon_of(mu_of(2.0, 2), DELTA)
     budget.count(KEY, noisy(), manifest(3))
-    assert PrivacyLedger(tmp_path).releases() == {release: 2, Release(2.0): 1}
+    assert DevicePrivacyAccount(tmp_path).releases() == {release: 2, Release(2.0): 1}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_kill_before_any_write_of_an_offer_never_leaves_an_uncounted_update(tmp_
         directory.mkdir()
         changes = Guillotine(fatal).run(spooling(directory, budget_of(directory)))
         noted = (directory / "spool" / NOTE).exists()
-        counted = sum(one.rounds for one in PrivacyLedger(directory).runs)
+        counted = sum(one.rounds for one in DevicePrivacyAccount(directory).runs)
         assert counted or not noted, f"killed before change {fatal}"
         counted_without_note += counted and not noted
         if changes < fatal:
@@ -236,7 +236,7 @@ def test_kill_before_any_write_of_an_offer_never_leaves_an_uncounted_update(tmp_
 
 
 def test_update_that_cannot_be_counted_is_not_spooled(tmp_path):
-    (tmp_path / LEDGER_NAME).write_bytes(b"damaged")
+    (tmp_path / ACCOUNT_NAME).write_bytes(b"damaged")
     [failed] = spooling(tmp_path, budget_of(tmp_path))()
     assert "move it away to count from zero" in failed.detail
     assert not (tmp_path / "spool" / NOTE).exists()
@@ -246,7 +246,7 @@ def test_same_update_counts_once_and_a_repeated_round_again(tmp_path):
     for number in (1, 1, 2):
         budget_of(tmp_path).count(KEY, noisy(), manifest(number))
     budget_of(tmp_path).count(replace(KEY, epoch=KEY.epoch + 1), noisy(), manifest(2))
-    assert [one.rounds for one in PrivacyLedger(tmp_path).runs] == [2]
+    assert [one.rounds for one in DevicePrivacyAccount(tmp_path).runs] == [2]
 
 
 def test_committed_update_that_is_offered_again_counts_again(tmp_path):
@@ -276,16 +276,16 @@ def test_round_without_privacy_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"fedpatch privacy ledger 1\n" + bytes(40)])
-def test_damaged_ledger_declines_private_rounds_and_status_names_it(tmp_path, damage):
-    (tmp_path / LEDGER_NAME).write_bytes(damage)
+def test_damaged_account_declines_private_rounds_and_status_names_it(tmp_path, damage):
+    (tmp_path / ACCOUNT_NAME).write_bytes(damage)
     with pytest.raises(StateError, match="cannot be read"):
-        PrivacyLedger(tmp_path)
+        DevicePrivacyAccount(tmp_path)
     budget = budget_of(tmp_path)
     assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
     assert budget.refusal(REQUEST) is None
     [line] = privacy_in_words(budget.status())
-    assert LEDGER_NAME in line
-    (tmp_path / LEDGER_NAME).unlink()
+    assert ACCOUNT_NAME in line
+    (tmp_path / ACCOUNT_NAME).unlink()
     assert budget.refusal(noisy()) is None
 
 
@@ -306,12 +306,12 @@ rounds_of = st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from(
 
 
 @given(rounds_of)
-def test_ledger_composes_all_rounds_of_all_runs_in_any_order(tmp_path_factory, rounds):
-    directory = tmp_path_factory.mktemp("ledger")
+def test_account_composes_all_rounds_of_all_runs_in_any_order(tmp_path_factory, rounds):
+    directory = tmp_path_factory.mktemp("account")
     for number, (run, noise_multiplier) in enumerate(rounds):
         key = JobKey(run, 1, number + 1, "task")
         budget_of(directory).count(key, noisy(noise_multiplier), manifest(number))
-    ledger = PrivacyLedger(directory)
+    account = DevicePrivacyAccount(directory)
     composed = epsilon_of(compose(mu_of(one) for _, one in rounds), DELTA)
-    assert epsilon_of_releases(ledger.releases(), DELTA) == pytest.approx(composed)
-    assert sum(one.rounds for one in ledger.runs) == len(rounds)
+    assert epsilon_of_releases(account.releases(), DELTA) == pytest.approx(composed)
+    assert sum(one.rounds for one in account.runs) == len(rounds)

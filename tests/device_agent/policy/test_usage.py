@@ -17,7 +17,7 @@ from fedpatch.device_agent.policy.usage import (
     DayUsage,
     OwnLoadAverage,
     Usage,
-    UsageLedger,
+    UsageFile,
     read_today,
 )
 from fedpatch.device_agent.runtime.training_supervisor import resident_mib
@@ -123,63 +123,63 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ledger(tmp_path, clock):
-    """Opens the ledger of the state directory, as each start of an agent does."""
-    return lambda: UsageLedger(tmp_path, clock)
+def account(tmp_path, clock):
+    """Opens the account of the state directory, as each start of an agent does."""
+    return lambda: UsageFile(tmp_path, clock)
 
 
-def test_usage_survives_a_restart(ledger, tmp_path):
-    first = ledger()
+def test_usage_survives_a_restart(account, tmp_path):
+    first = account()
     assert first.today == NOTHING
     first.note(SPENT)
     first.note(SPENT)
-    assert ledger().today == first.today == Usage(2, 8_000_000, 25.0)
+    assert account().today == first.today == Usage(2, 8_000_000, 25.0)
     assert stat.S_IMODE((tmp_path / USAGE_NAME).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_new_day_begins_at_midnight_whether_or_not_somebody_asked(ledger, clock, asked):
-    first = ledger()
+def test_a_new_day_begins_at_midnight_whether_or_not_somebody_asked(account, clock, asked):
+    first = account()
     first.note(SPENT)
     clock.now += timedelta(hours=1)
-    assert not asked or first.today == ledger().today == NOTHING
+    assert not asked or first.today == account().today == NOTHING
     first.note(SPENT)
-    assert first.today == ledger().today == SPENT
+    assert first.today == account().today == SPENT
 
 
-def test_a_clock_that_starts_in_the_past_gives_no_second_allowance(ledger, clock):
+def test_a_clock_that_starts_in_the_past_gives_no_second_allowance(account, clock):
     """A Pi without a real-time clock, after a restart and once its clock is set."""
-    ledger().note(SPENT)
+    account().note(SPENT)
     right, clock.now = clock.now, datetime(1970, 1, 1, tzinfo=UTC)
-    again = ledger()
+    again = account()
     assert again.today == SPENT
     again.note(SPENT)
     clock.now = right
-    assert again.today == ledger().today == Usage(2, 8_000_000, 25.0)
+    assert again.today == account().today == Usage(2, 8_000_000, 25.0)
 
 
-def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):
-    first = ledger()
+def test_nothing_is_written_where_nothing_was_spent(account, tmp_path, clock):
+    first = account()
     first.note(NOTHING)
     clock.now += timedelta(days=1)
     assert first.today == NOTHING
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damaged_usage_file_is_moved_aside_and_logged(ledger, tmp_path, caplog):
+def test_damaged_usage_file_is_moved_aside_and_logged(account, tmp_path, caplog):
     (tmp_path / USAGE_NAME).write_bytes(b"{ no")
     with caplog.at_level(logging.ERROR):
-        assert ledger().today == NOTHING
+        assert account().today == NOTHING
     assert f"{tmp_path / USAGE_NAME}: cannot be read" in caplog.text
     assert "usage.json.damaged" in caplog.text
     assert (tmp_path / "usage.json.damaged").read_bytes() == b"{ no"
-    ledger().note(SPENT)
-    assert ledger().today == SPENT
+    account().note(SPENT)
+    assert account().today == SPENT
 
 
-def test_reader_sees_the_same_usage_and_changes_no_file(ledger, tmp_path, clock, caplog):
+def test_reader_sees_the_same_usage_and_changes_no_file(account, tmp_path, clock, caplog):
     assert read_today(tmp_path, clock) == NOTHING
-    ledger().note(SPENT)
+    account().note(SPENT)
     assert read_today(tmp_path, clock) == SPENT
     clock.now += timedelta(hours=1)
     assert read_today(tmp_path, clock) == NOTHING
@@ -191,35 +191,35 @@ def test_reader_sees_the_same_usage_and_changes_no_file(ledger, tmp_path, clock,
 
 
 @pytest.mark.parametrize("later_days", [1, 3])
-def test_usage_under_a_clock_that_was_ahead_counts_on_one_day_with_restarts_between(ledger, clock, later_days):
+def test_usage_under_a_clock_that_was_ahead_counts_on_one_day_with_restarts_between(account, clock, later_days):
     """A device may be switched off each night, so that no midnight passes while its agent runs."""
     right = clock.now
     clock.now = right + timedelta(days=1000)
-    ledger().note(SPENT)
+    account().note(SPENT)
     clock.now = right
-    assert ledger().today == SPENT
+    assert account().today == SPENT
     clock.now = right + timedelta(days=later_days)
-    ledger().today  # noqa: B018  # the agent looks before each decision
+    account().today  # noqa: B018  # the agent looks before each decision
     clock.now += timedelta(days=1)
-    assert ledger().today == NOTHING
+    assert account().today == NOTHING
 
 
-def test_midnight_under_a_corrected_clock_is_known_after_a_restart(ledger, clock):
+def test_midnight_under_a_corrected_clock_is_known_after_a_restart(account, clock):
     right = clock.now
     clock.now = right + timedelta(days=1000)
-    ledger().note(SPENT)
+    account().note(SPENT)
     clock.now = right
-    running = ledger()
+    running = account()
     assert running.today == SPENT
     clock.now = right + timedelta(days=1)
-    assert running.today == ledger().today == NOTHING
+    assert running.today == account().today == NOTHING
 
 
 def test_a_disk_that_refuses_costs_no_job(tmp_path, clock, caplog):
     """The usage still counts until the agent ends."""
     gone = tmp_path / "gone"
     gone.mkdir()
-    found = UsageLedger(gone, clock)
+    found = UsageFile(gone, clock)
     gone.rmdir()
     with caplog.at_level(logging.WARNING):
         found.note(SPENT)
@@ -238,11 +238,11 @@ FILES = st.binary(max_size=200) | st.builds(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_file_stops_the_agent(tmp_path, clock, data):
     (tmp_path / USAGE_NAME).write_bytes(data)
-    found = UsageLedger(tmp_path, clock)
+    found = UsageFile(tmp_path, clock)
     clock.now += timedelta(days=1)
     assert found.today.rounds >= 0
     found.note(SPENT)
-    assert UsageLedger(tmp_path, clock).today.rounds >= 1
+    assert UsageFile(tmp_path, clock).today.rounds >= 1
 
 
 def test_a_process_has_its_memory():

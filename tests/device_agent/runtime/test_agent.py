@@ -25,7 +25,7 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
-from fedpatch.device_agent.policy.usage import UsageLedger
+from fedpatch.device_agent.policy.usage import UsageFile
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent
 from fedpatch.device_agent.runtime.agent_composition import Ports, make_agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
@@ -597,7 +597,7 @@ def test_all_bytes_of_the_link_count_for_the_day(tmp_path):
         agent.turn(event)
     wire.traffic = wire.traffic.plus(Traffic(sent_bytes=3 * 2**20, received_bytes=2**20))
     agent.turn(None)
-    assert UsageLedger(tmp_path).today.traffic_bytes == wire.traffic.total_bytes
+    assert UsageFile(tmp_path).today.traffic_bytes == wire.traffic.total_bytes
 
 
 def test_bytes_of_the_look_for_another_agent_count_for_the_day(tmp_path):
@@ -605,4 +605,4 @@ def test_bytes_of_the_look_for_another_agent_count_for_the_day(tmp_path):
     agent = agent_in(tmp_path, wire, asks=True)
     for event in (CONNECTED, READY, NameChecked(in_use=False, traffic=Traffic(3 * 2**20, 2**20)), None):
         agent.turn(event)
-    assert UsageLedger(tmp_path).today.traffic_bytes == wire.traffic.total_bytes + 4 * 2**20
+    assert UsageFile(tmp_path).today.traffic_bytes == wire.traffic.total_bytes + 4 * 2**20

@@ -34,7 +34,7 @@ from fedpatch.device_agent.state.patch_store import (
     PatchState,
     PatchStore,
 )
-from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
+from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.state.storage_check import RETRY_S, Storage, stored_problems
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -314,7 +314,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
         residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
     PrivateFloor(store.directory, TASK).note({"bn.weight"}, MODEL_SCHEMA)
-    PrivacyLedger(state).count("lab", RUN, TASK, "ab" * 32, Release(2.0, 0))
+    DevicePrivacyAccount(state).count("lab", RUN, TASK, "ab" * 32, Release(2.0, 0))
     masking = PlayedGroup.of(3).devices[0].rounds.state
     assert masking is not None
     MaskingFile(state).save(masking)

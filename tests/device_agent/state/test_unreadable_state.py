@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedpatch.device_agent.policy.usage import USAGE_NAME, UsageLedger
+from fedpatch.device_agent.policy.usage import USAGE_NAME, UsageFile
 from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
 from fedpatch.device_agent.state.patch_store import (
     PatchKey,
@@ -60,10 +60,10 @@ def test_epoch_of_the_leader_is_not_forgotten(tmp_path, reads: FailingReads):
 
 def test_allowance_of_the_day_does_not_begin_anew(tmp_path, reads: FailingReads):
     file = tmp_path / USAGE_NAME
-    UsageLedger(tmp_path)._write()
+    UsageFile(tmp_path)._write()
     reads.fail(file)
     with pytest.raises(StateUnreadable):
-        UsageLedger(tmp_path)
+        UsageFile(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [USAGE_NAME]
 
 

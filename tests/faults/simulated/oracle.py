@@ -24,7 +24,7 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import _load
-from fedpatch.coordinator.storage.rounds_table import RoundLedger
+from fedpatch.coordinator.storage.rounds_table import RoundsTable
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchState
@@ -89,13 +89,13 @@ class Oracle:
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
         """From now on the oracle observes each write of the registry after it is done."""
-        self._after(patch, RoundLedger, "open", self._open)
-        self._after(patch, RoundLedger, "add_updates", self._add)
-        self._after(patch, RoundLedger, "close", self._close)
-        self._after(patch, RoundLedger, "finish", self._finish)
-        self._after(patch, RoundLedger, "pause", lambda run, spent_s: self.stands_still(self._world.now))
-        self._before(patch, RoundLedger, "roll_back", self._roll_back)
-        self._after(patch, RoundLedger, "drop_update", self._drop)
+        self._after(patch, RoundsTable, "open", self._open)
+        self._after(patch, RoundsTable, "add_updates", self._add)
+        self._after(patch, RoundsTable, "close", self._close)
+        self._after(patch, RoundsTable, "finish", self._finish)
+        self._after(patch, RoundsTable, "pause", lambda run, spent_s: self.stands_still(self._world.now))
+        self._before(patch, RoundsTable, "roll_back", self._roll_back)
+        self._after(patch, RoundsTable, "drop_update", self._drop)
         patch.setattr(fedpatch.coordinator.runtime.aggregator, "masked_mean", self._masked_mean)
         pack_model = fedpatch.coordinator.runtime.aggregator.pack_model
 

@@ -22,7 +22,7 @@ from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count
 
-LEDGER_NAME = "privacy-ledger"
+ACCOUNT_NAME = "privacy-ledger"
 _LINE = b"fedpatch privacy ledger 1\n"
 
 NoiseMultiplier = Annotated[float, Meta(gt=0.0, le=1e9)]
@@ -82,22 +82,22 @@ class _Content:
 learn_types(_Content)
 
 
-class PrivacyLedger:
-    """The ledger of one state directory; `runs` are its accounts, the latest last.
+class DevicePrivacyAccount:
+    """The account of one state directory; `runs` are its accounts, the latest last.
 
     Args:
         directory: State directory of the agent.
 
     Raises:
-        StateError: The ledger is damaged, or cannot be read.
+        StateError: The account is damaged, or cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / LEDGER_NAME
+        self._path = directory / ACCOUNT_NAME
         self.runs = self._read()
 
     def releases(self) -> Mapping[Release, int]:
-        """Return all rounds in this ledger by their noise."""
+        """Return all rounds in this account by their noise."""
         return sum((one.releases for one in self.runs), Counter[Release]())
 
     def count(self, fleet: str, run: str, task: str, update: str, release: Release) -> None:
@@ -142,7 +142,7 @@ class PrivacyLedger:
                 return ()
             data = self._path.read_bytes()
         try:
-            return msgspec.json.decode(unseal(self._path, _LINE, data, "a privacy ledger"), type=_Content).runs
+            return msgspec.json.decode(unseal(self._path, _LINE, data, "a privacy account"), type=_Content).runs
         except (StateError, ValueError, RecursionError) as error:
             raise StateError(
                 f"{self._path}: cannot be read ({error}); it holds the spent privacy, so restore it from a copy, or "
