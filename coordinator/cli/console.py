@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from fedpatch.shared.errors import UsageError
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.console.event_streams import EventStreams
+    from fedpatch.coordinator.console.feed import Feed
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
 _Path = Path | None
@@ -66,14 +68,8 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.console.beside import need_extra
 
         need_extra()
-        from fedpatch.coordinator.cli.watch import broker_settings
-        from fedpatch.coordinator.console.feed import Feed, RegistryReader
-        from fedpatch.coordinator.console.server import ready_line, serve
-        from fedpatch.coordinator.console.sources import from_broker, from_stdin
+        from fedpatch.coordinator.console.server import serve
         from fedpatch.coordinator.console.terms import ConsoleTerms
-        from fedpatch.coordinator.observability.status_follower import StatusFollower
-        from fedpatch.coordinator.storage.database.opening import exists
-        from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
         from fedpatch.shared.config.listen_address import parse_address
         from fedpatch.shared.config.secrets import pop_password
 
@@ -92,44 +88,88 @@ def add_console(app: typer.Typer) -> None:
         watches = not status_on_stdin and given["broker"] != _NO_BROKER
         password = pop_password(os.environ)  # a run that is begun reads its password by its own settings
         settings = _broker_of(given, place, begin, password) if watches else None
+        page = _Page(given, place, settings, password, on_stdin=status_on_stdin, actions=actions, as_json=as_json)
+        serve(terms, place, page.feed_of, page.ready, page.around)
+        raise typer.Exit(exit_code_of(page.ended[0]) if page.ended else 0)
 
-        def ready(url: str, token_file: Path | None) -> None:
-            os.nice(_NICENESS)
-            if as_json:
-                typer.echo(ready_line(url, token_file, actions=actions))
-                return
-            token = [f"token: in {token_file}"] if token_file else []
-            none = [] if exists(place / REGISTRY_FILE) else [f"no runs in {place} yet; --state-dir names another place"]
-            say(f"console: {url}", *token, *none, "Ctrl-C ends it")
 
-        ended: list[int] = []
-        fleet = given["fleet"] or (settings.fleet if settings is not None else None)
+@dataclass
+class _Page:
+    """The page of one call of the command: the source of its statuses, and its end.
 
-        def feed_of(streams: EventStreams) -> Feed:
-            watched = status_on_stdin or settings is not None
-            where = str(settings.broker) if settings is not None else "the coordinator"
-            follower = StatusFollower(fleet or "", where, time.monotonic()) if watched else None
-            return Feed(RegistryReader(place, fleet), follower, streams.publish_from_thread)
+    Attributes:
+        given: The options of the broker.
+        place: The state directory.
+        settings: The connection to the broker; None without one.
+        password: The broker's password.
+        on_stdin: Whether statuses come on stdin.
+        actions: Whether an operator can act after a login.
+        as_json: Whether the ready line is JSON.
+        ended: The signals that ended the page.
+    """
 
-        def newest() -> BrokerSettings | None:
-            return broker_settings({**given, "fleet": fleet}, place, password) if given["broker"] is None else settings
+    given: dict[str, Any]
+    place: Path
+    settings: BrokerSettings | None
+    password: str | None
+    on_stdin: bool
+    actions: bool
+    as_json: bool
+    ended: list[int] = field(default_factory=list)
 
-        @contextmanager
-        def around(feed: Feed, stop: Callable[[], None]) -> Iterator[None]:
-            def tell(number: int) -> None:
-                ended.append(number)
-                stop()
+    @property
+    def fleet(self) -> str | None:
+        """The fleet that the page shows; None for all."""
+        return self.given["fleet"] or (self.settings.fleet if self.settings is not None else None)
 
-            with ExitStack() as stack:
-                stack.enter_context(forward_signals(tell))
-                if watches:
-                    stack.enter_context(from_broker(settings, feed, newest))
-                elif status_on_stdin:
-                    stack.enter_context(from_stdin(fleet or "", feed, stop))
-                yield
+    def ready(self, url: str, token_file: Path | None) -> None:
+        """Tell the operator where the page is."""
+        from fedpatch.coordinator.console.server import ready_line
+        from fedpatch.coordinator.storage.database.opening import exists
+        from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 
-        serve(terms, place, feed_of, ready, around)
-        raise typer.Exit(exit_code_of(ended[0]) if ended else 0)
+        os.nice(_NICENESS)
+        if self.as_json:
+            typer.echo(ready_line(url, token_file, actions=self.actions))
+            return
+        token = [f"token: in {token_file}"] if token_file else []
+        none = f"no runs in {self.place} yet; --state-dir names another place"
+        say(f"console: {url}", *token, *([] if exists(self.place / REGISTRY_FILE) else [none]), "Ctrl-C ends it")
+
+    def feed_of(self, streams: EventStreams) -> Feed:
+        """Return the feed of the page's streams."""
+        from fedpatch.coordinator.console.feed import Feed, RegistryReader
+        from fedpatch.coordinator.observability.status_follower import StatusFollower
+
+        watched = self.on_stdin or self.settings is not None
+        where = str(self.settings.broker) if self.settings is not None else "the coordinator"
+        follower = StatusFollower(self.fleet or "", where, time.monotonic()) if watched else None
+        return Feed(RegistryReader(self.place, self.fleet), follower, streams.publish_from_thread)
+
+    @contextmanager
+    def around(self, feed: Feed, stop: Callable[[], None]) -> Iterator[None]:
+        """Feed the page until a signal ends it."""
+        from fedpatch.coordinator.console.sources import from_broker, from_stdin
+
+        def tell(number: int) -> None:
+            self.ended.append(number)
+            stop()
+
+        with ExitStack() as stack:
+            stack.enter_context(forward_signals(tell))
+            if self.on_stdin:
+                stack.enter_context(from_stdin(self.fleet or "", feed, stop))
+            elif self.given["broker"] != _NO_BROKER:
+                stack.enter_context(from_broker(self.settings, feed, self._newest))
+            yield
+
+    def _newest(self) -> BrokerSettings | None:
+        """Return the connection to the broker of the newest run, unless the operator names a broker."""
+        from fedpatch.coordinator.cli.watch import broker_settings
+
+        if self.given["broker"] is not None:
+            return self.settings
+        return broker_settings({**self.given, "fleet": self.fleet}, self.place, self.password)
 
 
 def _broker_of(

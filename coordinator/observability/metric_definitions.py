@@ -55,6 +55,28 @@ BYTES = (
 )
 
 
+class BufferedGauges:
+    """Metrics of buffered rounds (late = carry)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.carried = _gauge(registry, "carried_devices", "Devices whose work the next round may take (late = carry)")
+        self.weights = _gauge(
+            registry,
+            "weight_share",
+            "Share of the weights in the last round by fifth of the devices, 1: the fastest (late = carry)",
+            "fifth",
+        )
+        self.unused = _counter(registry, "updates_unused", "Committed updates that no model took, since the run ended")
+        self.stale = _counter(registry, "carried_work_stale", "Carried work that was ended at max_staleness")
+        self.staleness = Histogram(
+            "fedpatch_update_staleness",
+            "Versions between the base of an update and the model (late = carry)",
+            registry=registry,
+            buckets=STALENESS_BUCKETS,
+        )
+        begin(self.weights, FIFTHS)
+
+
 class RoundGauges:
     """Metrics of the run and its rounds."""
 
@@ -109,20 +131,7 @@ class RoundGauges:
         self.far_rounds = gauge(
             "update_far_rounds", "Greatest number of rounds in a row in which a device's update was far from the others"
         )
-        self.carried = gauge("carried_devices", "Devices whose work the next round may take (late = carry)")
-        self.weights = gauge(
-            "weight_share",
-            "Share of the weights in the last round by fifth of the devices, 1: the fastest (late = carry)",
-            "fifth",
-        )
-        self.unused = _counter(registry, "updates_unused", "Committed updates that no model took, since the run ended")
-        self.stale = _counter(registry, "carried_work_stale", "Carried work that was ended at max_staleness")
-        self.staleness = Histogram(
-            "fedpatch_update_staleness",
-            "Versions between the base of an update and the model (late = carry)",
-            registry=registry,
-            buckets=STALENESS_BUCKETS,
-        )
+        self.buffered = BufferedGauges(registry)
         self.outcomes = _counter(
             registry,
             "rounds",
@@ -145,7 +154,6 @@ class RoundGauges:
         begin(self.ended, ENDS)
         begin(self.outcomes, OUTCOMES)
         begin(self.pulls, PULL_STATS)
-        begin(self.weights, FIFTHS)
         for phase in PHASES:
             self.phases.labels(phase, "coordinator")
         for phase in DEVICE_PHASES:

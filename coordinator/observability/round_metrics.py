@@ -96,14 +96,14 @@ class RoundMetrics:
         metrics.failed_in_a_row.set(self._failed)
         _set_comparison(metrics, record)
         if (buffered := record.buffered) is not None:
-            metrics.carried.set(buffered.carried)
-            metrics.unused.inc(buffered.unused)
-            metrics.stale.inc(buffered.stale)
+            metrics.buffered.carried.set(buffered.carried)
+            metrics.buffered.unused.inc(buffered.unused)
+            metrics.buffered.stale.inc(buffered.stale)
             for staleness, count in buffered.staleness.items():
                 for _ in range(count):
-                    metrics.staleness.observe(float(staleness))
+                    metrics.buffered.staleness.observe(float(staleness))
             for fifth, share in enumerate(buffered.weights, 1):
-                metrics.weights.labels(str(fifth)).set(share)
+                metrics.buffered.weights.labels(str(fifth)).set(share)
         if aggregated:
             metrics.aggregated_at.set_to_current_time()
             self._user_accuracy(record)

@@ -54,7 +54,7 @@ class RunSpec:
         privacy: The terms of differential privacy; None without.
         secure: The conditions of masked rounds; None for rounds without masks.
         carry: The conditions of buffered rounds; None: a round refuses late updates.
-        first_round: Number of the first round if there are no records; a relay runs the rounds that its parent requests.
+        first_round: Number of the first round if there are no records; a relay runs the rounds that its hub requests.
         leader_epoch: Epoch of the leader of a fleet with standbys, for devices; None without standbys.
     """
 

@@ -28,7 +28,7 @@ class SecurePolicy:
         unix_time: Returns the time at which certificates must be valid, in Unix seconds.
         authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
         revocations: Returns the CA's list of revoked certificates at the begin of a round; None: there is none.
-        given: The terms of the parent's round, which a relay's site uses unchanged; None: they follow from the rest.
+        given: The terms of the hub's round, which a relay's site uses unchanged; None: they follow from the rest.
     """
 
     size: int
