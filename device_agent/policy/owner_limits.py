@@ -1,7 +1,7 @@
-"""The owner's limits for work requests and updates: private floor, plan, masks, and privacy budget.
+"""The owner's limits at the agent's two checks: before it accepts a request, and before an update leaves.
 
-The agent checks them before it accepts a request and downloads anything, and again before it offers an update. The training
-process also checks the floor by itself (device_agent.training.local_update). No numpy.
+secure_limits has the terms of masks, plan_limit that of training, privacy_budget that of privacy loss, private_floor the
+tensors that must stay. The training process also checks the floor by itself (device_agent.training.local_update). No numpy.
 """
 
 from __future__ import annotations
