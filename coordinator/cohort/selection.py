@@ -1,7 +1,8 @@
 """Sampling: the devices that a round invites.
 
-The cohort is random, and the same for the same seed and round. Paper, Algorithm 1, line 3: C * |S| of the available clients,
-without replacement. The round invites more, because some devices decline or drop out (Bonawitz et al. 2019: 130 %).
+The cohort is random, and the same for the same seed and round. Paper, Algorithm 1, line 3: C * |S| of the clients, drawn
+without replacement from the available ones. The round invites more, because some devices decline or drop out (Bonawitz et al.
+2019: 130 %).
 """
 
 from __future__ import annotations

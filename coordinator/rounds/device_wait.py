@@ -26,7 +26,7 @@ class DeviceWait:
 
     Attributes:
         first: Whether no round of this process has begun with its own selection of devices.
-        looks_at: The time at which `enough` may change without an arrival; None while the run does not wait.
+        looks_at: The time at which `wait_for_enough` may change without an arrival; None while the run does not wait.
     """
 
     def __init__(
@@ -44,16 +44,24 @@ class DeviceWait:
         # The time at which the last device arrived.
         self._arrived_at = -math.inf
 
-    def note_arrival(self, now: float) -> None:
+    def note_device(self, now: float) -> None:
         """Note that one device more can be invited."""
         self._arrived_at = now
 
-    def end(self) -> None:
-        """End the wait."""
+    def note_first_selection(self) -> None:
+        """Note that a round of this process has selected its devices: the next one waits for a quorum only."""
+        self.first = False
+        self._fleet.count.awaited = frozenset()
+
+    def reset(self) -> None:
+        """End the wait, whatever its result; the next one begins anew."""
         self._since = self.looks_at = None
 
-    def enough(self, now: float, number: int, due_at: float, *, evaluates: bool) -> bool:
-        """Return whether enough devices are present for a round; else begin to wait.
+    def wait_for_enough(self, now: float, number: int, due_at: float, *, evaluates: bool) -> bool:
+        """Return whether a round can begin: enough devices are present, or the run has waited in vain for the others.
+
+        The first call that returns False begins the wait. After min(RETURN_S, wait_s) the missing devices do not count any more
+        until they are back, and at last absent devices count too. The first round of a run waits for all.
 
         Args:
             now: The time, in seconds.

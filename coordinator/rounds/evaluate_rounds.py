@@ -38,7 +38,7 @@ class EvaluateRounds:
         return every > 0 and trained > 0 and trained % every == 0 and not self._ended_last
 
     @property
-    def ended_all(self) -> bool:
+    def completes_run(self) -> bool:
         """True if a run without training has had its evaluate round."""
         return self._spec.evaluates_only and self.ended
 

@@ -29,16 +29,16 @@ class FailedRounds:
         # Devices that have left the count in an earlier round: if such a device leaves again, no failure is excused.
         self._left_before: set[str] = set()
 
-    def note_end(self, now: float, left: Collection[str], *, failed: bool, reveals_absent: bool) -> None:
+    def note_end(self, now: float, left: Collection[str], *, failed: bool, newly_absent: bool) -> None:
         """Note the end of a training round.
 
         Args:
             now: The time, in seconds.
             left: Devices that left the count of the round.
             failed: Whether the round failed.
-            reveals_absent: Whether it made a device absent for the first time, while absent devices are a minority.
+            newly_absent: Whether it made a device absent for the first time, while absent devices are a minority.
         """
-        excused = reveals_absent or not self._left_before.issuperset(left)
+        excused = newly_absent or not self._left_before.issuperset(left)
         self._left_before.update(left)
         if not failed:
             self.in_a_row = self.counted = 0

@@ -17,11 +17,11 @@ class Attendance:
         fleet: The known devices, whose count follows the absences.
 
     Attributes:
-        reveals_absent: Whether the last round made a device absent for the first time, while absent devices are a minority.
+        newly_absent: Whether the last round made a device absent for the first time, while absent devices are a minority.
     """
 
     def __init__(self, absences: Absences, fleet: Fleet) -> None:
-        self.reveals_absent = False
+        self.newly_absent = False
         self._absences = absences
         self._fleet = fleet
         fleet.count.absent, fleet.count.unsteady = absences.missed, absences.unsteady
@@ -54,5 +54,5 @@ class Attendance:
         fleet.false_presence.round_over(mute, invited.keys() - mute)
         fleet.count.absent, fleet.count.unsteady = absent, absences.unsteady
         news = (absent.keys() - known | set(current.absentees.failed)) - before
-        self.reveals_absent = bool(news) and not fleet.count.standing.all_count
+        self.newly_absent = bool(news) and not fleet.count.standing.all_count
         return absent

@@ -16,8 +16,9 @@ class RoundPace:
         >>> pace = RoundPace(interval_s=60.0)
         >>> pace.begin_round(began_at=10.0)
         >>> pace.end_round(now=30.0, pause_s=0.0)
-        >>> pace.wakes_at, pace.rests(now=69.0), pace.rests(now=70.0)
-        (70.0, True, False)
+        >>> pace.wake(now=69.0)
+        >>> pace.pauses, pace.wakes_at
+        (True, 70.0)
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -38,10 +39,14 @@ class RoundPace:
         """Pause after a training round until the next one is due, and for `pause_s` at least."""
         self._pause_until = max(self.next_at, now + pause_s) if pause_s else self.next_at
 
-    def rests(self, now: float) -> bool:
-        """Return whether the run pauses; the first call after the pause ends it."""
+    def wake(self, now: float) -> None:
+        """End the pause if it is over."""
         if self._pause_until is not None and now >= self._pause_until:
             self._pause_until = None
+
+    @property
+    def pauses(self) -> bool:
+        """True until the end of the pause is noted (`wake`)."""
         return self._pause_until is not None
 
     @property

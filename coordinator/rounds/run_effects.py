@@ -35,7 +35,7 @@ class PublishModel:
     Attributes:
         round: Number of the round.
         chunks: Whether a device of the round cannot fetch by URL and so needs chunks in any case.
-        trains: Whether devices train on the model; False in an evaluate round.
+        trains: False in an evaluate round, which leaves the base of a masked run as it is.
     """
 
     round: int
@@ -59,7 +59,7 @@ class SaveGroupSteps:
 
 
 @dataclass(frozen=True)
-class SavePause:
+class SaveSpentTime:
     """Write the seconds of the deadline that the open round has used, at the end of a run that can be resumed."""
 
     spent_s: float
@@ -132,7 +132,7 @@ class StoreUpdate:
 
 @dataclass(frozen=True)
 class AggregateUpdates:
-    """Aggregate the stored updates of these devices and save the new global model; then Aggregated.
+    """Compute the next global model from the stored updates of these devices; then Aggregated. SaveRecord saves the model.
 
     Attributes:
         round: Number of the round.
@@ -153,7 +153,7 @@ class AggregateUpdates:
 
 @dataclass(frozen=True)
 class SaveRecord:
-    """Write the record of a round that is over.
+    """Write the record of a round that is over, with the new global model in one checkpoint.
 
     Attributes:
         record: The record.
@@ -213,7 +213,7 @@ Effect = (
     | PublishModel
     | SaveJournal
     | SaveGroupSteps
-    | SavePause
+    | SaveSpentTime
     | ResendChunks
     | RetractModel
     | CheckLink

@@ -3,16 +3,22 @@
 Events and the time go in (coordinator.rounds.run_events), effects come out (coordinator.rounds.run_effects). `drive_engine`
 runs the effects with a handler and gives their completion events to the engine. Tensors never enter the engine.
 
-The server's lines of Algorithm 1 (Mills, Hu and Min 2021), with the method that implements each line:
+The server's lines of Algorithm 1 (Mills, Hu and Min 2021; lines of the listing), with the method that implements each line:
 
      1  initialise the global model and optimiser     before the engine: coordinator.runtime.run_preparation
      2  while the termination criteria are not met    `_next_round`, `_stop_reason`
      3  select the clients of the round               `_select`
-     4  for each client in parallel                   `_open_round`, ActiveRound.begin
-     5  download the global model, optimiser values   PublishModel, `_on_model_published`
-  6-14  patches, LocalUpdate                          on the device: device_agent.training.local_update
- 15-18  upload what is not a patch                    ChunkReceived, StoreUpdate, `_on_update_stored`
- 19-22  GlobalModelUpdate, GlobalOptimUpdate          AggregateUpdates, `_on_aggregated`
+     4  for each client in parallel                   `_open_round`; invitations: ActiveRound.begin
+   5-6  download the global model, optimiser values   PublishModel, `_on_model_published`
+  7-15  patches, LocalUpdate                          on the device: device_agent.training.local_update
+ 16-18  upload what is not a patch                    `_on_chunk`, `_on_update_stored`; StoreUpdate, an effect of ActiveRound
+ 20-23  GlobalModelUpdate, GlobalOptimUpdate          AggregateUpdates, an effect of ActiveRound; `_on_aggregated`
+
+The engine knows the phase of its round: SELECTING, RECRUITING, COLLECTING (in both of them devices train and upload), UNMASKING
+in a masked round, AGGREGATING, CLOSED or FAILED. ActiveRound ends collecting when all devices have reported, `grace_s` after
+the quorum, or at the deadline; without a quorum the round fails (coordinator.rounds.round_phases).
+
+An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
 
 from __future__ import annotations
@@ -54,8 +60,8 @@ from fedpatch.coordinator.rounds.run_effects import (
     PublishModel,
     RetractModel,
     SaveGroupSteps,
-    SavePause,
     SaveRecord,
+    SaveSpentTime,
 )
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -82,7 +88,7 @@ from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.messages import EVALUATE_FEATURE, SHARED_ID_FEATURE, URL_FEATURE, Decline, Envelope, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
-_ROUNDING_S = 1e-3
+_ROUNDING_S = 1e-3  # two sums of floating point numbers may differ
 
 
 class Engine:
@@ -91,17 +97,18 @@ class Engine:
     Args:
         spec: The terms of the run.
         records: The records of earlier rounds of the run.
-        earlier: Records of rounds before these, used only for their absent devices: the rounds of a relay's site, each with its
-            own engine.
+        earlier: Records of rounds that another engine ran, such as those of a relay's site: their absent devices and far
+            updates count.
         unfinished: The round that was open at the end of the last epoch.
         resumable: Open rounds of other runs, by run (EnvelopeFactory).
-        jitter: Randomness of pauses.
+        jitter: Randomness of the times at which devices retry their uploads.
         holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
         last_run: Devices that the fleet's last run has seen with the task; the first round waits for those that are not held.
         carried: Work for rounds that are over, by device (coordinator.buffered).
-        waiting: Committed updates of a failed round that wait for the next version, by device.
-        rest_s: Seconds until the first round may begin, unless a round is unfinished.
+        waiting: Committed updates of a failed round that wait for the next version, by device; only in buffered runs.
+        rest_s: Seconds until the first round is due, unless a round is unfinished.
+        groups: The masked groups of the run; None in a run without masks.
 
     Attributes:
         open: The open round; None between two rounds.
@@ -183,7 +190,7 @@ class Engine:
             The effects that follow, in the order in which they must run.
 
         Raises:
-            IllegalTransition: A completion event without the effect that it completes.
+            IllegalTransition: ModelPublished or Aggregated without an open round. Other late completions are ignored.
         """
         return self._HANDLERS[type(event)](self, event, now)
 
@@ -205,45 +212,53 @@ class Engine:
                 current.round.finish(now)
                 return effects + self._close(current, "evaluated", now) + self._advance(now)
             case Phase.AGGREGATING:
-                # Algorithm 1, lines 19 to 22: a new global model from the updates of the round's clients.
+                # Algorithm 1, lines 20 to 23: a new global model from the updates of the clients; requested once.
                 return effects + current.aggregate()
         return effects
 
     def _next_round(self, now: float) -> list[Effect]:
+        """Begin the next round, or end the run; no effects while it waits.
+
+        1. A termination criterion is met: the run ends.
+        2. There is no link to the broker: wait. This time is no waiting time for devices.
+        3. An earlier process has left a round open: continue it.
+        4. Too few devices count: wait for them; later give the missing ones up, and at last fail (`DeviceWait`).
+        5. The interval or the pause after a failed round is not over: wait, except before an evaluate round.
+        6. Select the clients and open the round.
+        """
         self.fleet.wake(now)
-        # Algorithm 1, line 2: while the termination criteria are not met.
+        self._pace.wake(now)
         if (reason := self._stop_reason(now)) is not None:
             return self._stop(reason, self._end_words(reason, now))
-        rests = self._pace.rests(now)
         if not self._connected:
-            self._wait.end()
+            self._wait.reset()
             return []
         if self._unfinished is not None:
             return self._continue_round(self._unfinished, now)
         evaluates, number = self.evaluates_next, self.last_round + 1
         # An evaluate round after a training round asks the present devices, and does not wait for others.
         asks_present = evaluates and not self._wait.first
-        if not asks_present and not self._wait.enough(now, number, self._pace.next_at, evaluates=evaluates):
+        if not asks_present and not self._wait.wait_for_enough(now, number, self._pace.next_at, evaluates=evaluates):
             if now < self._wait.ends_at(self._pace.next_at):
                 return []
             return self._stop(Stopped.FAILED, missing_text(self.fleet, self.required_devices(), self.spec.wait_s))
-        self._wait.end()
-        if rests and not evaluates:
+        self._wait.reset()
+        if self._pace.pauses and not evaluates:
             return []
         joined = [] if evaluates else self._join_groups()
         return [*joined, *self._open_round(self._select(number, evaluates=evaluates), now)]
 
     def _stop_reason(self, now: float) -> Stopped | None:
-        # A round that ended at the run's time limit may have ended a rounding error before it.
+        # The deadline of a round that ends at the time limit may be reached a rounding error before it.
         out_of_time = self._ends_at is not None and now >= self._ends_at - _ROUNDING_S
         progress = RunProgress(
-            self.records,
-            self.last_round - self._evaluations.number,
-            self.evaluates_next,
-            self._evaluations.ended,
-            out_of_time,
-            self._stops_after_round,
-            self._failures.counted,
+            records=self.records,
+            trained=self.last_round - self._evaluations.number,
+            evaluates_next=self.evaluates_next,
+            evaluated=self._evaluations.ended,
+            out_of_time=out_of_time,
+            stop_requested=self._stops_after_round,
+            failures=self._failures.counted,
         )
         return stop_reason(self.spec, progress)
 
@@ -252,7 +267,7 @@ class Engine:
         false_presence = self.fleet.false_presence
         if reason is Stopped.FAILED:
             return failed_words(self.records, self._failures.in_a_row, false_presence)
-        if reason not in (Stopped.MAX_ROUNDS, Stopped.DEADLINE) or self._evaluations.ended_all:
+        if reason not in (Stopped.MAX_ROUNDS, Stopped.DEADLINE) or self._evaluations.completes_run:
             return ""
         if any(not record.is_evaluation for record in self.records):
             return fruitless_words(self.records, false_presence)
@@ -264,7 +279,7 @@ class Engine:
         cancels = [] if reason is Stopped.INTERRUPTED else self.carried.cancels()
         return [*cancels, EndRun(reason, detail)]
 
-    # --- Algorithm 1, lines 3 to 5: select, invite and send the model ---
+    # --- Algorithm 1, lines 3 to 6: select, invite and send the model ---
 
     def _join_groups(self) -> list[Effect]:
         """Draw masked groups of the devices that have none yet; return the effect that saves them before a roster is sent."""
@@ -277,7 +292,7 @@ class Engine:
         return [SaveGroupSteps(REGISTER, entries)] if entries else []
 
     def _select(self, number: int, *, evaluates: bool) -> RoundStart:
-        # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
+        # Algorithm 1, line 3: a share C of the fleet that counts, drawn from the devices that can be asked now.
         spec, carried = self.spec, self.carried
         meant = self._size.meant(evaluates=evaluates)
         room = meant if spec.carry is None else max(0, meant - len(carried.waiting) - carried.at_work)
@@ -299,8 +314,7 @@ class Engine:
         chosen = self._absences.choose(
             free, draw_some, number, all_count=standing.all_count, unsteady_count=standing.unsteady_count
         )
-        self._wait.first = False
-        self.fleet.count.awaited = frozenset()
+        self._wait.note_first_selection()
         journal = RoundJournal(
             number,
             meant,
@@ -326,7 +340,7 @@ class Engine:
             policy = evaluation_policy(policy)
         else:
             self._pace.begin_round(now - journal.spent_s)
-        # Evaluate rounds have numbers too: only training rounds count for the measurements of learning alone.
+        # Devices measure learning alone once in so many training rounds; evaluate rounds have numbers too.
         measures = opening.measures
         if measures is None:
             measures = measures_independent(spec.independent_every, journal.round - self._evaluations.number)
@@ -347,14 +361,14 @@ class Engine:
         return [PublishModel(journal.round, chunks, trains=not journal.evaluates)]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
-        # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.
+        # Each client of the round is invited (ActiveRound.begin), and downloads the global model.
         current = self._current(event)
         cancels = self.carried.expire(event.version)
         begun = current.begin(event, now)
         self.carried.continue_uploads(current, now)
         return cancels + begun + self._advance(now)
 
-    # --- Algorithm 1, lines 6 to 18: devices answer, train, and upload what is not a patch ---
+    # --- Algorithm 1, lines 7 to 18: devices answer, train, and upload what is not a patch ---
 
     def _on_message(self, event: DeviceMessage, now: float) -> list[Effect]:
         device, envelope, current = event.device, event.envelope, self.open
@@ -369,7 +383,7 @@ class Engine:
             return self.carried.on_message(device, work, envelope, current, now, next_round_s) + self._advance(now)
         stale = self._stale(device, envelope)
         if stale is RefuseReason.STALE_EPOCH and current is not None and current.awaits(device, envelope):
-            # The device works for an earlier epoch of this coordinator. The same request moves its job to this epoch.
+            # The job of the device belongs to an earlier epoch; the same request, sent again, moves it to this one.
             return current.ask([device], now)
         if stale is not None or current is None:
             return self._envelopes.answer_stale(device, envelope, stale or RefuseReason.LATE)
@@ -398,7 +412,7 @@ class Engine:
         return self.open.on_chunk(event.device, event.chunk, now) + self._advance(now)
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
-        # Algorithm 1, lines 15 to 18: the upload of a client is complete.
+        # A late completion, of a round that is over, changes nothing.
         if self.open is None or self.open.round.number != event.round:
             return []
         return self.open.stored(event.device, event.digest, event.report, now) + self._advance(now)
@@ -408,12 +422,12 @@ class Engine:
             return []
         return self.open.refuse(event.device, event.digest, event.reason, event.detail, now) + self._advance(now)
 
-    # --- Algorithm 1, lines 19 to 22: the next global model, and its record ---
+    # --- Algorithm 1, lines 20 to 23: the next global model, and its record ---
 
     def _on_aggregated(self, event: Aggregated, now: float) -> list[Effect]:
-        # Algorithm 1, lines 19 to 22 are done: the round closes, and line 2 is next.
         current = self._current(event)
         current.aggregated(event, now)
+        # Groups of a masked round had an impossible sum, and the other updates are too few.
         if current.round.phase is Phase.FAILED:
             return self._close(current, "failed", now) + self._advance(now)
         assert current.round.quorum_s is not None
@@ -430,13 +444,13 @@ class Engine:
         failed = outcome == "failed"
         absent = self._attendance.end_round(current, self.carried.works, failed=failed)
         record = replace(record, absent=absent, far=self._far.end_round(record, current.reports.keys()))
-        reveals_absent = self._attendance.reveals_absent
-        self._failures.note_end(now, current.round.left, failed=failed, reveals_absent=reveals_absent)
+        newly_absent = self._attendance.newly_absent
+        self._failures.note_end(now, current.round.left, failed=failed, newly_absent=newly_absent)
         record, cancels = self.carried.end_round(current, record)
         self.records.append(record)
         self._evaluations.note_end(evaluated=False)
         self._pace.end_round(now, self._failures.pause_s)
-        # If the operator stops a run, a resume continues the run and its carried work.
+        # A run that the operator stopped can resume, so its waiting updates stay; at any other end nothing takes them.
         if self.spec.carry is not None and self._stop_reason(now) not in (None, Stopped.INTERRUPTED):
             record = self.records[-1] = self.carried.drop_waiting(record)
             return [*dismissals, *cancels, RetractModel(), SaveRecord(record)]
@@ -444,7 +458,7 @@ class Engine:
         return [*dismissals, *cancels, RetractModel(), saves]
 
     def _close_evaluation(self, record: RoundRecord) -> list[Effect]:
-        """End an evaluate round, which changes nothing for the training rounds after it."""
+        """End an evaluate round, also a failed one: it changes nothing for the training rounds after it."""
         record = replace(record, absent=self.fleet.count.absent, far=self._far.counts)
         self.records.append(record)
         self._evaluations.note_end(evaluated=True)
@@ -477,7 +491,7 @@ class Engine:
         if not fleet.update(device, state):
             return []
         if fleet.present > before:
-            self._wait.note_arrival(now)
+            self._wait.note_device(now)
         if state.online:
             fleet.false_presence.said(device, is_shared=SHARED_ID_FEATURE in state.features)
         if known_boot and known_boot != fleet.boot(device):
@@ -491,6 +505,7 @@ class Engine:
         if self.open is None:
             return self._advance(now)
         effects = self.open.check_link(now, connected=self._connected)
+        # None: recruiting may end.
         if effects is None:
             effects = self.open.tick(now, connected=self._connected)
         return effects + self._advance(now)
@@ -536,7 +551,7 @@ class Engine:
         if self.open is not None:
             spent_s = self.open.spent_s(now)
             self.open.round.abandon(now, "interrupted")
-            effects = [SavePause(spent_s), *self.open.dismiss(), RetractModel()]
+            effects = [SaveSpentTime(spent_s), *self.open.dismiss(), RetractModel()]
             self.open = None
         return [*effects, *self._stop(Stopped.INTERRUPTED, "")]
 
@@ -545,7 +560,7 @@ class Engine:
         return self._advance(now)
 
     def _suspend(self, event: Suspended, now: float) -> list[Effect]:
-        pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
+        pause = [] if self.open is None else [SaveSpentTime(self.open.spent_s(now))]
         self.open = None
         # No cancels: a resume takes the updates of the working devices.
         self.stopped = Stopped.INTERRUPTED if event.handed_over else Stopped.FAILED
@@ -586,7 +601,7 @@ class Engine:
 
     @property
     def present(self) -> int:
-        """The number of devices that count and can be invited to the next round, or whose update waits for it."""
+        """The number of devices that count and can be invited to the next round, and of those whose update waits for it."""
         return self._size.present(self.last_round + 1)
 
     @property

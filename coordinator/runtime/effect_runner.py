@@ -19,8 +19,8 @@ from fedpatch.coordinator.rounds.run_effects import (
     RetractModel,
     SaveGroupSteps,
     SaveJournal,
-    SavePause,
     SaveRecord,
+    SaveSpentTime,
     SendMessage,
     StoreUpdate,
 )
@@ -85,7 +85,7 @@ class EffectRunner:
             AggregateUpdates: self._aggregate,
             SaveJournal: self._save_journal,
             SaveGroupSteps: updates.save_masking,
-            SavePause: self._save_pause,
+            SaveSpentTime: self._save_spent_time,
             SaveRecord: self._save_record,
             CountEvent: counters.count,
             ExcludeDevice: counters.exclude,
@@ -151,7 +151,7 @@ class EffectRunner:
     def _save_journal(self, effect: SaveJournal) -> None:
         self.updates.open_round(effect.journal, self._connection.ports.boot_time())
 
-    def _save_pause(self, effect: SavePause) -> None:
+    def _save_spent_time(self, effect: SaveSpentTime) -> None:
         self.updates.pause_round(effect.spent_s)
 
     def _save_record(self, effect: SaveRecord) -> None:

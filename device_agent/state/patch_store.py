@@ -1,4 +1,4 @@
-"""Private patches on disk: P and W of Algorithm 1 (lines 7 and 13), the values and moments that never leave the device.
+"""Private patches on disk: P and W of Algorithm 1 (lines 8 and 14), the values and moments that never leave the device.
 
 There is one file per task, model schema and patch policy, and one kept version of it, from an earlier round or another
 run. A file holds the patch before and after the round that wrote it: when a round is repeated, because the device

@@ -1,4 +1,4 @@
-"""LocalUpdate of Algorithm 1 (paper, lines 5-13 and Table 1): a device trains its own model on its own data.
+"""LocalUpdate of Algorithm 1 (paper, lines 10-12 and Table 1): a device trains its own model on its own data.
 
 The model is a mapping of named tensors, with private ones; the caller separates public and private tensors. The moments of
 the optimizer, which FedAvg-Adam shares, are tensors too. User accuracy is measured twice on the device's test data: after

@@ -8,7 +8,7 @@ from typing import Any
 from fedpatch.coordinator.observability.event_observer import NullObserver, joined
 from fedpatch.coordinator.observability.round_tracking import tracked, tracked_round
 from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
-from fedpatch.coordinator.rounds.run_effects import SavePause, SaveRecord
+from fedpatch.coordinator.rounds.run_effects import SaveRecord, SaveSpentTime
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.trackers import tracking
 
@@ -54,7 +54,7 @@ def test_observer_tracks_saved_records_alone_and_the_end_of_the_run(monkeypatch)
     with tracked(RunSettings(tracker=("mine",), username="u", password="secret"), engine, print) as observer:
         assert observer is not None
         both = joined(NullObserver(), observer)
-        both.performed(SavePause(1.0), 0.0, 0.0)
+        both.performed(SaveSpentTime(1.0), 0.0, 0.0)
         both.performed(SaveRecord(RECORD), 0.0, 0.0)
         both.look(0.0, waiting=0)
     assert calls[1:] == [4, "max_rounds"]

@@ -18,7 +18,13 @@ from fedpatch.coordinator.rounds.round_journal import (
     terms_entry,
 )
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
-from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
+from fedpatch.coordinator.rounds.run_effects import (
+    AggregateUpdates,
+    PublishModel,
+    SaveJournal,
+    SaveSpentTime,
+    SendMessage,
+)
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -192,7 +198,7 @@ def test_end_before_the_model_is_published_keeps_the_time_spent(end):
     """A round must not stay open forever because the disk is full at each start."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=100.0), jitter=random.Random(1))
     made.handle(RunStarted(), 0.0)
-    assert made.handle(end, 5.0)[0] == SavePause(105.0)
+    assert made.handle(end, 5.0)[0] == SaveSpentTime(105.0)
 
 
 def test_deadline_of_a_resumed_round_does_not_begin_anew():
@@ -220,7 +226,7 @@ def test_closing_round_is_aggregated_with_the_same_updates():
 def test_interrupt_saves_the_time_spent():
     made = asking("ab")
     effects = made.handle(Interrupted(), 120.0)
-    assert effects[0] == SavePause(120.0)
+    assert effects[0] == SaveSpentTime(120.0)
 
 
 def test_time_until_the_broker_answers_counts_as_spent():
