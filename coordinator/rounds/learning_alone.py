@@ -29,7 +29,7 @@ def check_figures(independent: Mapping[str, float]) -> None:
         raise ValueError(f"independent lacks {', '.join(sorted(missing))}")
 
 
-def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, float]:
+def comparison(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, float]:
     """Compare the reports of a round with learning alone.
 
     Args:

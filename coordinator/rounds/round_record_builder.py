@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedpatch.coordinator.rounds.learning_alone import figures as comparison
+from fedpatch.coordinator.rounds.learning_alone import comparison
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_phases import CARRIED, Round
 from fedpatch.coordinator.rounds.round_record import RoundRecord

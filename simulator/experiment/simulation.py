@@ -56,7 +56,7 @@ from fedpatch.simulator.clients.masked_uplink import MaskedUplink
 from fedpatch.simulator.clients.patches import Patches, check_blocks
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.clients.transport import SimulatedTransport, report_of
-from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.experiment.checkpoint import Saved, load, save
 from fedpatch.simulator.experiment.client_selection import select
 from fedpatch.simulator.experiment.ranks import ONE_RANK, RankedCohort, Ranks
 from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, used_features
@@ -147,7 +147,7 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
             make_cohort = partial(_cohort, workers=workers, device=device, ranks=ranks)
             simulation = Simulation(study, task, population, make_cohort, bad)
         try:
-            before = ranks.agree(lambda: states.load(saved, study) if saved else None)
+            before = ranks.agree(lambda: load(saved, study) if saved else None)
             if before is not None:
                 simulation.restore(before)
                 for point in simulation.points:
@@ -175,10 +175,10 @@ def _play(
             point = simulation.step()
         on_point(point)
         if saved and (begun := time.monotonic()) > due:
-            states.save(saved, simulation.study, simulation.state())
+            save(saved, simulation.study, simulation.state())
             due = time.monotonic() + max(SAVE_EVERY_S, (time.monotonic() - begun) / SAVE_SHARE)
     if saved:
-        states.save(saved, simulation.study, simulation.state())
+        save(saved, simulation.study, simulation.state())
     return simulation.outcome(complete=ranks.agree(lambda: simulation.over))
 
 
@@ -315,14 +315,14 @@ class Simulation:
         learner.begin(as_torch(self._wire.read(self.server)))
         return [learner.measure(client) for client in clients]
 
-    def state(self) -> states.Saved:
+    def state(self) -> Saved:
         """Return the state to resume from."""
         patches = {name: block.numpy() for name, block in self.patches.values.items()}
         sent, held = self._wire.residuals(), self._wire.state()
         pulls = list(self.pulls.values())
-        return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen, pulls)
+        return Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen, pulls)
 
-    def restore(self, before: states.Saved) -> None:
+    def restore(self, before: Saved) -> None:
         """Resume from `before`. Raises UsageError if the task's model has changed since."""
         self._check_model(before)
         self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
@@ -331,7 +331,7 @@ class Simulation:
             block.copy_(torch.from_numpy(before.patches[name]))
         self._cohort.begin(as_torch(self._wire.read(self.server)))
 
-    def _check_model(self, before: states.Saved) -> None:
+    def _check_model(self, before: Saved) -> None:
         try:
             self.strategy.travelling(self.public).check(before.server.tensors)
             self.strategy.optimizer_schema(self.public).check(without_residuals(before.server).server)

@@ -89,7 +89,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
         FedpatchError: The task, the data or the terms do not fit, or the training diverged.
     """
     from fedpatch.simulator.experiment.ranks import joined_ranks
-    from fedpatch.simulator.experiment.simulation import simulate as simulated
+    from fedpatch.simulator.experiment.simulation import simulate
 
     processes, name = worker_count(workers), device_name(device)
     with joined_ranks() as ranks:
@@ -100,7 +100,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
             return finished
         try:
             with tracked(study, trackers if ranks.first else (), on_point, stopped, say) as (take, asked):
-                outcome = simulated(
+                outcome = simulate(
                     study,
                     workers=1 if task is not None else processes,
                     device=name,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import round_line, troubles
 from fedpatch.coordinator.rounds.far_updates import UNUSUAL_ROUNDS
-from fedpatch.coordinator.rounds.learning_alone import figures, fleet_loses, headline, loss_warning
+from fedpatch.coordinator.rounds.learning_alone import comparison, fleet_loses, headline, loss_warning
 from fedpatch.coordinator.rounds.round_record import (
     PhaseSeconds,
     RoundRecord,
@@ -135,7 +135,7 @@ def report(before, alone, after=None):
 
 
 def test_figures_of_reports_count_devices_with_both_measures():
-    found = figures(
+    found = comparison(
         [report(0.5, 0.7, 0.8), report(0.9, 0.8, 0.9), report(0.5, 0.5, 0.5), report(None, 0.5), report(0.5, None)],
         MetricTerms(),
     )
@@ -154,13 +154,13 @@ def test_figures_of_reports_count_devices_with_both_measures():
 
 
 def test_figures_of_an_error_measure_count_lower_as_better():
-    found = figures([report(0.2, 0.5)], MetricTerms("mse", "min"))
+    found = comparison([report(0.2, 0.5)], MetricTerms("mse", "min"))
     assert found["gaining"] == 1.0
     assert found["gain"] == pytest.approx(0.3)
 
 
 def test_figures_without_a_measure_are_empty_and_no_loss():
-    assert figures([REPORT], MetricTerms()) == {}
+    assert comparison([REPORT], MetricTerms()) == {}
     assert not fleet_loses({})
     assert loss_warning([RECORD], "affine") == ""
 
@@ -168,21 +168,21 @@ def test_figures_without_a_measure_are_empty_and_no_loss():
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
 def test_fleet_without_a_losing_device_never_loses(pairs):
     reports = [report(max(pair), min(pair)) for pair in pairs]
-    assert not fleet_loses(figures(reports, MetricTerms()))
+    assert not fleet_loses(comparison(reports, MetricTerms()))
 
 
 @given(st.lists(st.tuples(st.sampled_from([-MAX_MEASURE, 0.0, MAX_MEASURE]), REPORTED), min_size=1, max_size=8))
 def test_record_of_any_gains_can_be_read_again(pairs):
     """A difference of two values of a metric without limits can be twice as large as a value of a record."""
-    gains = figures([report(*pair) for pair in pairs], MetricTerms("RMSE", "min"))
+    gains = comparison([report(*pair) for pair in pairs], MetricTerms("RMSE", "min"))
     read = RoundRecord.from_dict(json.loads(json.dumps(replace(RECORD, independent=gains).to_dict())))
     assert read.independent.keys() == gains.keys()
     assert all(-MAX_MEASURE <= gain <= MAX_MEASURE for gain in read.independent.values())
 
 
 def test_loss_warning_follows_the_last_measure_and_names_the_remedy():
-    loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
-    gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
+    loses = replace(RECORD, independent=comparison([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
+    gains = replace(RECORD, round=20, independent=comparison([report(0.9, 0.7)], MetricTerms()))
     warning = loss_warning([RECORD, loses, replace(RECORD, round=11)], "affine")
     assert f"round {loses.round} shows that devices are worse off than learning alone" in warning
     assert "try --private all" in warning
@@ -237,14 +237,14 @@ def test_measure_is_requested_every_n_rounds_but_not_in_the_first():
 
 
 def test_loss_warning_of_a_run_with_private_all_does_not_advise_it():
-    loses = replace(RECORD, independent=figures([report(0.5, 0.7)], MetricTerms()))
+    loses = replace(RECORD, independent=comparison([report(0.5, 0.7)], MetricTerms()))
     assert "--private" not in loss_warning([loses], "all")
     info_free = RunSummary("run", "max_rounds", 0.5, "", [loses], "all").to_dict()
     assert "--private" not in info_free["warnings"][0]
 
 
 def test_loss_warning_does_not_repeat_the_figures_of_the_headline():
-    loses = replace(RECORD, independent=figures([report(0.5, 0.7)], MetricTerms()))
+    loses = replace(RECORD, independent=comparison([report(0.5, 0.7)], MetricTerms()))
     assert headline(loses.independent, loses.label) not in loss_warning([loses], "affine")
     assert "devices gain" not in loss_warning([loses], "affine")
 
