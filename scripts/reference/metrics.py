@@ -41,10 +41,16 @@ def page() -> str:
 def _defined(metrics: Metrics) -> Iterator[str]:
     """Describe the metrics with labels of known names."""
     for group in (metrics.rounds, metrics.fleet, metrics.traffic):
-        for metric in vars(group).values():
-            assert isinstance(metric, MetricWrapperBase)
+        yield from _of_group(group)
+
+
+def _of_group(group: object) -> Iterator[str]:
+    for metric in vars(group).values():
+        if isinstance(metric, MetricWrapperBase):
             (family,) = metric.describe()
             yield _described(family, metric._labelnames)
+        else:
+            yield from _of_group(metric)
 
 
 def _collected(families: Iterable[Metric]) -> Iterator[str]:
