@@ -164,6 +164,24 @@ def test_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
     assert found.get("client_ids", "skip") == "skip" and "fail" not in found.values()
 
 
+@pytest.mark.parametrize("fault", ["open", "absent", "damaged"])
+@pytest.mark.parametrize("side", ["device", "coordinator"])
+def test_doctor_with_an_unusable_key_has_a_finding_with_the_remedy_and_goes_on(certificates, tmp_path, side, fault):
+    """Its own files are the remedy's subject: the checks before it are shown, and those that need no login."""
+    cert_file, key_file = certificates.pair("pi-1")
+    key = tmp_path / "own.key"
+    if fault != "absent":
+        key.write_bytes(key_file.read_bytes() if fault == "open" else b"no key")
+        key.chmod(0o644 if fault == "open" else 0o600)
+    files = {"ca_file": certificates.ca_file, "cert_file": cert_file, "key_file": key}
+    with SecuredMosquitto(certificates, rules(FLEET, DEVICES)) as broker:
+        found = ask(settings_for(side, broker.url, **files), side)
+    assert found["broker_port"].verdict == "ok"
+    login = found["broker_login"]
+    assert login.verdict == "fail" and str(key) in login.detail
+    assert ("chmod 600" in login.remedy) == (fault == "open"), login
+
+
 @pytest.mark.parametrize("configuration", PRODUCTION)
 def test_shipped_configuration_states_its_limits_and_keeps_over_a_restart(certificates, configuration):
     """Mosquitto accepts the shipped file; a client receives the packet limit; presence survives `systemctl restart`."""
