@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fedpatch.coordinator import strategies
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.named_plugins import BrokenPlugin
@@ -13,6 +14,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
+from tests.support.paths import ROOT
 
 MODULE = """
 from dataclasses import dataclass, replace
@@ -133,3 +135,11 @@ def test_simulation_with_half_steps_begins_as_fedavg_and_learns_less(workdir):
         accuracies[ref] = [point.user_accuracy for point in simulate(study, workers=1, device="cpu").points]
     assert accuracies["fedavg"][0] == accuracies["half_step:HalfStep"][0]
     assert accuracies["fedavg"][-1] > accuracies["half_step:HalfStep"][-1]
+
+
+def test_each_strategy_of_fedpatch_is_in_the_list_of_strategies_and_in_the_table_of_its_room():
+    """A new strategy has words for users and for developers."""
+    page = (ROOT / "docs/how-to/own-strategy.md").read_text("utf-8")
+    listed = page.partition("## Strategies that are there")[2].partition("\n## ")[0]
+    table = strategies.__doc__ or ""
+    assert [name for name in STRATEGIES.own if f"`{name}`" not in listed or f"\n    {name} " not in table] == []
