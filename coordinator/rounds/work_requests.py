@@ -1,4 +1,4 @@
-"""Invitations: the work request of each participant, and the chunks of the model that are published again.
+"""Invitations: the work request of each participant.
 
 A request names an encoding that the device supports, and the model deltas from the version that the device holds to the
 round's model. If that version is unknown, the request names all deltas. A device without a delta encoding downloads the whole
@@ -7,81 +7,28 @@ model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 
 from msgspec import UNSET
 
+from fedpatch.coordinator.rounds.chunk_resends import ChunkResender
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.revocation import RevocationList
-from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING, SecureTerms
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
     MEMBERS_FEATURE,
     URL_FEATURE,
-    Manifest,
     Need,
     WorkRequest,
     is_delta,
 )
-
-# Shorter than the pause after which a device asks again for missing chunks (shared.wire.chunked_transfer.Download).
-REPUBLISH_S = 0.8
-# The assumed rate of a broker to all its subscribers together. A request for chunks that are still on their way must not make
-# the broker send them to all devices again: with a thousand devices it would never finish.
-FAN_OUT_BYTES_S = 50e6
-
-
-class ChunkResender:
-    """Chooses chunks to publish again. All subscribers receive them, so that one publication serves all devices.
-
-    Args:
-        model: The manifest of the published model or delta.
-        now: The time at which it was published, in seconds.
-        unpublished: Whether no chunk is on the broker, because devices fetch the blob by URL. After the first request the
-            publisher publishes all chunks (coordinator.runtime.model_publisher).
-    """
-
-    def __init__(self, model: Manifest, now: float = -math.inf, *, unpublished: bool = False) -> None:
-        self._model = model
-        self._unpublished = unpublished
-        # The first request is served at once if the model is small or devices are few, since a broker may retain nothing.
-        self._published_at = now - REPUBLISH_S
-        self._sent_at: dict[int, float] = {}
-
-    def due(self, need: Need, now: float, waiting: int = 1) -> tuple[int, ...]:
-        """Return the chunks to publish now.
-
-        Args:
-            need: The request of a device, with the bitmap of missing chunks.
-            now: The time, in seconds.
-            waiting: Devices that have not downloaded the model yet. The more, the longer a publication takes.
-
-        Returns:
-            Indices of chunks, without chunks that were published shortly before. Empty for another model and for a bitmap of
-            another length.
-        """
-        if need.digest != self._model.digest:
-            return ()
-        try:
-            missing = Bitmap.from_bytes(self._model.chunk_count, need.missing)
-        except WireError:
-            return ()
-        if self._unpublished and len(missing):
-            self._unpublished, self._published_at = False, now
-            return tuple(missing)
-        pause_s = max(REPUBLISH_S, waiting * self._model.size_bytes / FAN_OUT_BYTES_S)
-        wanted = tuple(i for i in missing if now >= self._sent_at.get(i, self._published_at) + pause_s)
-        self._sent_at.update(dict.fromkeys(wanted, now))
-        return wanted
 
 
 def masked_encoding(bits: int) -> str:

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from fedpatch.coordinator.rounds.chunk_resends import ChunkResender
 from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
-from fedpatch.coordinator.rounds.work_requests import ChunkResender
 from fedpatch.shared.mqtt.client import Connected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import (

@@ -9,15 +9,16 @@ from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.chunk_resends import FAN_OUT_BYTES_S
 from fedpatch.coordinator.rounds.decline_hints import hint_for
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.run_events import ModelPublished
-from fedpatch.coordinator.rounds.work_requests import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
+from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.tensors.encodings import KEEP
-from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     ENCODINGS,
@@ -507,30 +508,3 @@ class TestCountedOut:
         bench.see("a", gone())
         bench.receive("a", Decline(DeclineReason.UNWILLING))
         assert [device for device, body in sent(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
-
-
-def test_chunks_that_several_devices_miss_are_published_once():
-    bench = Bench("abc").accept_all()
-    need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
-    asked = [bench.receive(device, need, now=2.0) for device in "abc"]
-    assert asked == [[ResendChunks(model().digest, (0, 2))], [], []]
-    assert bench.receive("a", need, now=2.0 + REPUBLISH_S) == [ResendChunks(model().digest, (0, 2))]
-
-
-def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
-    """A broker needs seconds to send to a thousand devices, and less time for fewer waiting devices."""
-    large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
-    need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
-    takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
-    repairs = ChunkResender(large, now=10.0)
-    assert repairs.due(need, 10.0 + takes_s / 2, waiting=1000) == ()
-    assert repairs.due(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
-    assert repairs.due(need, 10.0 + takes_s, waiting=1000) == ()
-    assert repairs.due(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)
-
-
-def test_bitmap_that_does_not_fit_the_model_requests_no_chunk():
-    repairs = ChunkResender(model())
-    for missing in (b"", b"\xff", b"\xff" * 9):
-        assert repairs.due(Need(model().digest, missing), 100.0) == ()
-    assert repairs.due(Need("00" * 32, Bitmap(model().chunk_count, [1]).to_bytes()), 100.0) == ()
