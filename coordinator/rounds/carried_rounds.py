@@ -13,8 +13,9 @@ from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.rounds.active_round import ActiveRound
-from fedpatch.coordinator.rounds.envelopes import KEEP_S, EnvelopeFactory
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.outdated_messages import KEEP_S, OutdatedMessages
 from fedpatch.coordinator.rounds.participant_transitions import ParticipantEvent
 from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, RoundStart
 from fedpatch.coordinator.rounds.round_record import BufferedFigures, RoundRecord
@@ -22,7 +23,6 @@ from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import UploadScheduler
 from fedpatch.shared.wire.messages import (
-    CARRY_FEATURE,
     Accept,
     Body,
     Cancel,
@@ -48,6 +48,7 @@ class CarriedRounds:
         spec: The terms of the run.
         fleet: The known devices.
         envelopes: Makes the envelopes.
+        outdated: Answers an offer of work that a newer request has superseded.
         uploads: The upload slots, which outlast a round.
         works: Work for rounds that are over, by device.
         waiting: Committed updates of a failed round that wait for the next version, by device.
@@ -63,6 +64,7 @@ class CarriedRounds:
         spec: RunSpec,
         fleet: Fleet,
         envelopes: EnvelopeFactory,
+        outdated: OutdatedMessages,
         uploads: UploadScheduler,
         works: Mapping[str, CarriedWork] | None = None,
         waiting: Mapping[str, CommittedUpdate] | None = None,
@@ -73,6 +75,7 @@ class CarriedRounds:
         self._spec = spec
         self._fleet = fleet
         self._envelopes = envelopes
+        self._outdated = outdated
         self._uploads = uploads
         # The number of works that were too old for the model of the open round.
         self._expired = 0
@@ -175,8 +178,8 @@ class CarriedRounds:
             self.expect(current, now)
             return current.on_message(device, offer, now)
         if current is not None and device in current.round.participants:
-            reason = self.known_reason(device, RefuseReason.SUPERSEDED)
-            return self._envelopes.answer_stale(device, envelope, reason)
+            reason = self._outdated.known_reason(device, RefuseReason.SUPERSEDED)
+            return self._outdated.answer(device, envelope, reason)
         # Between two rounds: the next one takes the update.
         pause_s = min(KEEP_S, max(BETWEEN_ROUNDS_S, next_round_s))
         answer: Body = RetryAfter(offer.manifest.digest, pause_s)
@@ -185,10 +188,6 @@ class CarriedRounds:
     def _take(self, device: str, current: ActiveRound | None, now: float) -> None:
         self.devices.take(device)
         self.expect(current, now)
-
-    def known_reason(self, device: str, reason: RefuseReason) -> RefuseReason:
-        """Return the reason, or LATE for a device of a version without carried work."""
-        return reason if self._fleet.knows(device, CARRY_FEATURE) else RefuseReason.LATE
 
     def note_presence(
         self, device: str, known_boot: str, state: DeviceState, current: ActiveRound | None, now: float

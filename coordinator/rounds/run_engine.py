@@ -47,6 +47,7 @@ from fedpatch.coordinator.rounds.held_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.missing_devices import missing_text
+from fedpatch.coordinator.rounds.outdated_messages import OutdatedMessages
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase
 from fedpatch.coordinator.rounds.round_attendance import Attendance
 from fedpatch.coordinator.rounds.round_journal import CommittedUpdate, MaskingEntry, RoundJournal, RoundStart
@@ -85,7 +86,7 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.termination import RunProgress, Stopped, stop_reason
 from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.errors import IllegalTransition
-from fedpatch.shared.wire.messages import EVALUATE_FEATURE, SHARED_ID_FEATURE, URL_FEATURE, Decline, Envelope, Offer
+from fedpatch.shared.wire.messages import EVALUATE_FEATURE, SHARED_ID_FEATURE, URL_FEATURE, Decline
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3  # two sums of floating point numbers may differ
@@ -100,7 +101,7 @@ class Engine:
         earlier: Records of rounds that another engine ran, such as those of a relay's site: their absent devices and far
             updates count.
         unfinished: The round that was open at the end of the last epoch.
-        resumable: Open rounds of other runs, by run (EnvelopeFactory).
+        resumable: Open rounds of other runs, by run (OutdatedMessages).
         jitter: Randomness of the times at which devices retry their uploads.
         holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
@@ -151,8 +152,9 @@ class Engine:
         self._jitter = jitter
         self._groups = groups or RunGroups(spec.seed)
         self._uploads = new_scheduler(spec, jitter)
-        self._envelopes = EnvelopeFactory(spec, resumable)
-        self.carried = CarriedRounds(spec, self.fleet, self._envelopes, self._uploads, carried, waiting)
+        self._envelopes = EnvelopeFactory(spec)
+        self._outdated = OutdatedMessages(spec, self.fleet, self._envelopes, resumable)
+        self.carried = CarriedRounds(spec, self.fleet, self._envelopes, self._outdated, self._uploads, carried, waiting)
         self._absences = Absences([*earlier, *self.records])
         self._attendance = Attendance(self._absences, self.fleet)
         self._far = FarUpdates([*earlier, *self.records])
@@ -375,35 +377,19 @@ class Engine:
         if current is not None:
             current.note_arrival()
         if self.fleet.held(device) == QUARANTINED:
-            return self._envelopes.answer_quarantined(device, envelope)
+            return self._outdated.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
             self.fleet.declined(device, envelope.body, now)
         if (work := self.carried.work_of(device, envelope, current)) is not None:
             next_round_s = self._pace.next_at - now
             return self.carried.on_message(device, work, envelope, current, now, next_round_s) + self._advance(now)
-        stale = self._stale(device, envelope)
+        stale = self._outdated.reason(device, envelope, current, self.last_round)
         if stale is RefuseReason.STALE_EPOCH and current is not None and current.awaits(device, envelope):
             # The job of the device belongs to an earlier epoch; the same request, sent again, moves it to this one.
             return current.ask([device], now)
         if stale is not None or current is None:
-            return self._envelopes.answer_stale(device, envelope, stale or RefuseReason.LATE)
+            return self._outdated.answer(device, envelope, stale or RefuseReason.LATE)
         return current.on_message(device, envelope.body, now) + self._advance(now)
-
-    def _stale(self, device: str, envelope: Envelope) -> RefuseReason | None:
-        """Return the reason for which a message is too late, or not expected; None if it belongs to the open round."""
-        spec = self.spec
-        if envelope.run == spec.run and envelope.epoch < spec.epoch:
-            return RefuseReason.STALE_EPOCH
-        ours = (spec.run, spec.epoch, self.open.round.number if self.open else 0)
-        if self.open is None or (envelope.run, envelope.epoch, envelope.round) != ours:
-            older = spec.carry is not None and envelope.run == spec.run and envelope.round <= self.last_round
-            return self.carried.known_reason(device, RefuseReason.STALE) if older else RefuseReason.LATE
-        if device not in self.open.round.participants:
-            return RefuseReason.NOT_INVITED
-        phase = self.open.round.phase
-        if phase is Phase.UNMASKING:
-            return RefuseReason.LATE if isinstance(envelope.body, Offer) else None
-        return None if phase in (Phase.RECRUITING, Phase.COLLECTING) else RefuseReason.LATE
 
     def _on_chunk(self, event: ChunkReceived, now: float) -> list[Effect]:
         if self.open is None:
