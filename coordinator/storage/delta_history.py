@@ -1,37 +1,21 @@
-"""The model deltas of a run: each round's step is made, saved, and offered to devices that hold an older model.
+"""Deltas or the whole model: the steps of the last rounds, and the chain that a device with an older model may download.
 
-A run without a delta encoding has none. The last deltas are beside the checkpoints, as a cache that the run does not need:
-
-    delta-000012.fp     the packed delta of round 12
-
-Each file has a line with the format, the SHA-256 of the content, and the content. A damaged or missing delta is left out, and
-devices then download the whole model. So no function waits for the disk, and no error of the store ends a run.
+A device downloads the whole model if it has missed more than MAX_DELTAS rounds, if the chain would be larger than the model, or
+in a run without a delta encoding.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Collection
+from collections.abc import Iterable
 
-import msgpack
-
-from fedpatch.coordinator.aggregation.server_delta import (
-    ServerDelta,
-    chain,
-    quantised_step,
-    step_seed,
-    without_residuals,
-)
+from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed, without_residuals
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at, read_sealed
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.shared.app.files import seal
-from fedpatch.shared.errors import StateError, StoreUnavailable
+from fedpatch.coordinator.storage.delta_files import ServerDelta, load_steps, save_step
 from fedpatch.shared.tensors.arrays import Schema, values_digest
-from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.tensors.subset import round_seed
-from fedpatch.shared.wire.messages import ModelDelta, is_delta
+from fedpatch.shared.wire.messages import MAX_DELTAS, ModelDelta, is_delta
 
 
 class DeltaHistory:
@@ -100,72 +84,25 @@ class DeltaHistory:
         return self._digest[1]
 
 
-_LINE = b"fedpatch delta 1\n"
+def chain(steps: Iterable[ServerDelta], content: str, most_bytes: int) -> tuple[ServerDelta, ...]:
+    """Return the chain of steps that leads to a model, the oldest first; each starts where the previous step ends.
 
-_NAME = re.compile(r"delta-.*\.fp")
-_UNREADABLE = (StateError, ValueError, TypeError, msgpack.UnpackException)
-
-_log = logging.getLogger("fedpatch.checkpoint")
-
-
-def save_step(place: Place, step: ServerDelta, beside: Collection[int]) -> None:
-    """Save a delta, replacing one of the same round, and delete the deltas of other rounds.
+    If several steps lead to the same model, the latest round's step is taken. So rolled-back rounds are left out.
 
     Args:
-        place: Blob store of the run, or its directory.
-        step: The delta.
-        beside: Rounds whose deltas stay.
+        steps: The steps that are stored.
+        content: Digest of the tensors at the end of the chain.
+        most_bytes: The greatest sum of the steps' sizes. A device that needs more, or more than MAX_DELTAS steps, downloads
+            the whole model.
     """
-    packed = step.packed
-    fields = (step.round, step.base, step.before, step.content, packed.encoding, packed.raw_bytes, packed.blob)
-    content = msgpack.packb(fields)
-    kept = {_name(number) for number in beside}
-    blobs = blobs_at(place)
-    try:
-        blobs.delete(*(name for name in _names(blobs) if name not in kept))
-        blobs.put(_name(step.round), seal(_LINE, content), durable=False)
-    except (StateError, StoreUnavailable) as error:
-        _log.warning("%s; devices take the whole model instead", error)
-
-
-def load_steps(place: Place) -> list[ServerDelta]:
-    """Return the undamaged deltas, by round."""
-    blobs = blobs_at(place)
-    found = []
-    for name in _names(blobs):
-        try:
-            found.append(_read(blobs, name))
-        except _UNREADABLE as error:
-            _log.info("%s: left out (%s)", blobs.where(name), error)
-    return [step for step in found if step is not None]
-
-
-def step_problems(place: Place) -> list[str]:
-    """Return the problems of the deltas."""
-    blobs = blobs_at(place)
-    problems = []
-    for name in _names(blobs):
-        try:
-            _read(blobs, name)
-        except _UNREADABLE as error:
-            path = blobs.where(name)
-            problems.append(str(error) if path in str(error) else f"{path}: is damaged ({error})")
-    return problems
-
-
-def _names(blobs: BlobStore) -> list[str]:
-    return list(filter(_NAME.fullmatch, blobs.list()))
-
-
-def _name(round_number: int) -> str:
-    return f"delta-{round_number:06d}.fp"
-
-
-def _read(blobs: BlobStore, name: str) -> ServerDelta | None:
-    """Return a delta; None if the run has just deleted it."""
-    if (content := read_sealed(blobs, name, _LINE, "a step of the global model")) is None:
-        return None
-    number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
-    if name != _name(number):
-        raise ValueError("of another round")
-    return ServerDelta(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))
+    found: list[ServerDelta] = []
+    left_bytes = most_bytes
+    for step in sorted(steps, key=lambda delta: delta.round, reverse=True):
+        if step.content != content or (found and step.round >= found[-1].round):
+            continue
+        left_bytes -= len(step.packed.blob)
+        if left_bytes < 0 or len(found) == MAX_DELTAS:
+            break
+        found.append(step)
+        content = step.before
+    return tuple(reversed(found))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed
+from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
 from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE, whole_model_encoding
 from fedpatch.device_agent.state.residual_store import as_kept

@@ -30,7 +30,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
-from fedpatch.coordinator.aggregation.server_delta import without_residuals
+from fedpatch.coordinator.aggregation.quantised_step import without_residuals
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy, begin_strategy

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed, without_residuals
+from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed, without_residuals
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.strategy import Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.server_delta import ServerDelta
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
@@ -24,7 +23,7 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.sqlite_file import copy_of
-from fedpatch.coordinator.storage.delta_history import save_step
+from fedpatch.coordinator.storage.delta_files import ServerDelta, save_step
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Finding

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed
+from fedpatch.coordinator.aggregation.quantised_step import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.device_agent.state.residual_store import as_kept

@@ -1,4 +1,4 @@
-"""The server's model deltas: the quantised step of each round, and chains of steps from older versions of the global model.
+"""The quantised step of a round, by which the global model moves in a run with a delta encoding.
 
 With a delta encoding the coordinator and its devices hold bit-identical global models. So the step of a strategy is packed as
 it will travel, and the new model is the old one plus the unpacked step. Checkpoints, exports, the bases of updates and a
@@ -9,15 +9,13 @@ the next step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.tensors.encodings import NO_SEED
 from fedpatch.shared.tensors.error_feedback import is_residual, step_with_feedback
 from fedpatch.shared.tensors.packing import Packed
-from fedpatch.shared.wire.messages import MAX_DELTAS
 
 _SEED_BYTES = 6
 
@@ -62,46 +60,3 @@ def step_seed(run_seed: int, round_number: int) -> int:
 
 def _others(server: Tensors) -> dict[str, Array]:
     return {name: array for name, array in server.items() if not is_residual(name)}
-
-
-@dataclass(frozen=True)
-class ServerDelta:
-    """The packed step of one round's global model.
-
-    Attributes:
-        round: The round that made the step.
-        base: The version that the step starts from: the digest of that whole model's manifest.
-        before: Digest of the tensors before the step (shared.tensors.arrays.values_digest).
-        content: Digest of the tensors after it.
-        packed: The step as it travels.
-    """
-
-    round: int
-    base: str
-    before: str
-    content: str
-    packed: Packed
-
-
-def chain(steps: Iterable[ServerDelta], content: str, most_bytes: int) -> tuple[ServerDelta, ...]:
-    """Return the chain of steps that leads to a model, the oldest first; each starts where the previous step ends.
-
-    If several steps lead to the same model, the latest round's step is taken. So rolled-back rounds are left out.
-
-    Args:
-        steps: The steps that are stored.
-        content: Digest of the tensors at the end of the chain.
-        most_bytes: The greatest sum of the steps' sizes. A device that needs more, or more than MAX_DELTAS steps, downloads
-            the whole model.
-    """
-    found: list[ServerDelta] = []
-    left_bytes = most_bytes
-    for step in sorted(steps, key=lambda delta: delta.round, reverse=True):
-        if step.content != content or (found and step.round >= found[-1].round):
-            continue
-        left_bytes -= len(step.packed.blob)
-        if left_bytes < 0 or len(found) == MAX_DELTAS:
-            break
-        found.append(step)
-        content = step.before
-    return tuple(reversed(found))

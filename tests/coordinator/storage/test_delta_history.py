@@ -1,4 +1,4 @@
-"""The chain of deltas that leads to the present model."""
+"""The deltas that a device may download instead of the whole model: the chain that leads to the present model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.server_delta import ServerDelta, chain
+from fedpatch.coordinator.storage.delta_files import ServerDelta
+from fedpatch.coordinator.storage.delta_history import chain
 from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.wire.messages import MAX_DELTAS
 
