@@ -428,8 +428,8 @@ def _client(state_dir: Path | None, run: str | None = None) -> Client:
 
 def _say_leaders(state_dir: Path, fleets: Iterable[str]) -> None:
     """Print the leader of each fleet whose coordinators have standbys; only a registry in a database has leaders."""
-    from fedpatch.coordinator.storage.database.leadership import leader_in_words
     from fedpatch.coordinator.storage.database.opening import url_of
+    from fedpatch.coordinator.storage.leadership import leader_in_words
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 
     if (url := url_of(state_dir / REGISTRY_FILE)) is not None:

@@ -21,8 +21,8 @@ from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.setting_conflicts.rounds_and_transfer import MAX_CHUNKS_IN_FLIGHT
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
-from fedpatch.coordinator.storage.database.leadership import leader_in_words
 from fedpatch.coordinator.storage.database.opening import examine_database, url_of
+from fedpatch.coordinator.storage.leadership import leader_in_words
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file

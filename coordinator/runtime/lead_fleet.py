@@ -14,8 +14,8 @@ from fedpatch.coordinator.runtime.ports import Ports
 from fedpatch.coordinator.runtime.standby_link import StandbyLink
 from fedpatch.coordinator.runtime.start_run import check_and_prepare
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.coordinator.storage.database.opening import choose_database
+from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import make_directory, refusals_of
 

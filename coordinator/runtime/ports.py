@@ -16,7 +16,7 @@ from fedpatch.coordinator.runtime.event_queue import EventQueue, interrupts_into
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database.leadership import Leadership
+from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.shared.mqtt.client import MqttLink
 
 

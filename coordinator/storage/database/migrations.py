@@ -143,7 +143,7 @@ CREATE TABLE carried_work (
     PRIMARY KEY (run, device)
 );
 """
-# The coordinators that took turns in leading a fleet (coordinator.storage.database.leadership); empty in SQLite.
+# The coordinators that took turns in leading a fleet (coordinator.storage.leadership); empty in SQLite.
 _VERSION_10 = """
 CREATE TABLE leaders (fleet TEXT PRIMARY KEY NOT NULL, epoch BIGINT NOT NULL, holder TEXT NOT NULL);
 """

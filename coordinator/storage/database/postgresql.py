@@ -5,7 +5,7 @@ for PATIENCE_S. Then the transaction is repeated, unless the server has committe
 whose answer was lost. An advisory lock of the session lets only one coordinator lead a fleet; a new session takes the lock
 again.
 
-With standbys the lock is in a session of its own (coordinator.storage.database.leadership). Each transaction first takes a
+With standbys the lock is in a session of its own (coordinator.storage.leadership). Each transaction first takes a
 shared lock on the row of the fleet's leader and compares its epoch. The next leader raises the epoch by an update of that row.
 The update waits for open transactions, and later transactions wait for the update. So no transaction of a lower epoch commits
 after it.

@@ -131,7 +131,7 @@ class Database(ABC):
 
         Args:
             fleet: Name of the fleet.
-            epoch: Epoch of a leader with standbys, which has the lock elsewhere (coordinator.storage.database.leadership): from
+            epoch: Epoch of a leader with standbys, which has the lock elsewhere (coordinator.storage.leadership): from
                 now on `change` raises LeadershipLost once a later epoch has begun. None without standbys.
 
         Raises:

@@ -17,7 +17,7 @@ from fedpatch.coordinator.runtime.lead_fleet import leading
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.database.leadership import Leadership
+from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import LeadershipGivenUp
 from tests.support.brokers import Mosquitto

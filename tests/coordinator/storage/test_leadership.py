@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from fedpatch.coordinator.blobs.blob_store import run_blobs
-from fedpatch.coordinator.storage.database import leadership as module
-from fedpatch.coordinator.storage.database.leadership import Leadership, leader_in_words
+from fedpatch.coordinator.storage import leadership as module
 from fedpatch.coordinator.storage.database.opening import URL_FILE
 from fedpatch.coordinator.storage.database.postgresql import lock, make_engine, next_epoch
 from fedpatch.coordinator.storage.database.tables import offences
 from fedpatch.coordinator.storage.database.transactions import insert
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
+from fedpatch.coordinator.storage.leadership import Leadership, leader_in_words
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import LeadershipGivenUp, LeadershipLost, UsageError
 from tests.coordinator.registry_builders import new_run

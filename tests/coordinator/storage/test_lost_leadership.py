@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.storage.database import leadership as module
-from fedpatch.coordinator.storage.database.leadership import Leadership
+from fedpatch.coordinator.storage import leadership as module
+from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.shared.errors import LeadershipLost
 
 

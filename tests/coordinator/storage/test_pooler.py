@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.coordinator.storage.database.opening import choose_database, exists
 from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
+from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.shared.errors import StateError
 from tests.support.pooler import pgbouncer, transaction_pooler
