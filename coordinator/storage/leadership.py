@@ -8,9 +8,7 @@ A leader publishes only while it leads as far as it knows (`leads`). The seconds
 suspended machine. No clock goes on in a frozen virtual machine: there the broker's closed connection is the sign of a gap, and
 the leader asks the server before it connects again.
 
-A standby that reaches the broker has a shared advisory lock too. A leader that has had no broker for BROKERLESS_S gives its
-lock up if there is such a standby. A waiting standby takes the lock only while it reaches the broker. So two coordinators
-without a broker do not pass the lead to and fro.
+A leader without a broker gives its lock up to a standby that reaches the broker (coordinator.storage.giving_up_lead).
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from fedpatch.coordinator.storage.boot_clock import seconds_with_suspension
 from fedpatch.coordinator.storage.database.postgresql import (
-    HELD_BY_ANOTHER,
     LEASE_S,
     in_words,
     known_leader,
@@ -39,13 +36,12 @@ from fedpatch.coordinator.storage.database.postgresql import (
     refuse_pooler,
     remedy_of,
 )
-from fedpatch.shared.errors import FedpatchError, LeadershipGivenUp, LeadershipLost, StateError, UsageError
+from fedpatch.coordinator.storage.giving_up_lead import REACHES_BROKER, BrokerReach
+from fedpatch.shared.errors import FedpatchError, LeadershipLost, StateError, UsageError
 
 CHECK_S = 1.0
 TRY_S = 0.5
 """Seconds between attempts of a standby."""
-BROKERLESS_S = 30.0
-"""Seconds without a broker after which a leader lets a standby that reaches the broker take over."""
 _AFTER_OUTAGE_S = 2.0
 """Seconds in which a leader may take its lock again before a standby tries."""
 _LEAST_VERSION = 140_000  # idle_session_timeout
@@ -73,13 +69,8 @@ _SESSIONS = text(
     "SELECT (SELECT max(mode) FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND granted)"
     " FROM pg_stat_activity AS a WHERE application_name LIKE :name"
 )
-_LEADS, _REACHES = "ExclusiveLock", "ShareLock"
-"""Modes of the locks of the leader, and of a standby that reaches the broker."""
-_BROKER = "fedpatch broker "
-_TELL = {
-    True: text("SELECT pg_try_advisory_lock_shared(hashtextextended(:name, 0))"),
-    False: text("SELECT NOT pg_advisory_unlock_shared(hashtextextended(:name, 0))"),
-}
+_LEADS = "ExclusiveLock"
+"""Mode of the lock of the leader."""
 _log = logging.getLogger("fedpatch.leader")
 
 
@@ -109,8 +100,7 @@ class Leadership:
         self._engine = make_engine(url, _name(fleet), **_CONNECT_ARGS)
         self._session: Connection | None = None
         self._proved_at = self._doubted_at = 0.0
-        self._brokerless_since: float | None = None
-        self._told = False
+        self._reach = BrokerReach(fleet)
         self._lost: FedpatchError | None = None
         self._closing, self._wake = threading.Event(), threading.Event()
         self._on_loss: Callable[[], object] = lambda: None
@@ -133,14 +123,13 @@ class Leadership:
 
     def broker_lost(self) -> None:
         """Note that the broker does not answer. Until the server has confirmed the lock again, `leads` is false."""
-        self._doubted_at = now = seconds_with_suspension()
-        if self._brokerless_since is None:
-            self._brokerless_since = now
+        self._doubted_at = seconds_with_suspension()
+        self._reach.lost(self._doubted_at)
         self._wake.set()
 
     def broker_found(self) -> None:
         """Note that the broker answers."""
-        self._brokerless_since = None
+        self._reach.found()
 
     def wait(
         self,
@@ -232,11 +221,11 @@ class Leadership:
                 self._session = self._connect()
             began = seconds_with_suspension()
             self.led_by = known_leader(self._session, self._fleet)
-            self._tell(self._session, reaches=reaches)
-            if not reaches and (waits or self._another_reaches_broker(self._session)):
+            self._reach.tell(self._session, reaches=reaches)
+            if not self._reach.may_take_lead(self._session, reaches=reaches, waits=waits):
                 return False
             if lock(self._session, self._fleet):
-                self._tell(self._session, reaches=False)
+                self._reach.tell(self._session, reaches=False)
                 self._proved_at = began
                 return True
         except SQLAlchemyError as error:
@@ -244,14 +233,6 @@ class Leadership:
             self._end_session()
             time.sleep(_AFTER_OUTAGE_S)
         return False
-
-    def _tell(self, session: Connection, *, reaches: bool) -> None:
-        """Tell the leader whether this standby reaches the broker."""
-        if reaches != self._told:
-            self._told = bool(session.execute(_TELL[reaches], {"name": _BROKER + self._fleet}).scalar())
-
-    def _another_reaches_broker(self, session: Connection) -> bool:
-        return bool(session.execute(HELD_BY_ANOTHER, {"mode": _REACHES, "name": _BROKER + self._fleet}).scalar())
 
     def _watch(self) -> None:
         """Use the session, so that the lock stays; after a lost session take the lock again, unless another leader has it."""
@@ -281,12 +262,7 @@ class Leadership:
             self._take_again(self._session)
         else:
             self._session.exec_driver_sql("SELECT 1")
-        since = self._brokerless_since
-        if since is not None and began >= since + BROKERLESS_S and self._another_reaches_broker(self._session):
-            raise LeadershipGivenUp(
-                f"fleet {self._fleet!r}: this coordinator has had no broker for {BROKERLESS_S:.0f} s and a standby reaches "
-                "it, so the standby takes over; nothing of this one is written any more"
-            )
+        self._reach.give_up_if_due(self._session, began)
         self._proved_at = began
 
     def _take_again(self, session: Connection) -> None:
@@ -311,7 +287,8 @@ class Leadership:
         return session
 
     def _end_session(self) -> None:
-        session, self._session, self._told = self._session, None, False
+        session, self._session = self._session, None
+        self._reach.session_ended()
         if session is not None:
             with suppress(SQLAlchemyError):
                 session.close()
@@ -338,7 +315,7 @@ def leader_in_words(url: str, fleet: str) -> str:
     leads = _LEADS in modes
     leader = f"{holder or 'a coordinator without --standby'} leads" if leads else "nobody leads"
     standbys = len(modes) - leads
-    blind = standbys - modes.count(_REACHES)
+    blind = standbys - modes.count(REACHES_BROKER)
     no_broker = f", without the broker: {blind}" if blind else ""
     return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {standbys}{no_broker}"
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from fedpatch.coordinator.blobs.blob_store import run_blobs
+from fedpatch.coordinator.storage import giving_up_lead
 from fedpatch.coordinator.storage import leadership as module
 from fedpatch.coordinator.storage.database.opening import URL_FILE
 from fedpatch.coordinator.storage.database.postgresql import lock, make_engine, next_epoch
@@ -248,7 +249,7 @@ def test_leader_without_the_broker_gives_up_only_to_a_standby_that_reaches_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     sleepless(monkeypatch)
-    monkeypatch.setattr(module, "BROKERLESS_S", 0.05)
+    monkeypatch.setattr(giving_up_lead, "BROKERLESS_S", 0.05)
     monkeypatch.setattr(module, "_AFTER_OUTAGE_S", 0.0)
     lost: list[int] = []
     with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as blind, Leadership(url, FLEET) as standby:
@@ -271,7 +272,7 @@ def test_leader_without_the_broker_gives_up_only_to_a_standby_that_reaches_it(
 
 def test_leader_that_finds_the_broker_again_keeps_the_lead(url: str, monkeypatch: pytest.MonkeyPatch):
     sleepless(monkeypatch)
-    monkeypatch.setattr(module, "BROKERLESS_S", 0.05)
+    monkeypatch.setattr(giving_up_lead, "BROKERLESS_S", 0.05)
     with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as standby:
         leader.wait(print, NEVER)
         leader.begin()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.storage import leadership as module
+from fedpatch.coordinator.storage.giving_up_lead import BrokerReach
 from fedpatch.coordinator.storage.leadership import Leadership
 from fedpatch.shared.errors import LeadershipLost
 
@@ -18,7 +19,7 @@ def leader(epoch: int = 3) -> tuple[Leadership, Any]:
     made = Leadership.__new__(Leadership)
     session = SimpleNamespace(execute=lambda *_: SimpleNamespace(scalar=lambda: True))
     known: dict[str, Any] = {"_url": "postgresql://here/fleet", "_fleet": "lab", "epoch": epoch, "_session": session}
-    known |= {"_closing": threading.Event(), "_lost": None, "_told": False, "led_by": (epoch, "")}
+    known |= {"_closing": threading.Event(), "_lost": None, "_reach": BrokerReach("lab"), "led_by": (epoch, "")}
     for name, value in known.items():
         setattr(made, name, value)
     return made, session
