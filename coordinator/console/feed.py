@@ -31,7 +31,7 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.settings import CA_DIRECTORY
 from fedpatch.coordinator.storage.database.opening import exists
-from fedpatch.coordinator.storage.database.sqlite_file import stamp_of_parts
+from fedpatch.coordinator.storage.database.registry_files import stamp_of_parts
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import as_it_is, is_at_work
 from fedpatch.shared.app.files import stamp_of

@@ -18,7 +18,9 @@ from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints, load_update
 from fedpatch.coordinator.storage.database.opening import exists, url_of
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of, problem_of, rebuild_hint
+from fedpatch.coordinator.storage.database.registry_damage import rebuild_hint
+from fedpatch.coordinator.storage.database.registry_files import copy_of
+from fedpatch.coordinator.storage.database.sqlite_file import problem_of
 from fedpatch.coordinator.storage.delta_files import step_problems
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

@@ -24,7 +24,7 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage.database.migrations import COUNTERS
 from fedpatch.coordinator.storage.database.opening import open_database
-from fedpatch.coordinator.storage.database.sqlite_file import rebuild_hint
+from fedpatch.coordinator.storage.database.registry_damage import rebuild_hint
 from fedpatch.coordinator.storage.database.tables import (
     acceptances,
     carried_work,

@@ -11,7 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase, copy_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of
+from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase
 from fedpatch.coordinator.storage.database.transactions import Database
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.shared.app.files import refusals_of, refuse_broken_link, remedy_of, write_atomic

@@ -20,7 +20,7 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema

@@ -11,7 +11,8 @@ import pytest
 from fedpatch.coordinator.blobs.blob_store import FileBlobs, read_sealed
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.storage.checkpoint import checkpoints, load_checkpoint, update_key
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of, problem_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of
+from fedpatch.coordinator.storage.database.sqlite_file import problem_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import StateError, StateUnreadable, StoreUnavailable
@@ -121,6 +122,6 @@ def test_registry_that_the_disk_does_not_read_is_not_replaced_by_its_copy(tmp_pa
     def refuse(*_: object) -> None:
         raise refusal
 
-    monkeypatch.setattr("fedpatch.coordinator.storage.database.sqlite_file._check", refuse)
+    monkeypatch.setattr("fedpatch.coordinator.storage.database.registry_damage.tables_problem", refuse)
     with pytest.raises(StateError, match="cannot be used: disk I/O error"):
         problem_of(path)

@@ -12,7 +12,7 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import migrations
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.database.opening import open_database
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError

@@ -20,7 +20,7 @@ from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 from tests.coordinator import registry_builders

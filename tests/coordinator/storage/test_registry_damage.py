@@ -27,7 +27,9 @@ from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.opening import URL_FILE, must_exist, url_of
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of, keep_copy, sqlite_errors
+from fedpatch.coordinator.storage.database.registry_copy import keep_copy
+from fedpatch.coordinator.storage.database.registry_files import copy_of
+from fedpatch.coordinator.storage.database.sqlite_file import sqlite_errors
 from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import FedpatchError, StateError, UsageError

@@ -19,7 +19,7 @@ from fedpatch.coordinator.rounds.round_record import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of, damaged_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of, damaged_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

@@ -22,7 +22,7 @@ from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update
 from fedpatch.coordinator.storage.content_checks import check_stored
-from fedpatch.coordinator.storage.database.sqlite_file import copy_of
+from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.delta_files import ServerDelta, save_step
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
