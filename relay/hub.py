@@ -21,7 +21,7 @@ from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, former_boots, lock_state_dir
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.relay.relay_owner import RelayOwner
-from fedpatch.relay.request_limits import RelayLimits
+from fedpatch.relay.request_refusal import RelayLimits
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel

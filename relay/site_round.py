@@ -20,6 +20,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.download_files import bytes_of
 from fedpatch.relay.settings import RelaySettings
+from fedpatch.relay.site_deadlines import SiteDeadlines
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.tasks.task import Task, find_task
@@ -28,13 +29,6 @@ from fedpatch.shared.tensors.packing import unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.masking_messages import SecureTerms
-
-LEAST_S = 2.0
-"""A round of the site is not begun with less time than this."""
-
-MARGIN_SHARE = 0.2
-WAIT_S = 5.0
-"""Time that a round waits for `min_cohort` devices, if some have left since the request was accepted."""
 
 
 @dataclass(frozen=True)
@@ -133,30 +127,20 @@ class HubRound:
         """
         command, site = self.command, settings.downwards
         spec = run_spec(command.key.run, epoch, site, self.prepared, self.blob.manifest.chunk_bytes)
-        deadline_s = left_s - min(settings.relay_margin_s, MARGIN_SHARE * left_s)
-        terms, unmask_s = command.secure, None
-        if terms is not None:
-            # Collecting, its grace and then unmasking have to end before the margin.
-            unmask_s = min(site.unmask_s, MARGIN_SHARE * deadline_s)
-            deadline_s -= unmask_s
-        policy = replace(
-            spec.policy,
-            deadline_s=deadline_s,
-            recruit_deadline_s=min(settings.recruit_deadline_s, deadline_s / 2),
-            unmask_s=unmask_s,
-        )
+        terms = command.secure
+        times = SiteDeadlines.of(settings, left_s, masked=terms is not None)
         return replace(
             spec,
             # A relay holds no older model, so the devices of a masked round download the whole model.
             encoding=command.encoding if terms is None else command.model.encoding,
-            secure=None if terms is None else _secure_policy(settings, terms, deadline_s),
+            secure=None if terms is None else _secure_policy(settings, terms, times.share_deadline_s),
             evaluates_only=command.evaluate,
             independent_every=0,
             rounds=command.key.round,
             first_round=command.key.round,
             devices=settings.min_cohort,
-            wait_s=min(WAIT_S, deadline_s / 4),
-            policy=policy,
+            wait_s=times.wait_s,
+            policy=times.policy(spec.policy),
             auto_deadline=False,
         )
 
@@ -176,7 +160,7 @@ def _of_site(settings: RelaySettings, terms: SecureTerms) -> RunSettings:
     return replace(settings.downwards, secure="groups", threshold=terms.threshold)
 
 
-def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: float) -> SecurePolicy:
+def _secure_policy(settings: RelaySettings, terms: SecureTerms, share_deadline_s: float) -> SecurePolicy:
     """Return the conditions of a masked round of the site: the hub's terms as they are."""
     return SecurePolicy(
         size=terms.group_max,
@@ -186,7 +170,7 @@ def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: floa
         keep=terms.keep,
         clip=terms.clip,
         weight_cap=terms.weight_cap,
-        share_deadline_s=min(settings.downwards.share_deadline_s, deadline_s / 4),
+        share_deadline_s=share_deadline_s,
         unix_time=time.time,
         authorities=site_authorities(settings, terms),
         revocations=revocation_source(_of_site(settings, terms)) if terms.strict else no_revocations,

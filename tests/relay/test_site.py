@@ -33,7 +33,7 @@ from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.hub import make_relay
 from fedpatch.relay.presences import Ability
-from fedpatch.relay.request_limits import RelayLimits
+from fedpatch.relay.request_refusal import RelayLimits
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel
