@@ -56,8 +56,3 @@ def word_of(answer: Decline | Failed) -> str:
 def hint_for(failed: Failed) -> str:
     """Return the remedy for a failure, or the place of more details."""
     return _CAUSE_HINTS.get(str(failed.cause), _FAILURE_HINTS[failed.reason])
-
-
-def lasts(decline: Decline) -> bool:
-    """Return whether the reason stays until the device itself changes, so that no new invitation can help."""
-    return decline.reason not in (DeclineReason.UNWILLING, DeclineReason.STORAGE, DeclineReason.BASE_SPENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET
 
 from fedpatch.coordinator.cohort.device_count import DeviceCount
-from fedpatch.coordinator.rounds.decline_hints import lasts, word_of
+from fedpatch.coordinator.rounds.asked_again import is_still_barred, pause_s, still_pauses
+from fedpatch.coordinator.rounds.decline_hints import word_of
 from fedpatch.coordinator.rounds.device_needs import answers_with_sums, lacking
 from fedpatch.coordinator.rounds.device_pauses import DevicePauses
 from fedpatch.coordinator.rounds.false_presence import FalsePresence
@@ -129,15 +131,13 @@ class Fleet:
         self._gone.pop(device, None)
         if not state.online:
             self._gone[device] = None
-        # A lasting reason stays until the device restarts or offers other tasks.
-        if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
+        if known is not None and is_still_barred(known.state, state):
             member.barred, member.barred_for = known.barred, known.barred_for
         if reason := lacking(state, self._needs, self._max_members):
             member.barred = reason
         elif member.barred in self._needs.values():
             member.barred = ""
-        if known is not None and replace(known.state, online=True) == state:
-            # The same presence again, from the broker or after a broken connection, does not end the device's pause.
+        if known is not None and still_pauses(known.state, state):
             member.resting = known.resting
         else:
             self._pauses.end(device)
@@ -266,12 +266,13 @@ class Fleet:
             answer: Its decline, with the reason and the pause.
             now: The time, in seconds.
         """
-        if lasts(answer):
+        pause = pause_s(answer)
+        if math.isinf(pause):
             self.bar(device, answer.detail or answer.reason)
             if device in self.members:
                 self.members[device].barred_for = answer.reason
-        elif answer.retry_after_s:
-            self.rest(device, word_of(answer), now + answer.retry_after_s)
+        elif pause:
+            self.rest(device, word_of(answer), now + pause)
 
     def bar(self, device: str, reason: str) -> None:
         """Do not invite the device until it restarts or offers other tasks."""
