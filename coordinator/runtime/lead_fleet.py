@@ -9,9 +9,9 @@ from dataclasses import replace
 from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.observability.metrics_endpoint import waiting_as_standby
 from fedpatch.coordinator.observability.status_message import View
+from fedpatch.coordinator.runtime.broker_probe import BrokerProbe
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.ports import Ports
-from fedpatch.coordinator.runtime.standby_link import StandbyLink
 from fedpatch.coordinator.runtime.start_run import check_and_prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import choose_database
@@ -45,7 +45,7 @@ def leading(settings: RunSettings, view: View, ports: Ports, *, again: bool = Fa
             with (
                 ports.interrupts(queue),
                 waiting_as_standby(settings, view),
-                StandbyLink(settings, ports, view) as link,
+                BrokerProbe(settings, ports, view) as link,
             ):
                 again = leadership.wait(view.say, queue.ending, link.connected, again=again)
             Registry(state_dir / REGISTRY_FILE, patient=True).close()  # creates or migrates the tables

@@ -1,4 +1,4 @@
-"""The connection of a standby to the broker, which shows whether the standby could lead its fleet."""
+"""The probe of a standby: a connection that shows whether the standby reaches the broker, and so could lead its fleet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEEPALIVE_S = 5  # a broker that does not answer is noticed within twice this t
 _RECONNECT_DELAY_S = (1.0, 10.0)
 
 
-class StandbyLink:
+class BrokerProbe:
     """A connection under a client id of its own, without a will and without messages; a context manager.
 
     It is opened at the first call of `connected`: a coordinator that leads at once needs none.
