@@ -16,7 +16,8 @@ from typing import Any
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
-from fedpatch.coordinator.observability.status_message import StatusPublisher, View, status_message
+from fedpatch.coordinator.observability.status_message import View, status_message
+from fedpatch.coordinator.observability.status_publisher import StatusPublisher
 from fedpatch.coordinator.rounds.held_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine, drive_engine

@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from fedpatch.coordinator.observability.status_message import LEAST_S, REPEAT_S
+from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S
 from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.chunk_resends import REPUBLISH_S
 from fedpatch.coordinator.rounds.participant_transitions import TABLE, ParticipantEvent, State

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from fedpatch.coordinator.observability.status_message import LEAST_S, REPEAT_S, StatusPublisher
+from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S, StatusPublisher
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.run_status import RunStatus
