@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedpatch.coordinator.observability.fleet_metrics import DeviceSeries, FleetMetrics, VitalsMetrics
+from fedpatch.coordinator.observability.device_vitals import VitalsMetrics
+from fedpatch.coordinator.observability.fleet_metrics import DeviceSeries, FleetMetrics
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.round_metrics import RoundMetrics
 from fedpatch.coordinator.observability.traffic_metrics import TrafficMetrics

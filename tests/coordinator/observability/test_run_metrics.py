@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.network.metered_fleet import MeteredFleet
 from fedpatch.coordinator.aggregation.limit_settings import Limits
-from fedpatch.coordinator.observability.fleet_metrics import STALE_S, standing, worst_in_turn
+from fedpatch.coordinator.observability.device_vitals import STALE_S
+from fedpatch.coordinator.observability.fleet_metrics import standing, worst_in_turn
 from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, PHASES, SIGNS, Metrics
 from fedpatch.coordinator.observability.round_metrics import spread
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
