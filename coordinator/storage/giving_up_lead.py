@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from fedpatch.coordinator.storage.database.postgresql import HELD_BY_ANOTHER
+from fedpatch.coordinator.storage.database.leader_epoch import HELD_BY_ANOTHER
 from fedpatch.shared.errors import LeadershipGivenUp
 
 BROKERLESS_S = 30.0

@@ -25,17 +25,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from fedpatch.coordinator.storage.boot_clock import seconds_with_suspension
-from fedpatch.coordinator.storage.database.postgresql import (
-    LEASE_S,
-    in_words,
-    known_leader,
-    lock,
-    lost_to,
-    make_engine,
-    next_epoch,
-    refuse_pooler,
-    remedy_of,
-)
+from fedpatch.coordinator.storage.database.leader_epoch import known_leader, lock, lost_to, next_epoch
+from fedpatch.coordinator.storage.database.pooler_refusal import refuse_pooler
+from fedpatch.coordinator.storage.database.postgres_remedies import in_words, remedy_of
+from fedpatch.coordinator.storage.database.postgresql import LEASE_S, make_engine
 from fedpatch.coordinator.storage.giving_up_lead import REACHES_BROKER, BrokerReach
 from fedpatch.shared.errors import FedpatchError, LeadershipLost, StateError, UsageError
 

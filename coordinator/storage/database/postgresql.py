@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import shlex
 import socket
@@ -25,12 +24,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, func, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, make_url, select, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
+from fedpatch.coordinator.storage.database.leader_epoch import (
+    HELD_BY_ANOTHER,
+    LEADER_LOCK,
+    known_leader,
+    lock,
+    lost_to,
+    next_epoch,
+)
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.pooler_refusal import refuse_pooler
+from fedpatch.coordinator.storage.database.postgres_remedies import GRANT, PRIMARY, code_of, in_words, remedy_of
 from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
-from fedpatch.coordinator.storage.database.transactions import Database, T, in_use, insert
+from fedpatch.coordinator.storage.database.transactions import Database, T, in_use
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.shared.app.store_waits import REGISTRY
 from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
@@ -52,83 +61,14 @@ _CONNECT_ARGS = {
 LEASE_S = 5.0
 """Seconds without a sign of life after which the server ends the sessions of a leader with standbys."""
 _FENCED = f"SET LOCAL idle_in_transaction_session_timeout = '{LEASE_S:g}s'"
-_PROCESS = "SELECT pg_backend_pid()"
 _RIGHTS = (
     "SELECT current_setting('transaction_read_only') = 'on', has_schema_privilege(current_schema(), 'CREATE'),"
     " has_table_privilege(to_regclass('runs'), 'INSERT')"
 )
-_LOCK = "fedpatch fleet "
-HELD_BY_ANOTHER = text(
-    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = :mode AND objsubid = 1"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()"
-    " AND ((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)) = hashtextextended(:name, 0)) AS held"
-)
-"""The query tells whether another session has an advisory lock in this database; two columns hold the key's 64 bits."""
 # The server ends the session of a process a moment after the process has ended.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
-_HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subquery()
 _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
 _UNDONE_TIMES = 5
-_CONNECTIONS = "end other clients of the server, or raise its max_connections"
-_GRANT = "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables"
-_OTHER_TABLES = (
-    "its tables are gone or changed; restore a backup, or use an empty database and `fedpatch runs --rebuild`"
-)
-_NO_PATH = "check the network and firewalls between this machine and the server"
-_IN_URL = "correct the options in the URL"
-_PRIMARY = "use the address of the primary server, or take default_transaction_read_only from this user and database"
-_DAMAGED = "the server's files are damaged: see its log, and restore a backup"
-_REMEDIES = {
-    "42501": _GRANT,
-    "25006": f"it was opened to read, or the server is a standby: {_PRIMARY}",
-    "08P01": "if a pooler refuses this, use the address of the server itself",
-    "53100": "make room on the server's disk",
-    "53200": "give the server more memory, or lower its work_mem and max_connections",
-    "53300": _CONNECTIONS,
-    "58030": "check the server's disk and its log",
-    "22P05": "make a database with the encoding UTF8 (createdb -T template0 -E UTF8)",
-    "42P01": _OTHER_TABLES,
-    "42703": _OTHER_TABLES,
-    "55P03": "take lock_timeout from this user and database, or raise it",
-    "57014": "take statement_timeout from this user and database, or raise it",
-    "XX001": _DAMAGED,
-    "XX002": _DAMAGED,
-}
-# psycopg gives no code for a connection that the server refuses, only its words: patterns of these.
-_REFUSALS = {
-    "password authentication failed|no password supplied": "correct the password in ~/.pgpass (mode 0600) or PGPASSWORD",
-    "Peer authentication failed": "name a host in the URL (USER@localhost), or run as the system user of this name",
-    "Ident authentication failed": "let this user in with a password (scram-sha-256) in the server's pg_hba.conf",
-    "is not permitted to log in": "let it log in (ALTER ROLE NAME LOGIN), or correct the user name in the URL",
-    "permission denied for database": "have its owner grant this user CONNECT on the database",
-    r"no pg_hba\.conf entry": "let this user and this address in with a line in the server's pg_hba.conf",
-    "too many connections for": "raise the CONNECTION LIMIT of this database and user (ALTER DATABASE, ALTER ROLE)",
-    "too many connections|too many clients|connection slots": _CONNECTIONS,
-    "not currently accepting connections": "use another database in the URL: this one is a template",
-    "no more connections": "end other clients of the pooler, or raise its max_client_conn",
-    "unsupported startup parameter": "take `options` out of the URL, or let PgBouncer ignore it (ignore_startup_parameters)",
-    "bouncer config error|no such database": "add the database to the pooler ([databases]), or correct its name in the URL",
-    "database system is": "it is starting, stopping or recovering: repeat in a moment, and see the server's log",
-    "certificate verify failed": "name the CA of the server's certificate in the URL (sslrootcert=FILE), and compare its "
-    "dates with the clock here",
-    "root certificate file": "name the CA of the server's certificate in the URL (sslrootcert=FILE)",
-    "does not match host name": "use a host name of the server's certificate in the URL",
-    "server does not support SSL": "turn TLS on in the server (ssl = on); sslmode in the URL requires it",
-    "resolve host|translate host": "correct the host name in the URL, or its DNS entry",
-    r'role ".*" does not exist': "make the user (createuser NAME), or correct the user name in the URL",
-    r'database ".*" does not exist': "make the database (createdb NAME), or correct its name in the URL",
-    "Connection refused": "start the server, and let it listen at this address (listen_addresses, port)",
-    "No such file": "start the server, or correct the folder of its socket in the URL",
-    "terminating connection": "start the server; its log has the reason",
-    "closed the connection": "start the server; its log has the reason. Or correct the port: another program answers there",
-    "fe80:.*Invalid argument": "name the interface of this address in the URL ([fe80::1%25eth0]), or use a host name",
-    "invalid response|expected authentication request": "correct host and port in the URL: another program answers there",
-    "invalid .* value|invalid connection option|unrecognized configuration parameter": _IN_URL,
-    "certificate file|private key file": "correct sslcert, sslkey and sslrootcert in the URL",
-    "session is read-only": _PRIMARY,
-    "timeout|No route to host|Network is unreachable": _NO_PATH,
-}
-UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
 
 _log = logging.getLogger("fedpatch.registry")
 
@@ -190,10 +130,10 @@ class PostgresDatabase(Database):
     def error_of(self, raised: Exception) -> StateError:
         """Return the error with the URL and the remedy."""
         assert isinstance(raised, DBAPIError)
-        if _code(raised).startswith("23"):
+        if code_of(raised).startswith("23"):
             why = f"refused ({in_words(raised)}), since what it belongs to is not in this registry"
             return StateError(f"{self.name}: {why}; {self._rebuild} adds it")
-        if _code(raised) == "42P01" and not self.has_tables and not journals(self.path.parent):
+        if code_of(raised) == "42P01" and not self.has_tables and not journals(self.path.parent):
             return StateError(f"{self.name}: no run has begun here; `fedpatch run` makes its tables")
         return StateError(f"{self.name}: cannot be used: {in_words(raised)}; {remedy_of(raised)}")
 
@@ -211,9 +151,9 @@ class PostgresDatabase(Database):
             refuse_pooler(self._engine, self._connection, self.name)
             reads_only, may_make, may_write = self._connection.exec_driver_sql(_RIGHTS).one()
         if reads_only:
-            raise StateError(f"{self.name}: cannot be used: its transactions are read-only; {_PRIMARY}")
+            raise StateError(f"{self.name}: cannot be used: its transactions are read-only; {PRIMARY}")
         if not (may_write if self.has_tables else may_make):
-            raise StateError(f"{self.name}: cannot be used: this user lacks rights; {_GRANT}")
+            raise StateError(f"{self.name}: cannot be used: this user lacks rights; {GRANT}")
 
     def keep(self) -> None:
         """Do nothing: backups are the server's."""
@@ -242,7 +182,7 @@ class PostgresDatabase(Database):
 
     def is_led(self, fleet: str) -> bool:
         """Return whether a session, of this machine or of another, has the fleet's lock."""
-        held = self.read(HELD_BY_ANOTHER.bindparams(mode="ExclusiveLock", name=_LOCK + fleet))
+        held = self.read(HELD_BY_ANOTHER.bindparams(mode="ExclusiveLock", name=LEADER_LOCK + fleet))
         return bool(held[0]["held"])
 
     def close(self) -> None:
@@ -443,57 +383,6 @@ def make_engine(url: str, name: str = "fedpatch", **arguments: Any) -> Engine:
         raise UsageError(f"{url}: is no URL of a PostgreSQL database such as postgresql://USER@HOST/NAME") from None
 
 
-def in_words(error: SQLAlchemyError) -> str:
-    """Return the server's words on one line."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())
-
-
-def remedy_of(error: SQLAlchemyError) -> str:
-    """Return the remedy for an error of the server, by its code or else by its words."""
-    words = in_words(error)
-    code = _code(error)
-    known = _REMEDIES.get(code) or next((one for part, one in _REFUSALS.items() if re.search(part, words)), None)
-    return known or (UNREACHABLE if not code else "see the server's log")
-
-
-def _code(error: SQLAlchemyError) -> str:
-    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")
-
-
-def refuse_pooler(engine: Engine, session: Connection, url: str) -> None:
-    """Refuse a pooler that gives each transaction another session: locks and settings of a session would be those of others.
-
-    A pooler announces another number of a process than the server's. It keeps sessions apart if a second connection has
-    another process, and the first one still its own.
-
-    Args:
-        engine: Makes the second connection.
-        session: The first one, outside of a transaction; it is closed if the pooler is refused.
-        url: URL of the database.
-
-    Raises:
-        StateError: The pooler does so.
-    """
-    driver = cast(Any, session.connection.dbapi_connection)
-    own = session.exec_driver_sql(_PROCESS).scalar()
-    if driver.info.backend_pid == own:
-        return
-    with engine.connect() as other:
-        other.exec_driver_sql("BEGIN")
-        try:
-            apart = other.exec_driver_sql(_PROCESS).scalar() != own
-            apart = apart and session.exec_driver_sql(_PROCESS).scalar() == own
-        finally:
-            other.exec_driver_sql("ROLLBACK")
-    if not apart:
-        session.close()
-        raise StateError(
-            f"{url}: a pooler is there that gives each transaction another session (PgBouncer: pool_mode = transaction), "
-            "without which no lock of a fleet lasts; use the address of the server itself, or pool_mode = session for this "
-            "database"
-        )
-
-
 def _version(db: Connection, name: str) -> int:
     """Return the version of the tables; 0 without any."""
     found = db.exec_driver_sql("SELECT to_regclass('registry_version') IS NULL, to_regclass('runs') IS NULL").one()
@@ -506,49 +395,3 @@ def _version(db: Connection, name: str) -> int:
         remedy = "use that one, or another database"
         raise StateError(f"{name}: was written by a newer fedpatch (version {version} of the registry); {remedy}")
     return int(version)
-
-
-def lock(db: Connection, fleet: str) -> bool:
-    """Try to take the advisory lock of a fleet for a session; return whether it has it."""
-    query = text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
-    return bool(db.execute(query, {"name": _LOCK + fleet}).scalar())
-
-
-def known_leader(db: Connection, fleet: str) -> tuple[int, str]:
-    """Return epoch and name of the last leader of a fleet with standbys; 0 and "" without one, or without tables."""
-    if db.exec_driver_sql("SELECT to_regclass('leaders')").scalar() is None:
-        return 0, ""
-    found = db.execute(select(leaders.c.epoch, leaders.c.holder).where(leaders.c.fleet == fleet)).first()
-    return (0, "") if found is None else (found.epoch, found.holder)
-
-
-def next_epoch(db: Connection, fleet: str, holder: str) -> int:
-    """Begin the next epoch of a fleet's leaders; transactions of earlier ones are refused from now on.
-
-    Args:
-        db: The connection, whose session has the fleet's lock.
-        fleet: Name of the fleet.
-        holder: Name of the leader, for people.
-
-    Returns:
-        The epoch: higher than all earlier epochs of leaders and of runs. A rebuilt registry has only the epochs of runs.
-    """
-    row = insert(db, leaders).values(fleet=fleet, epoch=_HIGHEST_OF_RUNS + 1, holder=holder)
-    changed = {"epoch": func.greatest(leaders.c.epoch, _HIGHEST_OF_RUNS) + 1, "holder": holder}
-    again = row.on_conflict_do_update(index_elements=["fleet"], set_=changed)
-    return int(db.execute(again.returning(leaders.c.epoch)).scalar_one())
-
-
-def lost_to(name: str, fleet: str, epoch: int, present: int | None) -> str:
-    """Return the message for a former leader.
-
-    Args:
-        name: Name of the database.
-        fleet: Name of the fleet.
-        epoch: Epoch of the former leader.
-        present: The present epoch.
-    """
-    return (
-        f"{name}: another coordinator leads fleet {fleet!r} (epoch {present}, this one had {epoch}); nothing of this one is "
-        "written any more; start it again as a standby"
-    )
