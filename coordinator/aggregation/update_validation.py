@@ -1,4 +1,9 @@
-"""Validation of a received update: decoding, and every check before the coordinator sends `committed`."""
+"""The checks of a received update in their order, all before the coordinator sends `committed`.
+
+First come those that a device makes before its offer too (shared.tensors.update_checks.read_update): the container and the
+report, the names, the base, the values, the moments and their step counts. Then come the number of examples, the members, the
+norm and the metric.
+"""
 
 from __future__ import annotations
 
