@@ -36,7 +36,17 @@ class AggregatorPort(Protocol):
         round_number: int,
         members: Mapping[str, int] | None = None,
     ) -> Aggregated:
-        """Make the next global model from the updates of devices."""
+        """Make the next global model from the updates of devices.
+
+        Args:
+            devices: The devices whose updates count.
+            num_examples: Their examples.
+            read: Returns the tensors of a device's update.
+            target: Number of devices that the round was meant for.
+            carried: Carried work, by device.
+            round_number: Number of the round.
+            members: Number of devices that an update speaks for, by device.
+        """
 
     def aggregate_masked(
         self,
@@ -48,7 +58,16 @@ class AggregatorPort(Protocol):
         round_number: int,
         sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
-        """Make the next global model from the sums of masked groups."""
+        """Make the next global model from the sums of masked groups.
+
+        Args:
+            groups: The open groups.
+            terms: The terms of the masked round.
+            read: Returns the masked update of a device.
+            target: Number of devices that the round was meant for.
+            round_number: Number of the round.
+            sites: The sums of sites, by relay.
+        """
 
     def save(self, record: RoundRecord, pause: Mapping[str, Any] = {}) -> None:
         """Save the aggregated model with the record of its round."""

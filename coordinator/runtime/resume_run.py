@@ -80,7 +80,18 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
 def settings_of(
     run: RunInfo, state_dir: Path, changes: Mapping[str, Any], password: str | None, password_file: Path | None
 ) -> RunSettings:
-    """Return the settings of a run, changed where a value is given. UsageError for the run of a hub."""
+    """Return the settings of a run, changed where a value is given.
+
+    Args:
+        run: The run, with the settings that it began with.
+        state_dir: The state directory.
+        changes: New values of settings by name; None leaves a setting as it is.
+        password: A password for the broker, in place of the file that the run began with.
+        password_file: A file with the password.
+
+    Raises:
+        UsageError: The run is that of a hub.
+    """
     refuse_run_of_hub(run, state_dir)
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
     flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
@@ -91,7 +102,15 @@ def settings_of(
 
 
 def resume_registered(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:
-    """Resume a run of an open registry with these settings; raises as `resume_run`."""
+    """Resume a run of an open registry; raises as `resume_run`.
+
+    Args:
+        registry: The registry.
+        run: The run.
+        settings: Its settings from now on.
+        view: Shows progress and messages.
+        ports: The environment of the coordinator.
+    """
     make_trackers(settings.tracker)
     require_tracing(settings)
     with connected_again(registry, run, settings, view, ports) as connected:
@@ -107,7 +126,15 @@ def resume_registered(registry: Registry, run: RunInfo, settings: RunSettings, v
 def connected_again(
     registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports
 ) -> Iterator[ConnectedRun]:
-    """Lock the fleet, connect, and begin a new epoch of a run."""
+    """Lock the fleet, connect, and begin a new epoch of a run.
+
+    Args:
+        registry: The open registry.
+        run: The run.
+        settings: Its settings from now on.
+        view: Shows progress and messages.
+        ports: The environment of the coordinator.
+    """
     state_dir = settings.state_dir.absolute()
     # Each of these checks raises before anything is written.
     require_revocations(settings)

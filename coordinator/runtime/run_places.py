@@ -30,13 +30,26 @@ def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
 def blob_places(
     settings: RunSettings, run: str, connection: Connection, guard: DirectoryGuard | None = None
 ) -> BlobPlaces:
-    """Return the places of a run's blobs; with a `guard` nothing is written once the state directory is lost."""
+    """Return the places of a run's blobs.
+
+    Args:
+        settings: The settings of the run.
+        run: Name of the run.
+        connection: The connection of the coordinator, with the epoch of the leader.
+        guard: With it nothing is written once the state directory is lost.
+    """
     directory = run_directory(settings.state_dir.absolute(), run)
     return BlobPlaces(settings.blobs, directory, connection.leader_epoch, connection.event_queue.ending, guard)
 
 
 def watch_state_directory(settings: RunSettings, run: str, registry: Registry) -> DirectoryGuard:
-    """Watch the state directory; from now on the registry checks it before each change."""
+    """Watch the state directory; from now on the registry checks it before each change.
+
+    Args:
+        settings: The settings of the run.
+        run: Name of the run.
+        registry: The registry.
+    """
     state_dir = settings.state_dir.absolute()
     lock = fleet_lock_file(state_dir, settings.fleet)  # in a new file a second coordinator would get the lock too
     guard = DirectoryGuard(state_dir, state_dir / REGISTRY_FILE, run_directory(state_dir, run), lock)
