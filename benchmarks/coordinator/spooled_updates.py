@@ -21,7 +21,7 @@ from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES
-from fedpatch.coordinator.storage.checkpoint import load_update, store_update
+from fedpatch.coordinator.storage.update_files import load_update, store_update
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from fedpatch.shared.app.files import (
     UNFINISHED,
+    file_head,
     make_directory,
     open_atomic,
     read_state,
@@ -111,6 +112,37 @@ def read_sealed(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryvi
                 raise
             data = again
     raise AssertionError
+
+
+def require_sealed(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryview:
+    """Return the content of a blob with a checksum, which must exist; raises as `read_sealed`.
+
+    Args:
+        blobs: The store.
+        key: Key of the blob.
+        line: Its format line.
+        kind: Noun for the blob with its article, for messages.
+    """
+    content = read_sealed(blobs, key, line, kind)
+    if content is None:
+        raise StateError(f"{blobs.where(key)}: is not there; restore it from a backup")
+    return content
+
+
+def write_sealed(
+    blobs: BlobStore, key: str, line: bytes, content: bytes, digest: bytes = b"", *, durable_name: bool = True
+) -> None:
+    """Write a blob with a checksum.
+
+    Args:
+        blobs: The store.
+        key: Key of the blob.
+        line: Its format line.
+        content: Its content.
+        digest: SHA-256 of the content, if it is known.
+        durable_name: Whether the name is durable too when the function returns.
+    """
+    blobs.put(key, file_head(line, content, digest), content, durable_name=durable_name)
 
 
 R = TypeVar("R", bound=BlobReader)

@@ -35,7 +35,7 @@ from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
 from fedpatch.coordinator.runtime.left_out_groups import show_left_out
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage.checkpoint import KEPT, load_checkpoint_after, save_checkpoint
+from fedpatch.coordinator.storage.checkpoint import kept_checkpoints, load_checkpoint_after, save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
 from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
@@ -400,7 +400,7 @@ class Aggregator:
 
     def save(self, record: RoundRecord, pause: Mapping[str, Any] = {}) -> None:
         """Save the aggregated model, the record of its round and the pause after it (`pause_of`), all in one checkpoint."""
-        kept = KEPT if self._spec.carry is None else KEPT + self._spec.carry.max_staleness
+        kept = kept_checkpoints(self._spec.carry)
         self._show_far(record)
         meta = {"record": record.to_dict(), **pause}
         save_checkpoint(self._blobs, self._next, self._prepared.public, meta, kept=kept)

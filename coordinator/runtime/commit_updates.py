@@ -14,8 +14,8 @@ from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
-from fedpatch.coordinator.storage.checkpoint import sync_updates
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.coordinator.storage.update_files import sync_updates
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.messages import UpdateReport

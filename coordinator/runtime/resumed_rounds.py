@@ -27,16 +27,9 @@ from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.aggregator import KeptBases, open_base, requirements_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import (
-    drop_round,
-    has_checkpoint,
-    kept_devices,
-    kept_rounds,
-    load_checkpoint,
-    load_update,
-    save_checkpoint,
-)
+from fedpatch.coordinator.storage.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.coordinator.storage.update_files import drop_round, kept_devices, kept_rounds, load_update
 from fedpatch.shared.app.formatting import duration
 from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, WireError
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING

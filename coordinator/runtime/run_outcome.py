@@ -10,7 +10,8 @@ from fedpatch.coordinator.runtime.connected_run import ConnectedRun
 from fedpatch.coordinator.runtime.play_rounds import play_rounds
 from fedpatch.coordinator.runtime.run_opening import RunOpening, read_opening
 from fedpatch.coordinator.runtime.run_places import watch_state_directory
-from fedpatch.coordinator.storage.checkpoint import drop_round, export_model, kept_rounds, load_checkpoint
+from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint
+from fedpatch.coordinator.storage.update_files import drop_round, kept_rounds
 from fedpatch.shared.errors import (
     FedpatchError,
     LeadershipLost,

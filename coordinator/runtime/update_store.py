@@ -33,7 +33,8 @@ from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.read_ahead import ReadAhead
 from fedpatch.coordinator.runtime.update_writer import IN_PROGRESS_BYTES, MAX_IN_PROGRESS, UpdateWriter
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import (
+from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.coordinator.storage.update_files import (
     drop_round,
     drop_updates,
     kept_rounds,
@@ -41,7 +42,6 @@ from fedpatch.coordinator.storage.checkpoint import (
     store_update,
     update_key,
 )
-from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob

@@ -1,12 +1,11 @@
-"""The blobs of a run's global model: a checkpoint per round, the updates that are not aggregated yet, and the exported model.
+"""Checkpoints, one for each round, and the exported model.
 
     checkpoint-000012.fp        the state after 12 rounds; the last two are kept, more in a run with buffered rounds
-    updates/000013/pi-07.fp     the packed update of a device
     model.npz                   the global model for other programs
 
-Each .fp has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged blob is
-used for training. The content is durable when a function returns; the name is too, except after `store_update`. Names with
-further parts are no checkpoints and no updates, so a later version may add such names.
+Each .fp has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged checkpoint
+is used for training. A checkpoint is durable when a function returns. Names with further parts are no checkpoints, so a later
+version may add such names.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import io
 import logging
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -26,34 +24,30 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at, read_sealed
+from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at, require_sealed, write_sealed
+from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.shared.app.files import file_head
 from fedpatch.shared.errors import SchemaMismatch, StateError, StateUnreadable, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
 from fedpatch.shared.tensors.packing import pack, unpack
-from fedpatch.shared.wire.topics import check_name
 
 ENCODING = "fp32"
 """Lossless for every dtype. Compressed values would need a tenth less space and seven times the time."""
 
 _ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
-KEPT = 2
+_KEPT = 2
 MODEL_NPZ = "model.npz"
 
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
-_UPDATE = b"fedpatch update 1\n"
 _FILE_NAME = re.compile(r"checkpoint-(\d{6,})\.fp/?")  # a repaired file system may hold a directory there
 _NEW_RUN = "restore one from a backup, or start a new run"
-_UPDATES = "updates"
-_SUFFIX = ".fp"
 
 log = logging.getLogger("fedpatch.checkpoint")
 
 
 def save_checkpoint(
-    place: Place, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = KEPT
+    place: Place, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = _KEPT
 ) -> str:
     """Save the state of the server bit for bit, and keep older checkpoints.
 
@@ -87,10 +81,15 @@ def save_checkpoint(
         }
     blobs = blobs_at(place)
     name = f"checkpoint-{state.round:06d}.fp"
-    _write(blobs, name, _CHECKPOINT, msgpack.packb(content))
+    write_sealed(blobs, name, _CHECKPOINT, msgpack.packb(content))
     older = [found for found in _checkpoints(blobs) if found != name and not found.endswith("/")]
     blobs.delete(*older[kept - 1 :])
     return name
+
+
+def kept_checkpoints(carry: CarryPolicy | None) -> int:
+    """Return the number of checkpoints that a run keeps; `carry` is its policy for carried work, whose bases are among them."""
+    return _KEPT if carry is None else _KEPT + carry.max_staleness
 
 
 def pause_of(rest_s: float, now: BootTime) -> dict[str, Any]:
@@ -223,78 +222,6 @@ def model_bytes(tensors: Tensors) -> bytes:
     return buffer.getvalue()
 
 
-def store_update(place: Place, round: int, device: str, blob: bytes, digest: str = "") -> str:
-    """Save the packed update of a device; an existing one is replaced. Its bytes are then durable; its name may not be.
-
-    Args:
-        place: Blob store of the run, or its directory.
-        round: Number of the round.
-        device: The device.
-        blob: The packed update.
-        digest: Its SHA-256 in hex, if it is known; this saves a second computation.
-
-    Returns:
-        Its key.
-
-    Raises:
-        StateError: The store refused the write.
-    """
-    key = update_key(round, device)
-    _write(blobs_at(place), key, _UPDATE, blob, bytes.fromhex(digest), durable_name=False)
-    return key
-
-
-def sync_updates(place: Place, round: int) -> None:
-    """Flush the names of a round's updates, all with one wait for the disk; raise StateError if the disk refuses."""
-    blobs_at(place).sync(_round_folder(round))
-
-
-def load_update(place: Path | BlobReader, round: int, device: str) -> bytes:
-    """Return the packed update of a device.
-
-    Args:
-        place: Blob store of the run, or its directory.
-        round: Number of the round.
-        device: The device.
-
-    Raises:
-        StateError: The update is missing or damaged.
-        StateUnreadable, StoreUnavailable: It cannot be read now.
-    """
-    return bytes(_read(blobs_at(place), update_key(round, device), _UPDATE, "an update"))
-
-
-def drop_round(place: Place, round: int) -> None:
-    """Delete the updates of a round."""
-    blobs_at(place).delete(f"{_round_folder(round)}/")
-
-
-def drop_updates(place: Place, updates: Iterable[tuple[int, str]]) -> None:
-    """Delete updates, each given by its round and its device; a round's folder may still get other updates."""
-    blobs_at(place).delete(*(update_key(round, device) for round, device in updates))
-
-
-def kept_rounds(place: Place) -> list[int]:
-    """Return the numbers of the rounds that have updates in the store."""
-    return sorted(int(name[:-1]) for name in blobs_at(place).list(_UPDATES) if re.fullmatch(r"\d+/", name))
-
-
-def kept_devices(place: Place, round: int) -> list[str]:
-    """Return the devices that have an update of a round in the store."""
-    names = blobs_at(place).list(_round_folder(round))
-    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
-
-
-def update_key(round: int, device: str) -> str:
-    """Return the key of a device's update."""
-    # An unchecked name could be a path out of the folder.
-    return f"{_round_folder(round)}/{check_name('device', device)}{_SUFFIX}"
-
-
-def _round_folder(round: int) -> str:
-    return f"{_UPDATES}/{round:06d}"
-
-
 def _schema_of(tensors: Tensors, public: Schema) -> Schema:
     """Return the schema of these tensors: a strategy may keep more tensors than the public model, with other dtypes."""
     specs = []
@@ -315,7 +242,7 @@ def _round_of(name: str) -> int:
 
 def _load(blobs: BlobStore, name: str) -> tuple[ServerState, Schema, dict[str, Any]]:
     try:
-        content = msgpack.unpackb(_read(blobs, name, _CHECKPOINT, "a checkpoint"))
+        content = msgpack.unpackb(require_sealed(blobs, name, _CHECKPOINT, "a checkpoint"))
         parts = []
         for part in (content["tensors"], content["server"]):
             own = Schema.from_lists(part["schema"])
@@ -344,16 +271,3 @@ def _scale_of(content: Mapping[str, Any] | None) -> MaskedScale | None:
     if content is None:
         return None
     return MaskedScale(tuple(map(float, content["ranges"])), float(content["clip"]))
-
-
-def _write(
-    blobs: BlobStore, key: str, line: bytes, content: bytes, digest: bytes = b"", *, durable_name: bool = True
-) -> None:
-    blobs.put(key, file_head(line, content, digest), content, durable_name=durable_name)
-
-
-def _read(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryview:
-    content = read_sealed(blobs, key, line, kind)
-    if content is None:
-        raise StateError(f"{blobs.where(key)}: is not there; restore it from a backup")
-    return content

@@ -16,7 +16,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
 from fedpatch.coordinator.rounds.round_record import RoundRecord, aggregated_rounds
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
-from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints, load_update
+from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints
 from fedpatch.coordinator.storage.database.opening import exists, url_of
 from fedpatch.coordinator.storage.database.registry_damage import rebuild_hint
 from fedpatch.coordinator.storage.database.registry_files import copy_of
@@ -24,6 +24,7 @@ from fedpatch.coordinator.storage.database.sqlite_file import problem_of
 from fedpatch.coordinator.storage.delta_files import step_problems
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.update_files import load_update
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json

@@ -27,8 +27,9 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.coordinator.storage.update_files import load_update, store_update
 from fedpatch.device_agent.masking.masking_round import MaskingRound
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.download_files import PartialBlob

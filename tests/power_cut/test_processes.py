@@ -19,8 +19,8 @@ from fedpatch.coordinator.runtime.resumed_rounds import reconcile
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.checkpoint import load_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.update_files import load_update
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.patch_store import SUFFIX, _header

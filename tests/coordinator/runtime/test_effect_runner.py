@@ -17,8 +17,9 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, EndRun, 
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage.checkpoint import load_checkpoint, store_update
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.update_files import store_update
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept, Failed, Offer
 from fedpatch.shared.wire.reason_codes import FailReason

@@ -17,15 +17,9 @@ from fedpatch.coordinator.rounds.run_events import Interrupted, TimePassed
 from fedpatch.coordinator.runtime.resumed_rounds import devices_of_last_run, rest_of_pause, return_words, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import (
-    kept_devices,
-    kept_rounds,
-    load_checkpoint,
-    pause_of,
-    save_checkpoint,
-    store_update,
-)
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, pause_of, save_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
+from fedpatch.coordinator.storage.update_files import kept_devices, kept_rounds, store_update
 from fedpatch.shared.errors import StateError
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.registry_builders import new_run

@@ -10,10 +10,11 @@ import pytest
 
 from fedpatch.coordinator.blobs.blob_store import FileBlobs, read_sealed
 from fedpatch.coordinator.rounds.participant_transitions import State
-from fedpatch.coordinator.storage.checkpoint import checkpoints, load_checkpoint, update_key
+from fedpatch.coordinator.storage.checkpoint import checkpoints, load_checkpoint
 from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.database.sqlite_file import problem_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.update_files import update_key
 from fedpatch.shared.app.files import seal
 from fedpatch.shared.errors import StateError, StateUnreadable, StoreUnavailable
 from tests.coordinator.effect_runners import Bench

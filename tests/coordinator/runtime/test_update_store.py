@@ -21,8 +21,8 @@ from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.decoded_cache import DecodedCache
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_writer import UpdateWriter
-from fedpatch.coordinator.storage.checkpoint import store_update
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.coordinator.storage.update_files import store_update
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import Committed

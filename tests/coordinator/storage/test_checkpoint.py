@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import resource
@@ -20,22 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_state import ServerState, zeros
-from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place
+from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, Place, require_sealed, write_sealed
 from fedpatch.coordinator.find_strategy import STRATEGIES, find_strategy
 from fedpatch.coordinator.storage import checkpoint
-from fedpatch.coordinator.storage.checkpoint import (
-    drop_round,
-    drop_updates,
-    export_model,
-    kept_devices,
-    kept_rounds,
-    load_checkpoint,
-    load_update,
-    save_checkpoint,
+from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
+from fedpatch.coordinator.storage.update_files import (
     store_update,
-    sync_updates,
 )
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
 from tests.support.disks import small_disk
@@ -171,14 +162,14 @@ def test_garbage_in_place_of_the_newest_falls_back(tmp_path, caplog, left):
 
 def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(blobs, caplog, monkeypatch):
     save(blobs, 1)
-    read = checkpoint._read
+    read = require_sealed
 
     def late(*arguments: Any) -> memoryview:
         monkeypatch.undo()
         save(blobs, 2, 3)
         return read(*arguments)
 
-    monkeypatch.setattr(checkpoint, "_read", late)
+    monkeypatch.setattr(checkpoint, "require_sealed", late)
     assert equal(load_checkpoint(blobs)[0], state_of(3))
     assert caplog.text == ""
 
@@ -251,38 +242,6 @@ def test_exported_model_is_read_by_numpy_without_moments(blobs):
     assert bytes_of(blobs, "model.npz") == written
 
 
-@pytest.mark.parametrize("blob", [b"", b"one", bytes(range(256)) * 40_000], ids=["empty", "small", "10 MB"])
-def test_update_is_kept_until_its_round_is_dropped(blobs, blob):
-    store_update(blobs, 1, "pi-1", b"before")
-    store_update(blobs, 1, "pi-1", blob)
-    store_update(blobs, 1, "pi-2", b"two", hashlib.sha256(b"two").hexdigest())
-    store_update(blobs, 2, "pi-1", b"three")
-    sync_updates(blobs, 1)
-    assert (kept_rounds(blobs), kept_devices(blobs, 1)) == ([1, 2], ["pi-1", "pi-2"])
-    assert [load_update(blobs, 1, "pi-1"), load_update(blobs, 1, "pi-2")] == [blob, b"two"]
-    drop_updates(blobs, [(1, "pi-2"), (7, "pi-2")])
-    assert kept_devices(blobs, 1) == ["pi-1"]
-    drop_round(blobs, 1)
-    drop_round(blobs, 1)
-    assert (kept_devices(blobs, 1), kept_devices(blobs, 2)) == ([], ["pi-1"])
-    assert load_update(blobs, 2, "pi-1") == b"three"
-    with pytest.raises(StateError, match=r"pi-1.fp: is not there"):
-        load_update(blobs, 1, "pi-1")
-
-
-def test_damaged_update_raises(blobs):
-    flip(blobs, store_update(blobs, 1, "pi-1", bytes(100)), 0.9)
-    with pytest.raises(StateError, match=r"pi-1.fp: is damaged"):
-        load_update(blobs, 1, "pi-1")
-
-
-@pytest.mark.parametrize("device", ["../pi", "pi/1", "", ".", "Pi", "pi\n"])
-def test_device_name_outside_the_topic_alphabet_is_refused(blobs, device):
-    with pytest.raises(UsageError, match=r"device name .+ is not possible"):
-        store_update(blobs, 1, device, b"x")
-    assert blobs.list() == []
-
-
 def test_full_disk_keeps_the_checkpoints_before_and_no_partial_file(tmp_path):
     with small_disk(tmp_path / "disk", "256k") as disk:
         run = disk.path / "r-1"
@@ -318,9 +277,9 @@ def test_checkpoint_of_an_earlier_version_without_encoding_is_read_as_compressed
             del fields[part]["encoding"]
         real(blobs, key, magic, msgpack.packb(fields))
 
-    real = checkpoint._write
+    real = write_sealed
     monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")
-    monkeypatch.setattr(checkpoint, "_write", write)
+    monkeypatch.setattr(checkpoint, "write_sealed", write)
     save(tmp_path, 3)
     monkeypatch.undo()
     assert equal(load_checkpoint(tmp_path)[0], state_of(3))

@@ -20,12 +20,13 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update
+from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.registry_files import copy_of
 from fedpatch.coordinator.storage.delta_files import ServerDelta, save_step
 from fedpatch.coordinator.storage.run_journal import journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.update_files import store_update
 from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import Packed
