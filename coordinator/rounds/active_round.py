@@ -27,6 +27,7 @@ from fedpatch.coordinator.rounds.masked_round import NO_KEYS, OTHER_KEYS, Masked
 from fedpatch.coordinator.rounds.masked_terms import relays_of_sums, save_terms, terms_of
 from fedpatch.coordinator.rounds.missed_participants import MissedParticipants, missed_participants
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, EVENT_OF_JOB, ParticipantEvent, Phase, State
+from fedpatch.coordinator.rounds.repeated_requests import RepeatedRequests
 from fedpatch.coordinator.rounds.round_journal import (
     CommittedUpdate,
     RoundJournal,
@@ -49,7 +50,6 @@ from fedpatch.coordinator.rounds.run_effects import (
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.unresponsive_devices import (
-    PROBE_S,
     SILENT,
     UnresponsiveDevices,
 )
@@ -78,8 +78,6 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
-# The pause before an unanswered request is sent again: a broker with a full queue may drop the request or its answer.
-REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
 
 
@@ -143,13 +141,10 @@ class ActiveRound:
         self._envelopes = envelopes
         self._uploads = uploads or new_scheduler(spec, jitter)
         self._invitations: Invitations | None = None
-        self._invite_at = now
+        self._repeats = RepeatedRequests(now, evaluates=journal.evaluates)
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
-        self._listen_at = now + PROBE_S
         self._unresponsive = UnresponsiveDevices(now)
-        # An evaluate round waits for all devices, with any quorum.
-        self._probed_at_quorum = journal.evaluates
         self._groups_damaged = False
         self._link = DeadLinkCheck(self.round)
         # Whether the aggregation was requested.
@@ -323,8 +318,7 @@ class ActiveRound:
 
     def ask(self, devices: list[str], now: float) -> list[Effect]:
         """Send the work request, for the first time or again; a working device ignores a repeated request."""
-        if now >= self._invite_at:
-            self._invite_at = now + REINVITE_S
+        self._repeats.note_requests(now)
         return [self._request_to(device, now) for device in devices]
 
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
@@ -463,9 +457,8 @@ class ActiveRound:
     def grant(self, now: float) -> list[Effect]:
         """Grant free upload slots; at the quorum, probe the working devices."""
         grants = [self._send(device, grant) for device, grant in self._uploads.next_grants(now)]
-        if self._probed_at_quorum or self.round.quorum_s is None or self.round.phase is not Phase.COLLECTING:
+        if not self._repeats.asks_at_quorum(self.round):
             return grants
-        self._probed_at_quorum = True
         return [*grants, *self._probe(self.round.devices(State.INVITED, State.ACCEPTED, State.TRAINING), now)]
 
     def tick(self, now: float, *, connected: bool = True) -> list[Effect]:
@@ -474,11 +467,10 @@ class ActiveRound:
         self.round.tick(now)
         if self._invitations is None:
             return []
-        effects = self.ask(self.round.devices(State.INVITED) if connected and now >= self._invite_at else [], now)
+        effects = self.ask(self.round.devices(State.INVITED) if connected and self._repeats.reinvites(now) else [], now)
         effects += self.masked.tick(now, connected=connected) if self.masked is not None else []
-        if now < self._listen_at:
+        if not self._repeats.probes(now):
             return effects
-        self._listen_at = now + PROBE_S / 2
         at_work = self.round.devices(State.ACCEPTED, State.TRAINING) if connected else []
         effects += self._probe(self._unresponsive.to_probe(at_work, now), now)
         return [*effects, *(self._give_up_silent(now) if connected else [])]
@@ -501,10 +493,9 @@ class ActiveRound:
 
     def next_deadline(self) -> float | None:
         """Return the next time at which `tick` or `grant` may have an effect."""
-        invite_at = self._invite_at if self.round.count(State.INVITED) else None
-        listen_at = self._listen_at if self.round.count(*AT_WORK) and self._invitations is not None else None
+        repeat_at = self._repeats.next_deadline(self.round, begun=self._invitations is not None)
         masked_at = self.masked.next_deadline() if self.masked is not None else None
-        candidates = (self.round.next_deadline(), self._uploads.next_deadline(), invite_at, listen_at, masked_at)
+        candidates = (self.round.next_deadline(), self._uploads.next_deadline(), repeat_at, masked_at)
         return min((c for c in candidates if c is not None), default=None)
 
     def advance_masking(self, now: float) -> list[Effect]:

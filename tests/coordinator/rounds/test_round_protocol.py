@@ -8,11 +8,12 @@ import pytest
 from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.chunk_resends import FAN_OUT_BYTES_S
 from fedpatch.coordinator.rounds.decline_hints import hint_for
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.repeated_requests import REINVITE_S
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.run_events import ModelPublished
