@@ -53,7 +53,7 @@ from fedpatch.coordinator.rounds.unresponsive_devices import (
     SILENT,
     UnresponsiveDevices,
 )
-from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
+from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S, Complete, UploadScheduler
 from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
@@ -77,8 +77,6 @@ from fedpatch.shared.wire.messages import (
     UpdateReport,
 )
 from fedpatch.shared.wire.reason_codes import RefuseReason
-
-UPLOAD_IDLE_S = 30.0
 
 
 class ActiveRound:

@@ -15,6 +15,7 @@ from fedpatch.coordinator.rounds.decline_hints import word_of
 from fedpatch.coordinator.rounds.device_needs import answers_with_sums, lacking
 from fedpatch.coordinator.rounds.device_pauses import DevicePauses
 from fedpatch.coordinator.rounds.false_presence import FalsePresence
+from fedpatch.coordinator.rounds.full_fleet import ReplaceableDevices
 from fedpatch.coordinator.rounds.held_devices import HeldDevices
 from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE, encoding_for
 from fedpatch.shared.wire.messages import (
@@ -67,9 +68,6 @@ class Member:
 class Fleet:
     """The devices that this coordinator has seen.
 
-    In a full fleet, a new device replaces the device that has been offline longest among those that never worked. Without such
-    a device, the new device is not admitted.
-
     Args:
         task: Name of the run's task.
         most: Greatest number of devices at a time.
@@ -110,9 +108,7 @@ class Fleet:
         self._max_members = max_members
         # The version of the global model that a device holds, by device.
         self._versions: dict[str, str] = {}
-        # Devices that have worked, which no new device replaces, and offline devices, in the order in which they left.
-        self._worked: set[str] = set()
-        self._gone: dict[str, None] = {}
+        self._replaceable = ReplaceableDevices()
         self._starting: set[str] = set()
         self._relays_of_sums: set[str] = set()
 
@@ -128,9 +124,9 @@ class Fleet:
         if not state.online and known is not None:
             return self._note_last_will(device, known, state)
         member = self.members[device] = Member(state, self.held(device))
-        self._gone.pop(device, None)
+        self._replaceable.forget(device)
         if not state.online:
-            self._gone[device] = None
+            self._replaceable.leaves(device)
         if known is not None and is_still_barred(known.state, state):
             member.barred, member.barred_for = known.barred, known.barred_for
         if reason := lacking(state, self._needs, self._max_members):
@@ -151,7 +147,7 @@ class Fleet:
         if known.state.boot != will.boot:
             return False
         known.state = replace(known.state, online=False)
-        self._gone.setdefault(device)
+        self._replaceable.leaves(device)
         self._sort(device)
         return True
 
@@ -207,7 +203,7 @@ class Fleet:
 
     def works(self, device: str) -> None:
         """Note that the device has worked, so that it is never replaced by a new one."""
-        self._worked.add(device)
+        self._replaceable.works(device)
 
     def note_version(self, device: str, version: str) -> None:
         """Note the version of the global model that the device holds."""
@@ -345,11 +341,12 @@ class Fleet:
 
     def _make_room(self) -> bool:
         while len(self.members) >= self._most:
-            device = next((one for one in self._gone if one not in self._worked), None)
+            device = self._replaceable.longest_offline
             if device is None:
                 return False
-            for known in (self.members, self._gone, self._versions):
-                known.pop(device, None)
+            self._replaceable.forget(device)
+            self.members.pop(device, None)
+            self._versions.pop(device, None)
             self._starting.discard(device)
             self._pauses.end(device)
             self.count.forget(device)

@@ -21,6 +21,8 @@ from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
 MAX_RETRY_S = 60.0
 # A link on which a chunk of the largest size takes longer needs smaller chunks.
 STALL_S = 120.0
+UPLOAD_IDLE_S = 30.0
+"""Seconds of silence after which the slot of a device goes to the next one."""
 # The largest chunk that is requested. The share of an update in larger chunks is its number of chunks of this size.
 _LARGEST_CHUNK_BYTES = 2**20
 

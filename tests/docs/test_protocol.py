@@ -10,10 +10,10 @@ from typing import get_args, get_type_hints
 import pytest
 
 from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S
-from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.chunk_resends import REPUBLISH_S
 from fedpatch.coordinator.rounds.participant_transitions import TABLE, ParticipantEvent, State
 from fedpatch.coordinator.rounds.repeated_requests import REINVITE_S
+from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S
 from fedpatch.device_agent.telemetry.vitals import CHANGE_BATTERY, CHANGE_C
 from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
 from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS

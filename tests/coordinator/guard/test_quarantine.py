@@ -28,7 +28,7 @@ from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryA
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.registry_builders import new_run, seen
-from tests.support.specs import TASK, envelope_of, gone, refusal, run_spec, sent, there, update
+from tests.support.specs import TASK, envelope_of, refusal, run_spec, sent, there, update
 
 
 @pytest.fixture
@@ -227,20 +227,6 @@ def test_device_that_comes_after_the_hold_is_held():
     fleet.update("b", there())
     assert fleet.eligible() == ["b"]
     assert "held back, as a: drained" in missing_text(fleet, 2, 5.0)
-
-
-def test_full_fleet_evicts_the_longest_gone_idle_device():
-    fleet = Fleet(TASK, 3)
-    for device in "abc":
-        assert fleet.update(device, there())
-    assert not fleet.update("d", there())
-    for device in "ba":
-        fleet.update(device, gone())
-    fleet.works("b")
-    assert fleet.update("d", there())
-    assert (sorted(fleet.members), fleet.evicted) == (["b", "c", "d"], ["a"])
-    assert not fleet.update("e", there())
-    assert fleet.eligible() == ["c", "d"]
 
 
 def test_offer_for_a_resumable_run_is_answered_with_retry():

@@ -8,7 +8,6 @@ import pytest
 from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
-from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.chunk_resends import FAN_OUT_BYTES_S
 from fedpatch.coordinator.rounds.decline_hints import hint_for
 from fedpatch.coordinator.rounds.known_devices import Fleet
@@ -17,6 +16,7 @@ from fedpatch.coordinator.rounds.repeated_requests import REINVITE_S
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.run_events import ModelPublished
+from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut

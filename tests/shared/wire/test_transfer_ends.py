@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import (
     GRANTED_QUIET_S,
