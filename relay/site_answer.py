@@ -25,9 +25,10 @@ from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.runtime.aggregator import content_of, requirements_of
+from fedpatch.coordinator.runtime.aggregator import requirements_of
 from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
 from fedpatch.coordinator.runtime.left_out_groups import show_left_out
+from fedpatch.coordinator.runtime.model_packing import content_of
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.site_round import HubRound

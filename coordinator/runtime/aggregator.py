@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec import UNSET
 
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
-from fedpatch.coordinator.aggregation.moved_base import moved
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
@@ -30,85 +28,26 @@ from fedpatch.coordinator.rounds.round_journal import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.rounds.update_encoding import whole_model_encoding
 from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
+from fedpatch.coordinator.runtime.kept_bases import KeptBases
 from fedpatch.coordinator.runtime.left_out_groups import show_left_out
+from fedpatch.coordinator.runtime.model_packing import content_of, pack_model
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage.checkpoint import kept_checkpoints, load_checkpoint_after, save_checkpoint
+from fedpatch.coordinator.runtime.used_base import UsedBase
+from fedpatch.coordinator.storage.checkpoint import kept_checkpoints, save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
-from fedpatch.shared.errors import StateError, StateUnreadable, UpdateRefused, UsageError
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
-from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, values_digest
-from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import Manifest
-from fedpatch.shared.wire.reason_codes import RefuseReason
 
-LOSSLESS = ("fp32+zstd", "fp32")
-"""Encodings from which a device decodes the very tensors that were packed."""
 _FAR_REMEDY = (
     "look at its data, or hold it with fedpatch devices quarantine; if it is honest and its data are unlike the others', "
     "raise norm_bound"
 )
-SALT_BYTES = 16
 _SYSTEM: random.Random = random.SystemRandom()
-
-
-def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
-    """Pack the whole global model; equal states give equal bytes. With a delta encoding it is packed without loss.
-
-    Args:
-        state: The server's state.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
-
-    Returns:
-        The packed model and its manifest.
-    """
-    travelling = prepared.travelling
-    packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
-    return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
-
-
-def open_base(state: ServerState, prepared: Prepared, spec: RunSpec, opening: RoundStart) -> ServerState | None:
-    """Return the state whose model an open round began with: that of the last completed round, or this one moved a little.
-
-    Args:
-        state: The state after the last completed round.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
-        opening: The open round.
-
-    Returns:
-        The state; None if the round began with another model.
-
-    Raises:
-        WireError: The saved terms of the round are damaged.
-    """
-    terms = opening.terms
-    found = (state,) if terms is None else (state, _moved(state, prepared, terms.seed))
-    return next((one for one in found if pack_model(one, prepared, spec)[1].digest == opening.journal.base), None)
-
-
-def _moved(state: ServerState, prepared: Prepared, salt: bytes) -> ServerState:
-    return replace(state, tensors=moved(state.tensors, prepared.travelling, salt))
-
-
-def content_of(tensors: Tensors, blob: bytes, manifest: Manifest, schema: Schema) -> str:
-    """Return the digest of the tensors that a device decodes from a model's blob.
-
-    Args:
-        tensors: The tensors that were packed.
-        blob: The packed model.
-        manifest: Its manifest.
-        schema: Names, shapes and dtypes of its tensors.
-    """
-    if manifest.encoding not in LOSSLESS:
-        _, tensors = unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=schema)
-    return values_digest(tensors, schema)
 
 
 def requirements_of(
@@ -125,60 +64,6 @@ def requirements_of(
     return UpdateRequirements(
         prepared.travelling, prepared.private_names, base, spec.metric, model, prepared.plan, spec.limits
     )
-
-
-class KeptBases:
-    """The global models from which carried work was trained: the last ones in memory, earlier ones from the checkpoints.
-
-    Args:
-        blobs: Blob store of the run.
-        prepared: The parts of the run that follow from its settings.
-        spec: The terms of the run.
-    """
-
-    def __init__(self, blobs: BlobStore, prepared: Prepared, spec: RunSpec) -> None:
-        self._blobs = blobs
-        self._prepared = prepared
-        self._spec = spec
-        self._known: dict[int, tuple[str, Tensors]] = {}
-
-    def keep(self, version: int, base: str, tensors: Tensors) -> None:
-        """Keep a published model, and drop models that are too old for any update.
-
-        Args:
-            version: Completed rounds of the model.
-            base: Digest of the model.
-            tensors: Its tensors.
-        """
-        carry = self._spec.carry
-        if carry is None:
-            return
-        known = {**self._known, version: (base, tensors)}
-        self._known = {number: one for number, one in known.items() if number >= version - carry.max_staleness}
-
-    def of(self, work: CarriedWork) -> Tensors:
-        """Return the base of carried work.
-
-        Raises:
-            UpdateRefused: "stale": the base is gone or damaged.
-        """
-        base, tensors = self._known.get(work.version) or self._load(work.version)
-        if base != work.base:
-            raise UpdateRefused(
-                RefuseReason.STALE, f"its base {work.base[:12]} is not the model of version {work.version}"
-            )
-        return tensors
-
-    def _load(self, version: int) -> tuple[str, Tensors]:
-        try:
-            state = load_checkpoint_after(self._blobs, version)
-        except StateUnreadable:
-            raise
-        except (StateError, UsageError) as error:
-            raise UpdateRefused(RefuseReason.STALE, f"the model of version {version} is not kept any more") from error
-        base = pack_model(state, self._prepared, self._spec)[1].digest
-        self._known = {**self._known, version: (base, state.tensors)}
-        return base, state.tensors
 
 
 class Aggregator:
@@ -211,12 +96,8 @@ class Aggregator:
         opening: RoundStart | None = None,
         entropy: random.Random = _SYSTEM,
     ) -> None:
-        base = None if opening is None or spec.secure is None else open_base(state, prepared, spec, opening)
-        self.state = self._next = base or state
-        self._saved = state  # as in the newest checkpoint: a resumed round finds its base from this state and a salt
-        self._salt = b"" if opening is None or opening.terms is None else opening.terms.seed
-        self._base_is_used = base is None  # whether a masked round of any process may have begun with the state
-        self._entropy = entropy
+        self._used_base = UsedBase(state, prepared, spec, opening, entropy)
+        self.state = self._next = self._used_base.state
         self.base = ""
         self._blobs = blobs
         self._prepared = prepared
@@ -236,10 +117,8 @@ class Aggregator:
 
         A device masks one update from a base, and the base of a failed round, of a start and of an older state may be used.
         """
-        if self._spec.secure is not None and self._base_is_used:
-            self._salt = self._entropy.randbytes(SALT_BYTES)
-            self.state = self._next = _moved(self._saved, self._prepared, self._salt)
-        self._base_is_used = True
+        if (moved := self._used_base.leave()) is not None:
+            self.state = self._next = moved
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
         """Publish the global model and the deltas that lead to it; without `chunks`, blobs with a URL only by URL.
@@ -391,7 +270,7 @@ class Aggregator:
             bits=policy.bits,
             keep=policy.keep,
             colluders=policy.colluders or UNSET,
-            seed=self._salt or subset_seed(self._spec.seed, self.state.round + 1),
+            seed=self._used_base.salt or subset_seed(self._spec.seed, self.state.round + 1),
             clip=policy.clip or scale.clip,
             weight_cap=policy.weight_cap or 1,
             grid=write_grid(scale.ranges),
@@ -407,9 +286,8 @@ class Aggregator:
         if self._private is not None:
             self._private.saved(self._next.round)
         self._deltas.commit()
-        before, self.state, self._saved, self._salt = self.state, self._next, self._next, b""
-        names = self._prepared.travelling.names
-        self._base_is_used = all(np.array_equal(before.tensors[name], self.state.tensors[name]) for name in names)
+        before, self.state = self.state, self._next
+        self._used_base.note_saved(before, self.state)
 
     def _show_far(self, record: RoundRecord) -> None:
         """Show each unusual device with the remedy, once: the line of each of its rounds names it too."""

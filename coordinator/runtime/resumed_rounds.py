@@ -24,8 +24,10 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
-from fedpatch.coordinator.runtime.aggregator import KeptBases, open_base, requirements_of
+from fedpatch.coordinator.runtime.aggregator import requirements_of
+from fedpatch.coordinator.runtime.kept_bases import KeptBases
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.used_base import open_base
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fedpatch.coordinator.runtime.aggregator
+import fedpatch.coordinator.runtime.model_packing
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.rounds.round_journal import RoundJournal
@@ -97,7 +98,7 @@ class Oracle:
         self._before(patch, RoundsTable, "roll_back", self._roll_back)
         self._after(patch, RoundsTable, "drop_update", self._drop)
         patch.setattr(fedpatch.coordinator.runtime.aggregator, "masked_mean", self._masked_mean)
-        pack_model = fedpatch.coordinator.runtime.aggregator.pack_model
+        pack_model = fedpatch.coordinator.runtime.model_packing.pack_model
 
         def packed(state: Any, *given: Any) -> Any:
             blob, manifest = pack_model(state, *given)
