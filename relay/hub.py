@@ -13,10 +13,12 @@ from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_release import IdleTimer
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity, Presence
 from fedpatch.device_agent.runtime.startup import stop_at_end_of_stdin
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, former_boots, lock_state_dir
 from fedpatch.device_agent.state.storage_check import Storage

@@ -25,11 +25,13 @@ from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_release import IdleTimer
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings

@@ -15,6 +15,7 @@ from fedpatch.device_agent.job.job_effects import EndJob, JobKey
 from fedpatch.device_agent.job.training_messages import MakeModel
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.agent_ports import TrainingPort
+from fedpatch.device_agent.runtime.idle_release import LONG_REST_S
 from fedpatch.device_agent.runtime.train_command import command_of
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.training.resource_limits import give_memory_back
@@ -23,8 +24,6 @@ from fedpatch.shared.wire.messages import WorkRequest
 
 _log = logging.getLogger("fedpatch.agent")
 
-# A process that has torch loaded holds hundreds of megabytes; starting another takes a Pi half a minute.
-LONG_REST_S = 300.0
 # Longest wait for another process that changes the present model.
 LOCK_PAUSE_S = 0.5
 

@@ -15,9 +15,9 @@ from queue import SimpleQueue
 from fedpatch.device_agent.runtime.agent_composition import Ports, make_agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Reload, Stop
 from fedpatch.device_agent.runtime.begun_anew import loss_in_words, may_be_lost
-from fedpatch.device_agent.runtime.housekeeping import ServiceManager
 from fedpatch.device_agent.runtime.name_check import NameChecked, ask_in_thread
 from fedpatch.device_agent.runtime.presence import Identity
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.settings import AgentSettings

@@ -31,9 +31,11 @@ from fedpatch.device_agent.runtime.agent_composition import Ports, make_agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue, Stop
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_release import IdleTimer
 from fedpatch.device_agent.runtime.name_check import NameChecked
 from fedpatch.device_agent.runtime.presence import Identity, Presence
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import read_history

@@ -31,8 +31,8 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Evaluated, MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.runtime.idle_release import LONG_REST_S
 from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
-from fedpatch.device_agent.runtime.personal_model_schedule import LONG_REST_S
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import bytes_of

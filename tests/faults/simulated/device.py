@@ -13,8 +13,10 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner as Hands
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_release import IdleTimer
 from fedpatch.device_agent.runtime.presence import Identity, Presence
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
