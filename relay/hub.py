@@ -30,8 +30,8 @@ from fedpatch.relay.site_round import SiteModel
 from fedpatch.relay.site_trainer import SiteTrainer
 from fedpatch.shared import __version__
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
-from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, link_options
+from fedpatch.shared.mqtt.certificate_holder import check_holder
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire.messages import (

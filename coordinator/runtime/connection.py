@@ -15,10 +15,10 @@ from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Deposed, E
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import BrokerError, LeadershipLost, UsageError
 from fedpatch.shared.mqtt.broker_profile import NO_PROFILE
 from fedpatch.shared.mqtt.broker_settings import exposure, link_options
+from fedpatch.shared.mqtt.certificate_holder import check_holder
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.mqtt.connection_errors import SAME_NAME
 from fedpatch.shared.wire import topics

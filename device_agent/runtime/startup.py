@@ -30,9 +30,9 @@ from fedpatch.device_agent.state.status_file import (
 from fedpatch.shared.app.file_systems import passing_mount
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.config.load import Source
-from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.broker_settings import exposure
+from fedpatch.shared.mqtt.certificate_holder import check_holder
 from fedpatch.shared.mqtt.url import parse_broker_url
 
 log = logging.getLogger("fedpatch.agent")

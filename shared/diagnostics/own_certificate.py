@@ -10,6 +10,7 @@ from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.certificate import Certificate
+from fedpatch.shared.mqtt.certificate_holder import HOLDER_REMEDY, holder_problem
 from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, key_problem, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
 
@@ -17,20 +18,6 @@ WARN_DAYS = 21
 NAME = "certificate"
 
 _DAY_S = 86_400
-
-
-def check_holder(files: TlsFiles, fleet: str, part: str, name: str = "") -> None:
-    """Raise UsageError if fedpatch made the own certificate for another fleet, part or name.
-
-    Args:
-        files: TLS files of the connection.
-        fleet: Name of the fleet.
-        part: "coordinator" or "device".
-        name: Expected name; empty: any.
-    """
-    own = next(iter(certificates_of(files.cert_file)), None)
-    if own is not None and (problem := _for_somebody_else(own, fleet, part, name)):
-        raise UsageError(f"{files.cert_file} {problem}; enrol with a bundle of this fleet, or correct the settings")
 
 
 def check_own_certificate(settings: BrokerSettings, part: str, name: str, checkup: Checkup) -> None:
@@ -60,23 +47,10 @@ def check_own_certificate(settings: BrokerSettings, part: str, name: str, checku
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is None:
         checkup.warn(NAME, f"{files.cert_file}: its certificate cannot be read", "enrol again")
-    elif problem := _for_somebody_else(own, settings.fleet, part, name):
-        checkup.fail(NAME, f"{files.cert_file} {problem}", "enrol with a bundle of this fleet, or correct the settings")
+    elif problem := holder_problem(own, settings.fleet, part, name):
+        checkup.fail(NAME, f"{files.cert_file} {problem}", HOLDER_REMEDY)
     else:
         _check_dates(own, part, checkup)
-
-
-def _for_somebody_else(own: Certificate, fleet: str, part: str, name: str) -> str:
-    holder = own.holder
-    if holder is None:
-        return ""
-    if holder.fleet != fleet:
-        return f"is a certificate for fleet {holder.fleet!r}, and this is fleet {fleet!r}"
-    if holder.part != part:
-        return f"is a certificate for a {holder.part}, and this is a {part}"
-    if name and holder.name != name:
-        return f"is a certificate for {holder.name!r}, and this is {name!r}"
-    return ""
 
 
 def _check_dates(own: Certificate, part: str, checkup: Checkup) -> None:
