@@ -1,4 +1,4 @@
-"""Messages of the device to its coordinator, with the reasons that the owner shares."""
+"""Messages and chunks of a job, from the device to its coordinator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from fedpatch.device_agent.job.job_effects import JobKey, SendAfterSave, SendMessage
+from fedpatch.device_agent.policy.withheld_reasons import without_reason
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity
 from fedpatch.device_agent.runtime.traffic_count import TrafficCount
 from fedpatch.device_agent.state.history import DECLINED, DeviceHistory
@@ -15,13 +16,9 @@ from fedpatch.shared.app.logging import fields
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import Body, Decline, Envelope, Failed, Offer
-from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
+from fedpatch.shared.wire.messages import Decline, Envelope, Offer
 
 _log = logging.getLogger("fedpatch.agent")
-
-# Time until the next request after a decline without a reason.
-SILENT_RETRY_S = 600.0
 
 
 class MessageSender:
@@ -82,16 +79,3 @@ class MessageSender:
 
     def _publish(self, envelope: Envelope) -> None:
         self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(envelope))
-
-
-def without_reason(body: Body) -> Body:
-    """Return a decline or a failure as an owner who tells no reasons sends it; other messages stay.
-
-    The time until the next request is always the same: that of quiet hours would tell when they end.
-    """
-    match body:
-        case Decline():
-            return Decline(DeclineReason.UNWILLING, retry_after_s=SILENT_RETRY_S)
-        case Failed():
-            return Failed(FailReason.UNWILLING)
-    return body

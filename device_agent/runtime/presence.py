@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import UNSET
 
+from fedpatch.device_agent.policy.withheld_reasons import without_reason
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
@@ -156,7 +157,7 @@ class Presence:
             else tasks,
             encodings=self._encodings,
             job=job,
-            unwilling=unwilling if self._shares_reasons else None,
+            unwilling=unwilling,
             features=(
                 *self._features,
                 *self._more_features(),
@@ -165,7 +166,8 @@ class Presence:
             path=self._path() or UNSET,
         )
         topic = topics.device_state(self._identity.fleet, self._identity.device)
-        self._link.publish(topic, encode(Envelope(state)), retain=self._retain)
+        shown = state if self._shares_reasons else without_reason(state)
+        self._link.publish(topic, encode(Envelope(shown)), retain=self._retain)
         self._is_twin_published = self.has_twin
 
     def publish_gone(self) -> None:
