@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpatch.device_agent.job.decline_codes import for_coordinator
+from fedpatch.device_agent.job.decline_compatibility import for_coordinator
 from fedpatch.device_agent.job.job_context import JobContext
 from fedpatch.device_agent.job.job_effects import Effect, JobKey, JobState, SpoolUpdate, StartDownload
 from fedpatch.device_agent.job.job_end import end_job

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.device_agent.job.decline_codes import ADDED_WITH, for_coordinator
+from fedpatch.device_agent.job.decline_compatibility import ADDED_WITH, for_coordinator
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.jobs import REQUEST
