@@ -44,7 +44,7 @@ _OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.ME
 
 
 class Asks(Protocol):
-    """Source of facts (sensors.collect.FactWatcher)."""
+    """Source of facts (sensors.fact_watcher.FactWatcher)."""
 
     def ask(self) -> None:
         """Look up the facts once more; they arrive later, as an event."""

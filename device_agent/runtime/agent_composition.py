@@ -33,7 +33,8 @@ from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
-from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
+from fedpatch.device_agent.sensors.collect import FactCollector
+from fedpatch.device_agent.sensors.fact_watcher import FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import DeviceHistory
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch

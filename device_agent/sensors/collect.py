@@ -3,27 +3,24 @@
 The link is asked first, since the network's name and its costs belong to the interface of the route. So an observation takes
 two time limits at most, and a few milliseconds if every source answers. A source that hangs delays only the first
 observation: later ones do not wait for it until it has answered again.
-
-FactWatcher collects the facts in a thread of its own, since this may take seconds if a source hangs.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_clock, read_disk, read_load, read_memory, read_pause
-from fedpatch.device_agent.sensors.kernel_power import read_supplies
 from fedpatch.device_agent.sensors.network_link import Route, read_link
 from fedpatch.device_agent.sensors.network_manager import NmState, ask_network_manager, bus_address
+from fedpatch.device_agent.sensors.power_source import read_power
 from fedpatch.device_agent.sensors.thermal import read_supply, read_temperature
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
-from fedpatch.device_agent.sensors.ups import ask_ups, parse_ups
+from fedpatch.device_agent.sensors.ups import parse_ups
 from fedpatch.device_agent.sensors.wifi import read_network
 from fedpatch.shared.wire.reason_codes import LinkKind
 
@@ -58,12 +55,12 @@ class FactCollector:
         self._manager = TimedQuestion("NetworkManager", self._ask_manager)
         pause_file = state_dir / PAUSE_FILE
         named = parse_ups(ups)
-
-        def read_power() -> _Found:
-            return read_supplies(tree) if named is None else ask_ups(named, tree)
-
         others: tuple[tuple[str, Callable[[], _Found], tuple[str, ...]], ...] = (
-            ("power" if named is None else "the UPS", read_power, ("external_power", "battery_percent")),
+            (
+                "power" if named is None else "the UPS",
+                lambda: read_power(named, tree),
+                ("external_power", "battery_percent"),
+            ),
             ("the supply", lambda: read_supply(tree), ("under_voltage", "throttled")),
             ("temperature", lambda: (read_temperature(tree),), ("temperature_c",)),
             ("the kernel", lambda: (read_load(tree), read_memory(tree)), ("load_per_cpu", "free_memory_mib")),
@@ -118,30 +115,3 @@ def _answer(source: TimedQuestion[..., _Found], fields: tuple[str, ...], began_s
         return dict(zip(fields, source.answer(began_s + SOURCE_LIMIT_S - time.monotonic()), strict=True))
     except FactUnavailable as error:
         return {name: Fact.unknown(str(error)) for name in fields}
-
-
-class Looks(Protocol):
-    """A source of facts (device_agent.sensors.collect.FactCollector)."""
-
-    def observe(self) -> Facts:
-        """Return the facts now, in limited time; never raises."""
-
-
-class FactWatcher:
-    """`ask` starts one observation, whose facts go to `events` on this object's thread; repeated calls before it count once."""
-
-    def __init__(self, observer: Looks, events: Callable[[Facts], None]) -> None:
-        self._observer = observer
-        self._events = events
-        self._asked = threading.Event()
-        threading.Thread(target=self._watch, name="watcher", daemon=True).start()
-
-    def ask(self) -> None:
-        """Observe once more, as soon as possible."""
-        self._asked.set()
-
-    def _watch(self) -> None:
-        while True:
-            self._asked.wait()
-            self._asked.clear()
-            self._events(self._observer.observe())

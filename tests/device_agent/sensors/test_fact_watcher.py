@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from fedpatch.device_agent.sensors.collect import FactWatcher
 from fedpatch.device_agent.sensors.device_facts import Facts
+from fedpatch.device_agent.sensors.fact_watcher import FactWatcher
 from tests.device_agent.owners import WELL
 
 
