@@ -5,23 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from fedpatch.device_agent.policy.objections import Objection
+from fedpatch.device_agent.policy.pause_limit import OnLoss, PauseTimer, action_on_loss
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.stricter_preferences import stricter
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
 """Added to `loss_after_s`: by then the facts have been read again, and presence reports a lasting loss."""
-
-
-class OnLoss(StrEnum):
-    """Treatment of the work in progress when a preference is no longer met."""
-
-    FINISH = "finish"
-    PAUSE = "pause"
-    ABANDON = "abandon"
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class Hysteresis:
         # The time at which the first of the objections that end by the clock ends.
         self._ends_at: float | None = None
         self._lost_at = 0.0
-        self._pausing = False
+        self._pause = PauseTimer(self._terms.pause_limit_s)
         self._published: Condition | None = None
 
     def use(self, preferences: Preferences) -> None:
@@ -94,6 +86,7 @@ class Hysteresis:
         self._usual, self._stricter = preferences, stricter(preferences)
         self._terms = preferences.settings
         self._left_s = min(self._left_s, self._terms.loss_after_s)
+        self._pause.limit_s = self._terms.pause_limit_s
 
     @property
     def preferences(self) -> Preferences:
@@ -135,11 +128,9 @@ class Hysteresis:
 
     def next_deadline(self) -> float | None:
         """Return the latest time for the next look-up of facts; None if time alone changes nothing."""
-        wanted = [one for one in (self._counts_at, self._ends_at) if one is not None]
+        wanted = [one for one in (self._counts_at, self._ends_at, self._pause.next_deadline()) if one is not None]
         if self._steady_since is not None and not self._missing:
             wanted.append(self._steady_since + self._terms.return_after_s)
-        if self._pausing:
-            wanted.append(self._lost_at + self._terms.pause_limit_s)
         return min(wanted, default=None)
 
     def _while_willing(self, now: float, *, working: bool, at_once: bool) -> Change | None:
@@ -150,8 +141,9 @@ class Hysteresis:
         self._left_s, self._counts_at = self._terms.loss_after_s, None
         self._published = self.reasons[0].condition
         self._steady_since = -math.inf if _ends_at_once(self.reasons) else None
-        action = self._action()
-        self._pausing = working and action is OnLoss.PAUSE
+        action = action_on_loss(OnLoss(self._terms.on_loss), self.reasons, self._terms.pause_limit_s)
+        if working and action is OnLoss.PAUSE:
+            self._pause.begin(now)
         return ConditionLost(self.reasons, action)
 
     def _has_lasted(self, now: float) -> bool:
@@ -179,7 +171,8 @@ class Hysteresis:
         return tuple(sorted(lasting, key=lambda one: -one.retry_after_s))
 
     def _while_unwilling(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
-        self._pausing = self._pausing and working
+        if not working:
+            self._pause.end()
         if objections and self._published not in {one.condition for one in objections}:
             self._published = objections[0].condition
         if not _ends_at_once(objections):
@@ -188,18 +181,13 @@ class Hysteresis:
             self._steady_since = now
         steady = self._steady_since is not None and now >= self._steady_since + self._terms.return_after_s
         if steady and not objections:
-            self.willing, self._pausing, self._steady_since, self.reasons = True, False, None, ()
+            self.willing, self._steady_since, self.reasons = True, None, ()
+            self._pause.end()
             return ConditionRestored(now - self._lost_at)
-        if self._pausing and now >= self._lost_at + self._terms.pause_limit_s:
-            self._pausing = False
+        if self._pause.has_expired(now):
+            self._pause.end()
             return PauseExpired(self.reasons)
         return None
-
-    def _action(self) -> OnLoss:
-        """Return the action for the current work: a pause that is sure to exceed its limit becomes an abandon at once."""
-        chosen = OnLoss(self._terms.on_loss)
-        in_vain = any(one.exact and one.retry_after_s > self._terms.pause_limit_s for one in self.reasons)
-        return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen
 
 
 def _ends_at_once(objections: Iterable[Objection]) -> bool:

@@ -17,8 +17,9 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision, FromOwner, O
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
-from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
+from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis
 from fedpatch.device_agent.policy.objections import PAUSE, Objection
+from fedpatch.device_agent.policy.pause_limit import OnLoss
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
