@@ -1,10 +1,9 @@
-"""Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
+"""Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the previous one.
 
-The candidate is the federated model or the model that the device trained alone (personal_choice). It is compared with the
-present model on validation data; onnxruntime runs both, since the data may have grown. The user accuracy of the staged model is
-measured on test data, on which no choice is made: a choice on them would make it too high. Without validation data the newest
-model is staged, unless it is worse than the present one on test data: no model is replaced by one that nothing tested. All this
-happens while the update travels, and a failure does not fail the round.
+The candidate is the federated model or the model that the device trained alone (personal_choice), unless the previous model
+stays (keep_previous_model). The user accuracy of the staged model is measured on test data, on which no choice is made: a
+choice on them would make it too high; without validation data the newest model is staged unless it is worse. All this happens
+while the update travels, and a failure does not fail the round.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ import torch
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.device_agent.training.keep_previous_model import WORSE, Comparison
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
@@ -33,13 +33,11 @@ from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
 from fedpatch.shared.tasks.model_metadata import (
     ALONE,
     FEDERATED,
-    METADATA_FILE,
     MODEL_FILE,
     PREVIOUS,
     SOURCES,
     ModelMetadata,
     Preparation,
-    from_json,
 )
 
 if TYPE_CHECKING:
@@ -52,22 +50,12 @@ MAX_DEATHS = 2
 """Attempts that may end their process before no more are made."""
 
 log = logging.getLogger("fedpatch.models")
-_WORSE = "is worse than"
-_SAME = 1e-6
-
-
-@dataclass(frozen=True)
-class _Present:
-    """The present model, measured on the present data, and the best of it and of those before it on the same data."""
-
-    measured: float
-    best: float
 
 
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
-    `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
+    `keep_margin`: device_agent.training.keep_previous_model.
     `task_ref` and `preparation`, for the metadata, describe how applications prepare inputs. `run` calls the
     function that makes a model and returns its result: directly, or in another process
     (device_agent.training.forked_work.run_forked). `keep_int8` also makes an int8 model (device_agent.models.int8_export).
@@ -87,6 +75,7 @@ class ModelExport:
         self._run = run
         self._trainer = trainer
         self._store = store
+        self._comparison = Comparison(trainer, store, keep_margin)
         self._keep_margin = keep_margin
         self._task_ref = task_ref
         self._preparation = preparation
@@ -126,7 +115,7 @@ class ModelExport:
 
     def _note(self, command: TrainCommand, why: str) -> None:
         key = command.key
-        level = logging.INFO if _WORSE in why else logging.WARNING  # a model that is not chosen is no problem
+        level = logging.INFO if WORSE in why else logging.WARNING  # a model that is not chosen is no problem
         log.log(level, "personal model: round %d gives no other: %s", key.round, why)
         self._store.note_kept(self._trainer.task.name, StoredModel(key.run, key.round, why))
 
@@ -162,15 +151,17 @@ class ModelExport:
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
         metadata = self._describe(command, result, model, exported, parity)
         metadata = replace(metadata, source=choice.source, reason=choice.reason)
-        present = self._present()
-        validated = None if present is None or self._trainer.validation_data is None else present.measured
+        previous = self._comparison.measure_previous()
+        validated = None if previous is None or self._trainer.validation_data is None else previous.measured
         measured = {FEDERATED: choice.federated, ALONE: choice.alone, PREVIOUS: validated}
         measured[choice.source] = metadata.validation_accuracy
         candidates = {name: value for name, value in measured.items() if value is not None}
         metadata = replace(
-            metadata, candidates=candidates, best=self._best(metadata, None if present is None else present.best)
+            metadata,
+            candidates=candidates,
+            best=self._comparison.best(metadata, None if previous is None else previous.best),
         )
-        if why := self._worse_than_present(metadata, present):
+        if why := self._comparison.reason_to_keep(metadata, previous):
             return why
         int8 = b""
         if self._keep_int8:
@@ -180,7 +171,7 @@ class ModelExport:
                 training_inputs=self._trainer.training_inputs,
                 test_inputs=inputs,
                 margin=self._keep_margin,
-                validate=self._on_validation,
+                validate=self._comparison.on_validation,
                 user_accuracy=self._user_accuracy,
             )
             metadata = replace(metadata, int8=described)
@@ -232,7 +223,7 @@ class ModelExport:
             fedpatch=__version__,
             torch=exported.torch,
             onnx=exported.onnx,
-            validation_accuracy=self._on_validation(model),
+            validation_accuracy=self._comparison.on_validation(model),
             validation_examples=0 if validation is None else len(validation[0]),
             task_ref=self._task_ref,
             prepare=self._preparation,
@@ -246,84 +237,6 @@ class ModelExport:
         if not math.isfinite(measured):
             raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
         return measured
-
-    def _figure(self, metadata: ModelMetadata) -> float | None:
-        """Return the figure by which a model is compared with the present one."""
-        return metadata.user_accuracy if self._trainer.validation_data is None else metadata.validation_accuracy
-
-    def _best(self, metadata: ModelMetadata, best: float | None) -> float | None:
-        figures = [one for one in (self._figure(metadata), best) if one is not None]
-        return max(figures, key=lambda one: one if metadata.metric_goal == "max" else -one, default=None)
-
-    def _worse_than_present(self, metadata: ModelMetadata, present: _Present | None) -> str:
-        """Return the reason for which the present model stays, or "".
-
-        The margin counts from the best model on the present data: otherwise each model might lose one margin to the one before.
-        """
-        if present is None:
-            return ""
-        found, where = self._figure(metadata), f"on {metadata.validation_examples} validation examples"
-        if self._trainer.validation_data is None:
-            where = f"on {metadata.test_examples} test examples, without validation data"
-        where += "" if metadata.source == FEDERATED else f"; it is {SOURCES[metadata.source]}"
-        if found is None:
-            return (
-                f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is "
-                f"{present.measured:.4g}"
-            )
-        loss = (present.best - found) * (1 if metadata.metric_goal == "max" else -1)
-        if loss <= self._keep_margin:
-            return ""
-        whose = "the present model's" if present.best == present.measured else "an earlier model's"
-        figures = f"{metadata.metric} {found:.4g} of round {metadata.round} {_WORSE} {whose} {present.best:.4g}"
-        return f"{figures} by more than the margin of {self._keep_margin:g} ({where})"
-
-    def _on_validation(self, model: OnnxModel) -> float | None:
-        """Return the metric on validation data; None without such data, or if it is not a finite number."""
-        data = self._trainer.validation_data
-        return None if data is None else self._measured(model, *data)
-
-    def _measured(self, model: OnnxModel, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
-        """Return the metric of a model; None if it is not a finite number."""
-        measured = float(self._trainer.task.metric(torch.from_numpy(model.run(inputs.numpy())), targets))
-        return measured if math.isfinite(measured) else None
-
-    def _present(self) -> _Present | None:
-        """Return the metric of the present model on validation data, or else on test data; None if it cannot be compared.
-
-        A model that was made without validation data may have been trained on the examples that are held out now, and look
-        too good.
-        """
-        path = self._store.current(self._trainer.task.name)
-        if path is None:
-            return None
-        validation = self._trainer.validation_data
-        file, described = path / MODEL_FILE, path / METADATA_FILE
-        try:
-            metadata = from_json(described.read_bytes(), str(described))
-            if validation is not None and not metadata.validation_examples:
-                return None
-            present = OnnxModel(file.read_bytes(), str(file))
-            measured = self._measured(present, *(self._trainer.test_data if validation is None else validation))
-            if measured is None:
-                return None
-            best = self._best(metadata, metadata.best) if self._is_of_same_data(metadata, measured) else None
-            return _Present(measured, measured if best is None else best)
-        except (OSError, FedpatchError) as error:
-            why = str(error)
-        except Exception as error:  # an error of the user's metric: else no model could ever replace the present one
-            log.debug("personal model", exc_info=error)
-            why = f"{type(error).__name__}: {error}"
-        log.warning("personal model: the present one cannot be used, and is replaced: %s", why)
-        return None
-
-    def _is_of_same_data(self, metadata: ModelMetadata, measured: float) -> bool:
-        """Return whether the present data are those of the metadata, by their numbers and the model's figure on them."""
-        validation, then = self._trainer.validation_data, self._figure(metadata)
-        counts = (0 if validation is None else len(validation[0]), len(self._trainer.test_data[0]))
-        if counts != (metadata.validation_examples, metadata.test_examples) or then is None:
-            return False
-        return math.isclose(measured, then, rel_tol=_SAME)
 
 
 def require_named_outputs(task: Task, outputs: Array) -> None:
