@@ -642,7 +642,8 @@ def _cast(found: NDArray[Any], what: str, dtype: type[np.floating[Any]]) -> NDAr
 
 def _rounding_notes(values: Any, kept: NDArray[np.float32], what: str) -> tuple[str, ...]:
     """Return a note, which is also logged, if float32 does not hold the last digits of large numbers."""
-    from fedpatch.shared.tasks.reading.readings_table import log, rounded_in
+    from fedpatch.shared.tasks.reading.float32_rounding import rounded_in
+    from fedpatch.shared.tasks.reading.readings_table import log
 
     rounded = rounded_in(np.asarray(values), kept)
     if rounded is None:

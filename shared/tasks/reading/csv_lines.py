@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedpatch.shared.tasks.reading.cell_values import BLANKS
-from fedpatch.shared.tasks.reading.readings_table import DamagedRow
+from fedpatch.shared.tasks.reading.damaged_rows import DamagedRow
 
 LONGEST_LINE = 2**20
 """Bytes of the longest line; a longer one is damaged."""

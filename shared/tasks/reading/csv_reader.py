@@ -20,17 +20,12 @@ from fedpatch.shared.tasks.reading.cell_values import (
     plain_spelling,
     time_in,
 )
+from fedpatch.shared.tasks.reading.class_labels import label_reader
 from fedpatch.shared.tasks.reading.csv_lines import UnreadableFile, cells_of, has_unfinished_line, lines_of
+from fedpatch.shared.tasks.reading.damaged_rows import DamagedRow
 from fedpatch.shared.tasks.reading.folder_listing import reading_files
 from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat, usual_time
-from fedpatch.shared.tasks.reading.readings_table import (
-    CellReaders,
-    DamagedRow,
-    Places,
-    ReadingsTable,
-    TableBuilder,
-    label_reader,
-)
+from fedpatch.shared.tasks.reading.readings_table import CellReaders, Places, ReadingsTable, TableBuilder
 
 _SEPARATORS = (",", ";", "\t", "|", " ")
 _EXCEL_MARK = "sep="

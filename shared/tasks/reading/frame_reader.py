@@ -22,14 +22,10 @@ from fedpatch.shared.tasks.reading.cell_values import (
     shown,
     time_in,
 )
-from fedpatch.shared.tasks.reading.readings_format import DAMAGED_SHARE, usual_time
-from fedpatch.shared.tasks.reading.readings_table import (
-    CellReaders,
-    Places,
-    ReadingsTable,
-    TableBuilder,
-    label_reader,
-)
+from fedpatch.shared.tasks.reading.class_labels import label_reader
+from fedpatch.shared.tasks.reading.damaged_rows import DAMAGED_SHARE
+from fedpatch.shared.tasks.reading.readings_format import usual_time
+from fedpatch.shared.tasks.reading.readings_table import CellReaders, Places, ReadingsTable, TableBuilder
 
 if TYPE_CHECKING:
     import pandas as pd

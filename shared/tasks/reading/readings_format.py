@@ -8,13 +8,10 @@ from numbers import Integral, Real
 from typing import Literal, TypedDict, TypeVar, get_args
 
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.reading.damaged_rows import DAMAGED_SHARE, require_share
 
 T = TypeVar("T")
 Mixed = Literal["last", "drop"]
-DAMAGED_SHARE = 0.2
-"""Share of the lines of a file that may be damaged."""
-
-
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "t")
 """Names of the column of the time where nobody names one, in the order in which they are looked for."""
 
@@ -98,8 +95,7 @@ class ReadingsFormat:
             )
         if self.decimal not in (".", ","):
             raise UsageError(f"decimal is {self.decimal!r}; use '.' or ','")
-        if not isinstance(self.damaged_share, Real) or not 0.0 <= self.damaged_share <= 1.0:
-            raise UsageError(f"damaged_share is {self.damaged_share!r}; it must be from 0 to 1")
+        require_share(self.damaged_share)
         require_window(self.window or 1, self.stride or 1, self.max_gap, self.mixed)
         if self.names and (absent := [one for one in self.needed if one not in self.names]):
             raise UsageError(f"names has no {', '.join(absent)}; it must name all columns of the file, in order")

@@ -1,11 +1,9 @@
-"""The rows of files and frames, collected into arrays: damaged rows are counted and left out, missing values are NaN.
+"""The rows of files and frames, collected into arrays: damaged rows (damaged_rows) are left out, missing values are NaN.
 
 The policy is the same for each reader:
 
 - An input without a value is NaN; the task's `prepare` fills it.
 - A row without its target, its time or its group is left out.
-- A damaged row (a wrong number of cells, a value that is refused) is left out.
-- A file with a larger share of damaged rows than `damaged_share` is refused. In a folder it is left out.
 
 Each of them is counted; a note has the number and the first place.
 """
@@ -25,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.tasks.reading.cell_values import RefusedValue, number_in, plain_spelling
+from fedpatch.shared.tasks.reading.cell_values import RefusedValue
+from fedpatch.shared.tasks.reading.damaged_rows import DamagedRow, DamagedRows
+from fedpatch.shared.tasks.reading.float32_rounding import EXACT, Rounded
 
 log = logging.getLogger("fedpatch.data")
 
 MOST_ROWS = 2**31 - 1
-_LISTED = 5
 _NUMBERS, _DATES, _UNTIMED = 0, 1, 2  # kinds of the time of a row
 
 
@@ -43,40 +42,6 @@ def notes_unlogged() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-EXACT = 2.0**24
-"""Beyond it float32 does not hold every integer."""
-
-
-@dataclass
-class Rounded:
-    """Inputs whose last digits float32 does not hold: the first of them, as read and as kept, and their number."""
-
-    value: float
-    kept: float
-    count: int = 0
-
-    def words(self) -> str:
-        """Return a note with the remedy."""
-        return (
-            f"values beyond {EXACT:,.0f} lose their last digits in float32: {self.count}, the first: {self.value:.15g} becomes "
-            f"{self.kept:.15g}; if the digits matter, as in a time or a counter, subtract the first value before"
-        )
-
-
-def rounded_in(found: NDArray[Any], kept: NDArray[np.float32]) -> Rounded | None:
-    """Return the large numbers of an array that float32 does not hold; None without any."""
-    if found.dtype.kind not in "iuf" or not found.size or not (large := np.abs(kept) >= EXACT).any():
-        return None
-    differs = large & (kept.astype(np.float64) != found)
-    if not differs.any():
-        return None
-    return Rounded(float(found[differs].flat[0]), float(kept[differs].flat[0]), int(differs.sum()))
-
-
-class DamagedRow(Exception):
-    """A row that is left out. The text begins with its column, if one is to blame: "column x: 'warm' is no number"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +139,8 @@ class TableBuilder:
     def begin(self, shown: str, name: str) -> None:
         """Begin a file: its path for messages, and its name."""
         self._shown, self._name = shown, name
-        self._start, self._count, self._damaged, self._first = len(self._y), 0, 0, ""
+        self._start = len(self._y)
+        self._damage = DamagedRows(shown, self._row_word, self._damaged_share)
         self._without: Counter[str] = Counter()
         self._rounded: dict[str, Rounded] = {}
         self._number = len(self._sources)
@@ -183,11 +149,7 @@ class TableBuilder:
 
     def damaged(self, row: int, why: str) -> None:
         """Count a damaged row."""
-        self._count += 1
-        self._damaged += 1
-        if not self._first:
-            separator = ", " if why.startswith("column ") else ": "
-            self._first = f"{self._shown}, {self._row_word} {row}{separator}{why}"
+        self._damage.add(row, why)
 
     def add(self, cells: Sequence[Any], places: Places, row: int) -> None:
         """Add a row, or count it as damaged or without a value.
@@ -205,18 +167,11 @@ class TableBuilder:
     def end(self) -> bool:
         """End the file: note what was left out. If the file is refused, forget its rows and return False."""
         self._leave_out_rare_times()
-        share = self._damaged / self._count if self._count else 0.0
-        if share > self._damaged_share:
-            self.refuse(
-                f"{self._first}; of {self._count} {self._row_word}s {self._damaged} are damaged, more than the share "
-                f"{self._damaged_share:g} that may be (damaged_share): correct the file"
-            )
+        if why := self._damage.refusal():
+            self.refuse(why)
             return False
-        if self._damaged:
-            self.note(
-                f"{self._shown}: {self._row_word}s damaged: {self._damaged}, left out, of {self._count}; the first: "
-                f"{self._first}"
-            )
+        if note := self._damage.note():
+            self.note(note)
         for name, count in self._without.items():
             done = "for prepare to fill" if name in self._inputs else "left out"
             self.note(f"{self._shown}: {self._row_word}s without {name}: {count}, {done}")
@@ -264,7 +219,7 @@ class TableBuilder:
             target = self._value(self._cells.target, cells[places.target], self._named["target"])
         time = self._value(self._cells.time, cells[places.time], self._named["time"]) if places.time >= 0 else None
         group = self._value(self._cells.group, cells[places.group], self._named["group"]) if places.group >= 0 else None
-        self._count += 1
+        self._damage.rows += 1
         lacking = {
             "target": self._cells.target is not None and math.isnan(target),
             "time": places.time >= 0 and time is None,
@@ -280,7 +235,7 @@ class TableBuilder:
         self._y.append(int(target) if self._classes else target)
         self._source.append(self._number)
         self._row.append(row)
-        self._index.append(self._count - 1)
+        self._index.append(self._damage.rows - 1)
         self._times.append(math.nan if time is None else time[0])
         self._kind.append(_UNTIMED if time is None else _DATES if time[1] else _NUMBERS)
         self._group.append(-1 if group is None else self._groups.setdefault(group, len(self._groups)))
@@ -296,7 +251,7 @@ class TableBuilder:
         usual = _usual(kinds)
         rare = kinds != usual
         words = f"column {self._named['time']}: {_words(1 - usual)} among {_words(usual)}"
-        self._count -= int(rare.sum())
+        self._damage.rows -= int(rare.sum())
         for row in np.array(self._row[self._start :])[rare].tolist():
             self.damaged(row, words)
         self._keep(~rare, self._start)
@@ -357,63 +312,3 @@ def _usual(kinds: NDArray[np.int8]) -> int:
 
 def _words(kind: int) -> str:
     return "dates" if kind == _DATES else "numbers"
-
-
-def label_reader(
-    classes: Sequence[Any], is_missing: Callable[[Any], bool], plain: Callable[[Any], Any]
-) -> Callable[[Any], float]:
-    """Return a function from a cell to the number of its class; NaN for a missing one.
-
-    Args:
-        classes: The classes, in the order of their numbers.
-        is_missing: Whether a cell is missing.
-        plain: Makes the value of a cell comparable with a class.
-    """
-    numbers = {(_is_truth(one), one): number for number, one in enumerate(classes)}
-    names = ", ".join(map(str, classes[:_LISTED])) + (
-        f" and {len(classes) - _LISTED} more" if len(classes) > _LISTED else ""
-    )
-
-    def read(cell: Any) -> float:
-        value = plain(cell)
-        try:
-            found = numbers.get((_is_truth(value), value))
-        except TypeError:
-            raise RefusedValue(
-                f"{value!r} ({type(value).__name__}) cannot be a class; the classes are {names}"
-            ) from None
-        if found is not None:
-            return found
-        if is_missing(value):
-            return math.nan
-        raise RefusedValue(f"{value!r} is none of the classes {names}{_class_hint(value, classes)}")
-
-    return read
-
-
-def _is_alike(one: str, other: str) -> bool:
-    """Return whether two texts are the same to a reader, or the same number."""
-    if plain_spelling(one) == plain_spelling(other):
-        return True
-    try:
-        return number_in(one) == number_in(other)
-    except RefusedValue:
-        return False
-
-
-def _is_truth(value: object) -> bool:
-    """Return whether a value is True or False, which equal the numbers 1 and 0 in Python."""
-    return isinstance(value, bool | np.bool_)
-
-
-def _class_hint(value: Any, classes: Sequence[Any]) -> str:
-    """Return the remedy for a value that is nearly a class; "" for another one."""
-    if not isinstance(value, str):
-        if any(one == value or one == str(value) for one in classes):
-            kind, remedy = ("True or False", "these") if _is_truth(value) else ("a number", "numbers")
-            return f"; it is {kind} here, so give classes as {remedy}, such as [{value!r}]"
-        return ""
-    if any(not isinstance(one, str) and str(one) == value for one in classes):
-        return f"; it is a text here, so give classes as texts, such as [{value!r}]"
-    alike = [one for one in classes if isinstance(one, str) and _is_alike(one, value)]
-    return f"; {alike[0]!a} is spelled {value!a} here: use one of them" if alike else ""
