@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter, ge, le
 from typing import Any
 
+from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 
@@ -31,6 +33,14 @@ class OwnUsage:
     memory_mib: float = 0.0
 
 
+@dataclass(frozen=True)
+class End:
+    """The end of an objection by the clock: in words, and its time after an aware local time; None for no end to come."""
+
+    words: str
+    after: Callable[[QuietHours, datetime], datetime | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preference:
     """A preference.
@@ -43,14 +53,14 @@ class Preference:
             owner money or sleep. None: no fact decides.
         retry_after_s: Seconds until another request may be accepted: a battery takes long to charge, a moment of load is soon
             over.
-        ends: The end of the objection, where the clock has it, in place of `retry_after_s`.
+        ends: The end of the objection, where the clock has it, in place of `retry_after_s`; None elsewhere.
     """
 
     condition: Condition
     requires: str
     allowed_if_unknown: bool | None = None
     retry_after_s: float = 0.0
-    ends: str = ""
+    ends: End | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +254,8 @@ FACT_PREFERENCES: Mapping[str, FactPreference] = {
     ),
 }
 
+_MIDNIGHT = End("midnight", lambda quiet_hours, local: next_midnight(local))
+
 PREFERENCES: Mapping[str, Preference] = {
     **FACT_PREFERENCES,
     # Unknown while the clock is not set.
@@ -252,14 +264,14 @@ PREFERENCES: Mapping[str, Preference] = {
         requires="a local time outside them",
         allowed_if_unknown=DENY,
         retry_after_s=60.0,
-        ends="their end",
+        ends=End("their end", lambda quiet_hours, local: quiet_hours.until(local)),
     ),
-    "max_rounds_per_day": Preference(condition=Condition.ROUNDS_SPENT, requires="fewer rounds today", ends="midnight"),
+    "max_rounds_per_day": Preference(condition=Condition.ROUNDS_SPENT, requires="fewer rounds today", ends=_MIDNIGHT),
     "max_mib_per_day": Preference(
-        condition=Condition.TRAFFIC_SPENT, requires="room for more traffic today", ends="midnight"
+        condition=Condition.TRAFFIC_SPENT, requires="room for more traffic today", ends=_MIDNIGHT
     ),
     "max_minutes_per_day": Preference(
-        condition=Condition.MINUTES_SPENT, requires="less training today", ends="midnight"
+        condition=Condition.MINUTES_SPENT, requires="less training today", ends=_MIDNIGHT
     ),
     "allowed_tasks": Preference(condition=Condition.TASK_NOT_ALLOWED, requires="a listed task", retry_after_s=3600.0),
 }

@@ -6,16 +6,15 @@ A preference whose fact is unknown counts as met or missed by the setting `unkno
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from fedpatch.device_agent.policy.objections import PAUSED_WORDS, Objection
-from fedpatch.device_agent.policy.preference_rules import FACT_PREFERENCES, PREFERENCES, OwnUsage
-from fedpatch.device_agent.policy.quiet_hours import HORIZON, QuietHours, next_midnight, parse_quiet_hours
+from fedpatch.device_agent.policy.objections import PAUSE, PAUSED_WORDS, Objection
+from fedpatch.device_agent.policy.preference_rules import FACT_PREFERENCES, PREFERENCES, OwnUsage, Preference
+from fedpatch.device_agent.policy.quiet_hours import HORIZON, QuietHours, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
-from fedpatch.shared.wire.reason_codes import Condition
 
 _MIB = 2**20
 
@@ -59,13 +58,13 @@ def unmet_preferences(
     """
     wants = preferences.settings
     found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]
-    found += _by_allowance(wants, spent, local, expected_bytes, working=working)
+    found += _by_allowance(preferences, spent, local, expected_bytes, working=working)
     if facts.paused.value is not False:
         _, _, end = facts.paused.source.partition(", until ")
         words = f"whether it is paused is not known: {facts.paused.source}"
         if facts.paused.known:
             words = f"{PAUSED_WORDS}, until {end}" if end else PAUSED_WORDS
-        found.append(Objection(Condition.PAUSED, words, 600.0))
+        found.append(replace(PAUSE, words=words))
     if task and wants.allowed_tasks and task not in wants.allowed_tasks:
         words = f"task {task} is not among allowed_tasks ({', '.join(wants.allowed_tasks)})"
         listed = PREFERENCES["allowed_tasks"]
@@ -96,7 +95,7 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
         words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
         yield Objection(quiet.condition, words, quiet.retry_after_s)
         return
-    until = preferences.quiet_hours.until(local)
+    until = _end(quiet, preferences, local)
     if until is not None:
         words = f"quiet hours, until {until.astimezone(local.tzinfo):%a %H:%M}"
         if until - local >= HORIZON:  # the day of the week would name today
@@ -105,8 +104,9 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
 
 
 def _by_allowance(
-    wants: PreferenceSettings, spent: Usage, local: datetime, expected_bytes: int, *, working: bool
+    preferences: Preferences, spent: Usage, local: datetime, expected_bytes: int, *, working: bool
 ) -> Iterator[Objection]:
+    wants = preferences.settings
     used_up: list[tuple[str, str]] = []
     if not working and wants.max_rounds_per_day is not None and spent.rounds >= wants.max_rounds_per_day:
         words = f"{spent.rounds} rounds today, max_rounds_per_day is {wants.max_rounds_per_day}"
@@ -123,7 +123,15 @@ def _by_allowance(
         used_up.append(("max_minutes_per_day", words))
     for name, words in used_up:
         known = SPENT_WORDS if spent.counts_as_spent else words
-        yield Objection(PREFERENCES[name].condition, known, _seconds(local, next_midnight(local)), exact=True)
+        limit = PREFERENCES[name]
+        midnight = _end(limit, preferences, local)
+        assert midnight is not None
+        yield Objection(limit.condition, known, _seconds(local, midnight), exact=True)
+
+
+def _end(one: Preference, preferences: Preferences, local: datetime) -> datetime | None:
+    assert one.ends is not None
+    return one.ends.after(preferences.quiet_hours, local)
 
 
 def _seconds(local: datetime, until: datetime) -> float:

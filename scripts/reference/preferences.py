@@ -11,10 +11,20 @@ _HEADER = ("key", "requires", "word sent", "if unknown", "asked again after")
 def page() -> str:
     """Return the page."""
     rows = [
-        (f"`{name}`", one.requires, f"`{one.condition}`", _if_unknown(one), one.ends or _time(one.retry_after_s))
+        (
+            f"`{name}`",
+            one.requires,
+            f"`{one.condition}`",
+            _if_unknown(one),
+            one.ends.words if one.ends else _time(one.retry_after_s),
+        )
         for name, one in PREFERENCES.items()
     ]
     return render("preferences.md", preferences=table(_HEADER, rows))
+
+
+def _asked_again(one: Preference) -> str:
+    return one.ends.words if one.ends else _time(one.retry_after_s)
 
 
 def _if_unknown(one: Preference) -> str:

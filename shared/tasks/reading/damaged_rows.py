@@ -70,7 +70,7 @@ class DamagedRows:
         )
 
 
-def require_share(share: object) -> None:
-    """Raise UsageError unless `damaged_share` is from 0 to 1."""
+def require_share(share: float) -> None:
+    """Raise UsageError unless `damaged_share` is a number from 0 to 1."""
     if not isinstance(share, Real) or not 0.0 <= share <= 1.0:
         raise UsageError(f"damaged_share is {share!r}; it must be from 0 to 1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedpatch.shared.errors import UsageError
@@ -45,6 +47,6 @@ def test_share_from_0_to_1_is_accepted(share):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.2", None])
-def test_share_that_is_no_number_from_0_to_1_is_refused(share):
+def test_share_that_is_no_number_from_0_to_1_is_refused(share: Any):
     with pytest.raises(UsageError, match="it must be from 0 to 1"):
         require_share(share)
