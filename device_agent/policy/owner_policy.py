@@ -17,31 +17,19 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision, FromOwner, O
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
+from fedpatch.device_agent.policy.check_times import CHECK_IDLE_S, are_fresh, next_check
+from fedpatch.device_agent.policy.conditions_of_phase import objections_that_count
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis
 from fedpatch.device_agent.policy.objections import PAUSE, Objection
 from fedpatch.device_agent.policy.pause_limit import OnLoss
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
+from fedpatch.device_agent.policy.usage_notes import is_note_due
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.reason_codes import Condition
 
 _log = logging.getLogger("fedpatch.owner")
-LOOK_AT_WORK_S = 1.0
-LOOK_IDLE_S = 30.0
-FRESH_S = 1.0
-"""Older facts are looked up again before a request is answered."""
-
-NOTE_BYTES = 4 * 2**20
-"""Traffic after which the usage of the current work is noted: a device that loses its power forgets less than that."""
-
-NOTE_IDLE_BYTES = 64 * 2**10
-"""The bound of traffic without work: its few messages must not write to the memory card each time."""
-
-NOTE_TRAINING_S = 300.0
-"""Seconds of training after which they are noted. At most this much of a training before midnight counts on the next day."""
-
-_OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.METERED, Condition.TRAFFIC_SPENT})
 
 
 class Asks(Protocol):
@@ -134,7 +122,7 @@ class OwnerPolicy:
         """
         if not self._order.follows_preferences:
             return decide(self._order, text_of(self._order), [PAUSE] if self._is_paused() else [])
-        if self.facts is None or now - self._seen_at > FRESH_S:
+        if self.facts is None or not are_fresh(self._seen_at, now):
             self._ask()
             return None
         self._expected_bytes = traffic_bytes
@@ -172,13 +160,11 @@ class OwnerPolicy:
         return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
-        """Let time pass: ask for facts when they are due, and note the usage of a job at its end and at the limits above."""
+        """Let time pass: ask for facts when they are due, and note the usage of a job when it is due."""
         trains = job.state is JobState.TRAINING and not job.paused
         self._own_load.see(trains, now)
         spent = self.meter.spent(now)
-        over = job.key is None and bool(spent.rounds or spent.training_s or spent.traffic_bytes >= NOTE_IDLE_BYTES)
-        is_due = spent.traffic_bytes >= NOTE_BYTES or spent.training_s >= NOTE_TRAINING_S
-        if self.meter.trains(trains, now) or over or is_due:
+        if self.meter.trains(trains, now) or is_note_due(spent, working=job.key is not None):
             self._usage.note(self.meter.take(now))
         if job.awaits_clearance and job.key != self._awaited:
             self._awaited = job.key
@@ -211,14 +197,9 @@ class OwnerPolicy:
         if self.facts is None:
             return 0.0
         if not self._order.may_accept:
-            return self._seen_at + LOOK_IDLE_S
-        # An update may wait for days until the coordinator requests it.
-        rests = job.key is None or (job.state is JobState.UPLOADING and not job.awaits_clearance)
-        wanted = [self._seen_at + (LOOK_IDLE_S if rests else LOOK_AT_WORK_S)]
-        # A look-up leads to the next: without a pause between them, a deadline in the past would keep the loop busy.
-        soonest = self._seen_at + LOOK_AT_WORK_S
+            return self._seen_at + CHECK_IDLE_S
         changes = (self._standing.next_deadline(), self._at_work.next_deadline() if job.key is not None else None)
-        return min([*wanted, *(max(one, soonest) for one in changes if one is not None)])
+        return next_check(job, self._seen_at, changes)
 
     def _ask(self) -> None:
         if not self._asked:
@@ -272,7 +253,7 @@ class OwnerPolicy:
                 # The work was accepted without objections, so new objections must last for a while.
                 self._at_work.observe((), now, working=True)
         found = self._judge(self._at_work, facts, now, task=job.key.task, working=True)
-        concern = _of_concern(found, job.state)
+        concern = objections_that_count(found, job.state)
         change = self._at_work.observe(concern, now, working=True)
         events = self._apply(change)
         # The loss may have begun during training, which continued: sending is part of the work that has begun.
@@ -306,14 +287,3 @@ _NUMBER = re.compile(r"\d+")
 
 def _words(objections: tuple[Objection, ...]) -> str:
     return "; ".join(one.words for one in objections)
-
-
-def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Objection, ...]:
-    """Objections that matter in a phase: training uses no network, and sending hardly any power."""
-    match state:
-        case JobState.TRAINING:
-            return tuple(one for one in objections if one.condition not in _OF_THE_LINK)
-        case JobState.UPLOADING:
-            return tuple(one for one in objections if one.condition in _OF_THE_LINK | {Condition.PAUSED})
-        case _:
-            return objections

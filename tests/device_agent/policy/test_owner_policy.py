@@ -18,9 +18,10 @@ from fedpatch.device_agent.job.job_events import (
 )
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.admission_mode import NEVER_S, AdmissionMode, decide, parse_admission_mode
+from fedpatch.device_agent.policy.check_times import CHECK_AT_WORK_S, CHECK_IDLE_S, FRESH_S
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S, NOTE_BYTES
 from fedpatch.device_agent.policy.usage import Usage, UsageFile
+from fedpatch.device_agent.policy.usage_notes import NOTE_BYTES
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
@@ -230,8 +231,8 @@ class TestLooks:
         bench = Bench()
         assert bench.owner.next_deadline(idle()) == 0.0
         bench.see(idle(), WELL, 5.0)
-        assert bench.owner.next_deadline(idle()) == 5.0 + LOOK_IDLE_S
-        assert bench.owner.next_deadline(training()) == 5.0 + LOOK_AT_WORK_S
+        assert bench.owner.next_deadline(idle()) == 5.0 + CHECK_IDLE_S
+        assert bench.owner.next_deadline(training()) == 5.0 + CHECK_AT_WORK_S
 
     def test_do_not_pile_up(self):
         bench = Bench()
@@ -356,7 +357,7 @@ def test_facts_are_looked_up_for_others_where_the_order_needs_none():
     assert book.asked == 1
     assert owner.update_facts(UNPLUGGED, job, [TASK], 13.0) == owner.update_facts(UNPLUGGED, job, [TASK], 100.0) == []
     assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, False)
-    assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
+    assert owner.next_deadline(job) == 100.0 + CHECK_IDLE_S
 
 
 FILE = parse_admission_mode("file:/etc/fedpatch/order")
