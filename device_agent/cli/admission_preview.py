@@ -12,12 +12,13 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.floor_status import DAMAGED, damaged_status, least_without_model
+from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_limits import UNKNOWN_FLOOR, terms_in_words
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
 from fedpatch.device_agent.policy.secure_limits import REQUIRED
-from fedpatch.device_agent.policy.usage import local_now, read_today
+from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.device_agent.runtime.agent_composition import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings

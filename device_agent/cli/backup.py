@@ -92,7 +92,7 @@ def _add_backup(app: typer.Typer) -> None:
         The agent may run. With the backup a new card is the same device.
         """
         from fedpatch.device_agent.cli.backup_file import next_name, outdated, seal_backup
-        from fedpatch.device_agent.policy.usage import local_now
+        from fedpatch.device_agent.policy.local_time import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
 
         config, _ = _settings_of(state_dir, config)
@@ -135,8 +135,8 @@ def _add_restore(app: typer.Typer) -> None:
             settings_in,
             text_in,
         )
+        from fedpatch.device_agent.policy.local_time import local_now
         from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
-        from fedpatch.device_agent.policy.usage import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
         from fedpatch.shared.config.toml_edit import toml_value
 

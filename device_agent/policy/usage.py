@@ -1,4 +1,4 @@
-"""Usage of the device: of the current job, of the day in usage.json, and of its processor; and the local clock of days.
+"""Usage of the device: of the current job, and of the day in usage.json.
 
 A wrong clock must not reset the daily budget. A day is a date of the local clock. The device has no other calendar, and its
 clock may be wrong: a Pi without a battery for its clock starts in the past and is corrected minutes later. So the file has
@@ -16,18 +16,17 @@ A clock that is set forward by a day looks like midnight: a new day begins.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
-from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Meta
 
+from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.shared.app.files import read_state, write_atomic
 from fedpatch.shared.errors import StateError, StateUnreadable
 from fedpatch.shared.mqtt.traffic import Traffic
@@ -35,27 +34,6 @@ from fedpatch.shared.typed_values import learn_types
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
-
-LOCALTIME = Path("/etc/localtime")
-
-
-def local_now(localtime: Path = LOCALTIME) -> datetime:
-    """Return the aware local time. The zone is $TZ or that in `localtime`; each call reads it, as a device may travel.
-
-    If neither names a zone, the present offset is used, without changes to or from summer time.
-    """
-    zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
-    return datetime.now(UTC).astimezone(zone)
-
-
-def _zone(name: str, localtime: Path) -> tzinfo | None:
-    try:
-        if name and not name.startswith("/"):
-            return ZoneInfo(name)
-        with Path(name or localtime).open("rb") as file:
-            return ZoneInfo.from_file(file)
-    except (OSError, ValueError, KeyError):  # no such zone, or a rule such as CET-1CEST, which only the C library reads
-        return None
 
 
 @dataclass(frozen=True)
@@ -176,39 +154,6 @@ class JobUsage:
         self._bytes, self._rounds, self._trained_s = 0, 0, 0.0
         self._training_since = None if self._training_since is None else now
         return spent
-
-
-_LOAD_MEAN_S = 60.0
-"""The kernel's shortest load average fades with this time (/proc/loadavg)."""
-
-
-class OwnLoadAverage:
-    """Share of the kernel's load average that the training causes; it rises and fades as slowly as the load average does.
-
-    Args:
-        threads: Threads of the training.
-        cpus: Processors of the device.
-
-    Example:
-        >>> own = OwnLoadAverage(threads=1, cpus=4)
-        >>> own.see(True, 0.0)
-        >>> own.see(True, 60.0)
-        >>> round(own.mean, 2)
-        0.16
-    """
-
-    def __init__(self, threads: int, cpus: int) -> None:
-        self._full = threads / cpus
-        self.mean = 0.0
-        self._busy = False
-        self._at: float | None = None
-
-    def see(self, busy: bool, now: float) -> None:
-        """Bring `mean`, the load per CPU, up to `now` in monotonic seconds; from now on the training is `busy` or not."""
-        if self._at is not None:
-            fades = math.exp(-max(0.0, now - self._at) / _LOAD_MEAN_S)
-            self.mean = self.mean * fades + (self._full if self._busy else 0.0) * (1.0 - fades)
-        self._busy, self._at = busy, now
 
 
 USAGE_NAME = "usage.json"

@@ -15,12 +15,14 @@ from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
+from fedpatch.device_agent.policy.local_time import local_now
+from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.secure_limits import REQUIRED, SecureLimits
-from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageFile, local_now
+from fedpatch.device_agent.policy.usage import UsageFile
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector

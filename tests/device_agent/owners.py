@@ -14,11 +14,12 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
+from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageStore
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.policy.usage import NOTHING, OwnLoadAverage, Usage
+from fedpatch.device_agent.policy.usage import NOTHING, Usage
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.config.load import load
 from fedpatch.shared.wire.reason_codes import LinkKind

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.quiet_hours import DAYS, next_midnight, parse_quiet_hours
-from fedpatch.device_agent.policy.usage import local_now
 from fedpatch.shared.errors import UsageError
 
 # Clock changes of an hour, of half an hour and at midnight, a skipped day, and no change.
