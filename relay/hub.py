@@ -34,11 +34,7 @@ from fedpatch.shared.mqtt.broker_settings import exposure, link_options
 from fedpatch.shared.mqtt.certificate_holder import check_holder
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
-from fedpatch.shared.wire.messages import (
-    CARRY_FEATURE,
-    EVALUATE_FEATURE,
-    SUMS_FEATURE,
-)
+from fedpatch.shared.wire.features import CARRY_FEATURE, EVALUATE_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 
 FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS, SUMS_FEATURE)

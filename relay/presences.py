@@ -7,19 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, MASKED_FEATURE, SIGNED_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import (
-    EVALUATE_FEATURE,
-    MASKED_FEATURE,
-    MAX_MEMBERS,
-    MAX_PATH,
-    SIGNED_FEATURE,
-    SUMS_FEATURE,
-    DeviceState,
-    TaskCapability,
-    TrainPlan,
-)
+from fedpatch.shared.wire.messages import MAX_MEMBERS, MAX_PATH, DeviceState, TaskCapability, TrainPlan
 from fedpatch.shared.wire.reason_codes import Condition
 
 _log = logging.getLogger("fedpatch.relay")

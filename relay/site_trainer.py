@@ -8,7 +8,7 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import MakeModel, MaskCommand, TrainCommand, TrainFailed
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.site import Site
-from fedpatch.shared.wire.messages import MEMBERS_FEATURE
+from fedpatch.shared.wire.features import MEMBERS_FEATURE
 from fedpatch.shared.wire.reason_codes import FailReason
 
 

@@ -57,12 +57,10 @@ from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Mqtt
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, describe, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE, URL_FEATURE
 from fedpatch.shared.wire.messages import (
-    DEVICE_FEATURES,
     ENCODINGS,
-    MASKED_FEATURE,
     MAX_BLOB_BYTES,
-    URL_FEATURE,
     CoordinatorState,
     DeviceState,
     Envelope,

@@ -28,7 +28,8 @@ from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.shared.wire.messages import SUMS_FEATURE, DeviceState
+from fedpatch.shared.wire.features import SUMS_FEATURE
+from fedpatch.shared.wire.messages import DeviceState
 
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 

@@ -39,17 +39,16 @@ from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import (
+from fedpatch.shared.wire.features import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
-    CoordinatorState,
-    DeviceState,
 )
+from fedpatch.shared.wire.masking_messages import ThresholdRule
+from fedpatch.shared.wire.messages import CoordinatorState, DeviceState
 from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the 77 MB, in addition to the

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.shared.wire.messages import (
+from fedpatch.shared.wire.features import (
     MASKED_FEATURE,
     MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
-    DeviceState,
 )
+from fedpatch.shared.wire.messages import DeviceState
 from fedpatch.shared.wire.plan_terms import CONTROL
 
 OLD_VERSION = "its version does not know {}, which this run needs; update it"

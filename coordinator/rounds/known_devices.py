@@ -18,16 +18,15 @@ from fedpatch.coordinator.rounds.false_presence import FalsePresence
 from fedpatch.coordinator.rounds.full_fleet import ReplaceableDevices
 from fedpatch.coordinator.rounds.held_devices import HeldDevices
 from fedpatch.coordinator.rounds.update_encoding import EVERYWHERE, encoding_for
-from fedpatch.shared.wire.messages import (
+from fedpatch.shared.wire.features import (
     DEVICE_FEATURES,
     MASKED_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
-    Decline,
-    DeviceState,
 )
+from fedpatch.shared.wire.messages import Decline, DeviceState
 
 _KEPT_FEATURES = (
     *DEVICE_FEATURES,

@@ -15,8 +15,8 @@ from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.wire.features import CARRY_FEATURE
 from fedpatch.shared.wire.messages import (
-    CARRY_FEATURE,
     Accept,
     Body,
     Cancel,

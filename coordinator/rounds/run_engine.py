@@ -86,7 +86,8 @@ from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.termination import RunProgress, Stopped, stop_reason
 from fedpatch.coordinator.rounds.work_requests import measures_independent
 from fedpatch.shared.errors import IllegalTransition
-from fedpatch.shared.wire.messages import EVALUATE_FEATURE, SHARED_ID_FEATURE, URL_FEATURE, Decline
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, SHARED_ID_FEATURE, URL_FEATURE
+from fedpatch.shared.wire.messages import Decline
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3  # two sums of floating point numbers may differ

@@ -19,16 +19,9 @@ from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.masking.revocation import RevocationList
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES, INDEPENDENT_FEATURE, MEMBERS_FEATURE, URL_FEATURE
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING, SecureTerms
-from fedpatch.shared.wire.messages import (
-    COORDINATOR_FEATURES,
-    INDEPENDENT_FEATURE,
-    MEMBERS_FEATURE,
-    URL_FEATURE,
-    Need,
-    WorkRequest,
-    is_delta,
-)
+from fedpatch.shared.wire.messages import Need, WorkRequest, is_delta
 
 
 def masked_encoding(bits: int) -> str:

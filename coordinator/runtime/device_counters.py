@@ -13,7 +13,8 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.rounds.run_effects import CountEvent, ExcludeDevice
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.storage.run_registry import Registry, Sighting
-from fedpatch.shared.wire.messages import SUMS_FEATURE, DeviceState
+from fedpatch.shared.wire.features import SUMS_FEATURE
+from fedpatch.shared.wire.messages import DeviceState
 
 _SHOWN = ("declined", "failed", "refused")
 _HEARD = ("accepted", "declined", "reported")

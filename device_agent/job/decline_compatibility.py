@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedpatch.shared.wire.messages import (
-    MASKED_REASONS_FEATURE,
-    OWNER_LIMITS_FEATURE,
-    PRIVACY_FEATURE,
-    STORAGE_FEATURE,
-    Decline,
-    WorkRequest,
-)
+from fedpatch.shared.wire.features import MASKED_REASONS_FEATURE, OWNER_LIMITS_FEATURE, PRIVACY_FEATURE, STORAGE_FEATURE
+from fedpatch.shared.wire.messages import Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 # The coordinator's feature that a code came with, and the code for a coordinator without it. All coordinators know the others.

@@ -19,18 +19,14 @@ from fedpatch.shared.mqtt.events import Link
 from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import (
+from fedpatch.shared.wire.features import (
     DEVICE_FEATURES,
-    ENCODINGS,
     MASKED_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     URL_FEATURE,
-    DeviceState,
-    Envelope,
-    JobStatus,
-    TaskCapability,
 )
+from fedpatch.shared.wire.messages import ENCODINGS, DeviceState, Envelope, JobStatus, TaskCapability
 from fedpatch.shared.wire.reason_codes import Condition
 from fedpatch.shared.wire.vitals import LastRound
 

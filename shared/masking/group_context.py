@@ -20,6 +20,7 @@ import msgpack
 from msgspec import UnsetType
 
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.features import MASKING_VERSION
 from fedpatch.shared.wire.masking_messages import (
     MASKED_ENCODINGS,
     MAX_GROUP,
@@ -28,7 +29,7 @@ from fedpatch.shared.wire.masking_messages import (
     SecureTerms,
     ThresholdRule,
 )
-from fedpatch.shared.wire.messages import MASKING_VERSION, WorkRequest
+from fedpatch.shared.wire.messages import WorkRequest
 
 _REQUEST, _GROUP = "fedpatch masked request", "fedpatch masked group 2"
 MODEL_VALUES = ("digest", "schema")

@@ -37,6 +37,7 @@ from fedpatch.shared.tensors.packing import Packed, pack
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
 from fedpatch.shared.wire.masking_messages import (
     Agreed,
     Agreement,
@@ -51,7 +52,6 @@ from fedpatch.shared.wire.masking_messages import (
     Unmask,
 )
 from fedpatch.shared.wire.messages import (
-    COORDINATOR_FEATURES,
     Accept,
     Body,
     Cancel,

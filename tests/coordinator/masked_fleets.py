@@ -23,10 +23,9 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.wire.chunked_transfer import cut, describe
 from fedpatch.shared.wire.codec import from_bytes
+from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE
 from fedpatch.shared.wire.masking_messages import Agreed, Agreement, Inbox, Reveal, Roster, Unmask
 from fedpatch.shared.wire.messages import (
-    DEVICE_FEATURES,
-    MASKED_FEATURE,
     Accept,
     Cancel,
     Committed,

@@ -13,7 +13,8 @@ from fedpatch.coordinator.privacy import noise_draw
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, Accept
+from fedpatch.shared.wire.features import DEVICE_FEATURES
+from fedpatch.shared.wire.messages import Accept
 from tests.coordinator.effect_runners import Bench
 from tests.support.specs import there
 

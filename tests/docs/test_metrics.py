@@ -14,7 +14,8 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.telemetry.vitals import LEAST_S, REPEAT_S
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import SUMS_FEATURE, Envelope, UpdateReport
+from fedpatch.shared.wire.features import SUMS_FEATURE
+from fedpatch.shared.wire.messages import Envelope, UpdateReport
 from fedpatch.shared.wire.vitals import LastRound
 from fedpatch.simulator.fleet import simulation
 from fedpatch.simulator.fleet.settings import FleetTerms

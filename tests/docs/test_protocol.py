@@ -29,18 +29,20 @@ from fedpatch.shared.wire.chunked_transfer import (
     OFFER_QUIET_S,
 )
 from fedpatch.shared.wire.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
-from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, SecureTerms
-from fedpatch.shared.wire.messages import (
+from fedpatch.shared.wire.features import (
     COORDINATOR_FEATURES,
     DEVICE_FEATURES,
-    ENCODINGS,
     MASKED_FEATURE,
-    MAX_CHUNKS,
     MEMBERS_FEATURE,
     SHARED_ID_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
     URL_FEATURE,
+)
+from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, SecureTerms
+from fedpatch.shared.wire.messages import (
+    ENCODINGS,
+    MAX_CHUNKS,
     JobStatus,
     Manifest,
     ModelDelta,

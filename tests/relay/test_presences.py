@@ -9,17 +9,9 @@ import pytest
 
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, MASKED_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.field_types import MAX_COUNT
-from fedpatch.shared.wire.messages import (
-    EVALUATE_FEATURE,
-    MASKED_FEATURE,
-    MAX_MEMBERS,
-    SUMS_FEATURE,
-    DeviceState,
-    Envelope,
-    TaskCapability,
-    members_field,
-)
+from fedpatch.shared.wire.messages import MAX_MEMBERS, DeviceState, Envelope, TaskCapability, members_field
 from fedpatch.shared.wire.reason_codes import Condition
 
 TASK, SCHEMA = "digits", "5c" * 32

@@ -45,15 +45,9 @@ from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, MASKED_FEATURE, MEMBERS_FEATURE, SIGNED_FEATURE
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import (
-    EVALUATE_FEATURE,
-    MASKED_FEATURE,
-    MEMBERS_FEATURE,
-    SIGNED_FEATURE,
-    TrainPlan,
-    WorkRequest,
-)
+from fedpatch.shared.wire.messages import TrainPlan, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
 from tests.relay.light_site import LightSite, accuracy_of, examples_of
 from tests.support.brokers import Mosquitto

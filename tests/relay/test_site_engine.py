@@ -21,18 +21,15 @@ from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted, T
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.round_player import site_engine
-from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import (
+from fedpatch.shared.wire.features import (
     DEVICE_FEATURES,
-    ENCODINGS,
     EVALUATE_FEATURE,
     MASKED_FEATURE,
     SIGNED_FEATURE,
     SUMS_FEATURE,
-    DeviceState,
-    TaskCapability,
-    members_field,
 )
+from fedpatch.shared.wire.masking_messages import ThresholdRule
+from fedpatch.shared.wire.messages import ENCODINGS, DeviceState, TaskCapability, members_field
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.support.masked_group import terms_of

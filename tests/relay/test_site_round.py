@@ -42,15 +42,9 @@ from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.codec import from_plain
+from fedpatch.shared.wire.features import DEVICE_FEATURES, SUMS_FEATURE
 from fedpatch.shared.wire.field_types import MAX_COUNT
-from fedpatch.shared.wire.messages import (
-    DEVICE_FEATURES,
-    SUMS_FEATURE,
-    TrainPlan,
-    UpdateReport,
-    WorkRequest,
-    is_delta,
-)
+from fedpatch.shared.wire.messages import TrainPlan, UpdateReport, WorkRequest, is_delta
 from fedpatch.shared.wire.plan_terms import CONTROL, TrainPhase
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from tests.support.examples import examples

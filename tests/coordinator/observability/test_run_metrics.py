@@ -23,16 +23,8 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.chunked_transfer import Bitmap
-from fedpatch.shared.wire.messages import (
-    SUMS_FEATURE,
-    Accept,
-    Decline,
-    DeviceState,
-    Failed,
-    Need,
-    Offer,
-    TaskCapability,
-)
+from fedpatch.shared.wire.features import SUMS_FEATURE
+from fedpatch.shared.wire.messages import Accept, Decline, DeviceState, Failed, Need, Offer, TaskCapability
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, LinkKind
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from fedpatch.simulator.fleet.settings import FleetTerms

@@ -23,17 +23,8 @@ from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import (
-    ENCODINGS,
-    EVALUATE_FEATURE,
-    MASKED_FEATURE,
-    SHARED_ID_FEATURE,
-    URL_FEATURE,
-    CoordinatorState,
-    DeviceState,
-    Envelope,
-    TaskCapability,
-)
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, MASKED_FEATURE, SHARED_ID_FEATURE, URL_FEATURE
+from fedpatch.shared.wire.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
 from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.brokers import HOST, Mosquitto, client, free_port

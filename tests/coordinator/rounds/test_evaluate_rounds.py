@@ -18,16 +18,8 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
 )
 from fedpatch.coordinator.rounds.termination import Stopped
-from fedpatch.shared.wire.messages import (
-    EVALUATE_FEATURE,
-    INDEPENDENT_FEATURE,
-    Accept,
-    Evaluation,
-    Failed,
-    Offer,
-    Progress,
-    WorkRequest,
-)
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, INDEPENDENT_FEATURE
+from fedpatch.shared.wire.messages import Accept, Evaluation, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, current, end_of, engine, kinds, report_all, send
 from tests.support.specs import model, sent, there, update

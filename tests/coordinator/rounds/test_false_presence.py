@@ -13,7 +13,7 @@ from fedpatch.coordinator.rounds.false_presence import STARTS, WINDOW_S, FalsePr
 from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished, TimePassed
-from fedpatch.shared.wire.messages import SHARED_ID_FEATURE
+from fedpatch.shared.wire.features import SHARED_ID_FEATURE
 from tests.coordinator.engines import end_of, engine, join
 from tests.support.specs import gone, model, there
 

@@ -12,7 +12,8 @@ from fedpatch.coordinator.rounds.far_updates import MAX_FAR, UNUSUAL_ROUNDS, far
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished
-from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed
+from fedpatch.shared.wire.features import EVALUATE_FEATURE
+from fedpatch.shared.wire.messages import Accept, Evaluation, Failed
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.coordinator.engines import asking, engine, join, report_all, send
 from tests.support.specs import model, there

@@ -16,16 +16,9 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
+from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE, MASKED_PRIVACY_FEATURE, PRIVACY_FEATURE
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import (
-    DEVICE_FEATURES,
-    MASKED_FEATURE,
-    MASKED_PRIVACY_FEATURE,
-    PRIVACY_FEATURE,
-    Decline,
-    TaskCapability,
-    TrainPlan,
-)
+from fedpatch.shared.wire.messages import Decline, TaskCapability, TrainPlan
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.coordinator.engines import engine
 from tests.support.specs import SCHEMA, TASK, TASKS, gone, there

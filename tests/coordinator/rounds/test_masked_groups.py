@@ -45,6 +45,7 @@ from fedpatch.coordinator.rounds.run_events import (
 )
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.features import MASKED_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.masking_messages import (
     Agreed,
     Agreement,
@@ -55,18 +56,7 @@ from fedpatch.shared.wire.masking_messages import (
     ThresholdRule,
     Unmask,
 )
-from fedpatch.shared.wire.messages import (
-    MASKED_FEATURE,
-    SUMS_FEATURE,
-    Accept,
-    Body,
-    Failed,
-    Grant,
-    Offer,
-    Refused,
-    TaskCapability,
-    WorkRequest,
-)
+from fedpatch.shared.wire.messages import Accept, Body, Failed, Grant, Offer, Refused, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from tests.coordinator.engines import BLOB, current
 from tests.support.masked_group import MaskedDevice, terms_of

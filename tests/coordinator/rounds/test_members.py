@@ -17,15 +17,8 @@ from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished, RunStarted
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.codec import decode, encode, to_plain
-from fedpatch.shared.wire.messages import (
-    EVALUATE_FEATURE,
-    MEMBERS_FEATURE,
-    Envelope,
-    Evaluation,
-    TaskCapability,
-    WorkRequest,
-    members_field,
-)
+from fedpatch.shared.wire.features import EVALUATE_FEATURE, MEMBERS_FEATURE
+from fedpatch.shared.wire.messages import Envelope, Evaluation, TaskCapability, WorkRequest, members_field
 from tests.coordinator.engines import engine, send
 from tests.support.specs import SCHEMA, TASK, model, report, run_spec, sent, there
 

@@ -20,10 +20,9 @@ from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES, URL_FEATURE
 from fedpatch.shared.wire.messages import (
-    COORDINATOR_FEATURES,
     ENCODINGS,
-    URL_FEATURE,
     Accept,
     Ack,
     Cancel,

@@ -27,7 +27,8 @@ from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.masking.private_vector import signed_sum
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, Offer
+from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE
+from fedpatch.shared.wire.messages import Offer
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFleet, names
 from tests.coordinator.private_bench import prepare_private

@@ -11,7 +11,7 @@ import pytest
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.wire.messages import SUMS_FEATURE
+from fedpatch.shared.wire.features import SUMS_FEATURE
 from tests.support.specs import gone, run_spec, there
 
 

@@ -22,20 +22,8 @@ from fedpatch.shared.masking.group_sum import read_sum
 from fedpatch.shared.masking.site_sum import write_site_sum
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.chunked_transfer import cut
-from fedpatch.shared.wire.messages import (
-    DEVICE_FEATURES,
-    MASKED_FEATURE,
-    MEMBERS_FEATURE,
-    SUMS_FEATURE,
-    Accept,
-    Envelope,
-    Grant,
-    Manifest,
-    Offer,
-    Refused,
-    TaskCapability,
-    WorkRequest,
-)
+from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE, MEMBERS_FEATURE, SUMS_FEATURE
+from fedpatch.shared.wire.messages import Accept, Envelope, Grant, Manifest, Offer, Refused, TaskCapability, WorkRequest
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFleet, names
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed

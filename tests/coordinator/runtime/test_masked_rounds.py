@@ -18,8 +18,9 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.features import MASKING_VERSION
 from fedpatch.shared.wire.masking_messages import Reveal, Roster, Shares
-from fedpatch.shared.wire.messages import MASKING_VERSION, Envelope, Offer, WorkRequest
+from fedpatch.shared.wire.messages import Envelope, Offer, WorkRequest
 from tests.attacks.by_masking import MASKED_ATTACKS, MaskedAttack
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, examples, names

@@ -23,8 +23,9 @@ from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.keys import SecretKeys
 from fedpatch.shared.masking.signed_keys import Authorities
+from fedpatch.shared.wire.features import SIGNED_FEATURE
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster
-from fedpatch.shared.wire.messages import SIGNED_FEATURE, Accept
+from fedpatch.shared.wire.messages import Accept
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, names
 from tests.support.checkups import quiet_checkup

@@ -45,7 +45,8 @@ from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import LinkEvent, Received
 from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, DeviceState
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
+from fedpatch.shared.wire.messages import DeviceState
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from tests.device_agent.exported_models import RUN, describe, present, publish
 from tests.device_agent.jobs import REQUEST

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.device_agent.job.decline_compatibility import ADDED_WITH, for_coordinator
-from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
+from fedpatch.shared.wire.messages import Decline
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.jobs import REQUEST
 

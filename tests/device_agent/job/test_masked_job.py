@@ -43,16 +43,9 @@ from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, request_digest
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.features import MASKED_REASONS_FEATURE
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, Roster, Unmask
-from fedpatch.shared.wire.messages import (
-    MASKED_REASONS_FEATURE,
-    Accept,
-    Cancel,
-    Committed,
-    Decline,
-    Failed,
-    Manifest,
-)
+from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Decline, Failed, Manifest
 from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, ask, requested

@@ -13,6 +13,7 @@ from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking import group_context
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest
+from fedpatch.shared.wire.features import MASKING_VERSION
 from fedpatch.shared.wire.masking_messages import (
     Agreed,
     Agreement,
@@ -25,7 +26,6 @@ from fedpatch.shared.wire.masking_messages import (
     ThresholdRule,
     Unmask,
 )
-from fedpatch.shared.wire.messages import MASKING_VERSION
 from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
 from tests.support.identities import Certified
 from tests.support.masked_group import (

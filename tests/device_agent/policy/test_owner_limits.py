@@ -17,7 +17,8 @@ from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
-from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
+from fedpatch.shared.wire.messages import Decline, TrainPlan
 from fedpatch.shared.wire.plan_terms import parse_phases
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.jobs import REQUEST, replies, requested

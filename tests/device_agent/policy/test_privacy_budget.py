@@ -22,8 +22,9 @@ from fedpatch.device_agent.state.update_spool import NOTE
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, WorkRequest
+from fedpatch.shared.wire.messages import Decline, WorkRequest
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, MAX_STEPS, SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.disk_change_killer import Guillotine

@@ -11,8 +11,9 @@ from fedpatch.device_agent.policy import secure_limits
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.secure_limits import ALLOWED, OFF, REQUIRED, SecureLimits
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.wire.features import MASKED_REASONS_FEATURE
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import MASKED_REASONS_FEATURE, Decline
+from fedpatch.shared.wire.messages import Decline
 from fedpatch.shared.wire.privacy_messages import SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of

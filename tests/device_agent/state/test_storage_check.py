@@ -42,7 +42,8 @@ from fedpatch.shared.app.files import previous_of
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
+from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
 from fedpatch.shared.wire.plan_terms import PersonalCopy
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.exported_models import describe

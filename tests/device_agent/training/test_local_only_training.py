@@ -22,7 +22,7 @@ from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import StateError, UpdateRefused
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors
 from fedpatch.shared.tensors.arrays import Array
-from fedpatch.shared.wire.messages import COORDINATOR_FEATURES
+from fedpatch.shared.wire.features import COORDINATOR_FEATURES
 from tests.device_agent.device_rounds import ADAM, SGD, Scene
 from tests.device_agent.disk_change_killer import Guillotine, Killed
 from tests.device_agent.jobs import REQUEST

@@ -21,8 +21,9 @@ from fedpatch.shared.masking.group_context import (
     request_digest,
     threshold_of,
 )
+from fedpatch.shared.wire.features import MASKED_FEATURE, MASKING_VERSION, SUMS_FEATURE
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster, ThresholdRule
-from fedpatch.shared.wire.messages import MASKED_FEATURE, MASKING_VERSION, SUMS_FEATURE, WorkRequest
+from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from tests.support.masked_group import request_of, terms_of
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from fedpatch.shared.masking.masked_blob import add_masks
-from fedpatch.shared.wire.messages import MASKING_VERSION
+from fedpatch.shared.wire.features import MASKING_VERSION
 from tests.support.masked_group import PlayedGroup
 
 ALL = frozenset(range(3))
