@@ -33,7 +33,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.group_context import most_colluders, threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
-from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
+from fedpatch.shared.wire.chunk_sizes import DEFAULT_CHUNK_KIB
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP, ThresholdRule
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 from fedpatch.shared.wire.plan_terms import CONTROL, parse_personal, parse_phases, term_problems

@@ -50,7 +50,7 @@ from fedpatch.relay.site_round import HubRound, SiteModel
 from fedpatch.shared.app.files import make_directory, read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected
-from fedpatch.shared.wire.chunked_transfer import chunk_bytes_within
+from fedpatch.shared.wire.chunk_sizes import chunk_bytes_within
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import DeviceState
 from fedpatch.shared.wire.reason_codes import FailReason

@@ -27,7 +27,7 @@ from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema, Tensors, values_digest
 from fedpatch.shared.tensors.packing import unpack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.masking_messages import SecureTerms
 
 

@@ -47,7 +47,7 @@ from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunks import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode, to_plain
 from fedpatch.shared.wire.messages import (
     Accept,

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
-from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
+from fedpatch.shared.wire.chunk_download import Download
+from fedpatch.shared.wire.chunk_upload import SendChunk, Upload
+from fedpatch.shared.wire.chunks import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import Ack, Committed, Grant, Manifest, Offer, RetryAfter
 from fedpatch.simulator.fleet.virtual_clock import VirtualClock
 from tests.support.virtual_time import LATENCY_S, Faults, FaultyLink

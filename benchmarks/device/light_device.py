@@ -55,7 +55,8 @@ from fedpatch.shared.masking.masked_blob import mask_blob
 from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, describe, encode_chunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import Chunk, cut, decode_chunk, describe, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE, URL_FEATURE
 from fedpatch.shared.wire.messages import (

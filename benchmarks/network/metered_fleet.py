@@ -13,7 +13,7 @@ from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import LOOK_EVERY_S, RunMetrics
 from fedpatch.coordinator.rounds import run_effects
 from fedpatch.coordinator.rounds.run_events import Event
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.reason_codes import LinkKind
 from fedpatch.shared.wire.vitals import LastRound, Vitals

@@ -18,7 +18,7 @@ from fedpatch.shared.errors import UpdateRefused, WireError
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
-from fedpatch.shared.wire.chunked_transfer import check_manifest
+from fedpatch.shared.wire.chunks import check_manifest
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, TrainPlan, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 from fedpatch.coordinator.guard.rate_limiter import Dropped, RateLimiter
-from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES
 from fedpatch.shared.wire.messages import MAX_CHUNKS, Envelope, Grant, WorkRequest
 from fedpatch.shared.wire.topics import ParsedTopic
 

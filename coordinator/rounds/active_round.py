@@ -58,7 +58,7 @@ from fedpatch.coordinator.rounds.work_requests import Invitations
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.masking.revocation import RevocationList
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     Accept,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import Bitmap
+from fedpatch.shared.wire.chunks import Bitmap
 from fedpatch.shared.wire.messages import Manifest, Need
 
-# Shorter than the pause after which a device asks again for missing chunks (shared.wire.chunked_transfer.Download).
+# Shorter than the pause after which a device asks again for missing chunks (shared.wire.chunk_download.Download).
 REPUBLISH_S = 0.8
 # The assumed rate of a broker to all its subscribers together. A request for chunks that are still on their way must not make
 # the broker send them to all devices again: with a thousand devices it would never finish.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedpatch.shared.masking.group_sum import SummedReport
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason

@@ -14,7 +14,7 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, fits
+from fedpatch.shared.wire.chunks import Bitmap, Chunk, fits
 from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
 
 # Even in the longest queue a device offers again within a minute or two, since its grant may be lost.
@@ -63,7 +63,7 @@ class UploadScheduler:
         slots: Devices that upload at once, if their updates are at least a window long.
         window: Chunks that one device may have in flight.
         idle_s: Seconds of silence after which a slot is lost. It must be several times the pause after which a device with a
-            grant repeats its offer (shared.wire.chunked_transfer).
+            grant repeats its offer (shared.wire.chunk_upload).
         jitter: Randomness of retry times.
     """
 

@@ -13,7 +13,8 @@ from fedpatch.coordinator.runtime.fleet_claim import client_id
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, MIN_CHUNK_BYTES, chunk_bytes_within
+from fedpatch.shared.wire.chunk_sizes import MIN_CHUNK_BYTES, chunk_bytes_within
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES
 from fedpatch.shared.wire.topics import model_chunk
 
 # A broker that lets the coordinator read this topic echoes within this time; most access rules forbid it.

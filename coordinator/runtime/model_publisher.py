@@ -24,7 +24,7 @@ from fedpatch.coordinator.blobs.served_models import ServedModels
 from fedpatch.shared.app.files import read_state, write_atomic
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Link
-from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
+from fedpatch.shared.wire.chunks import cut, encode_chunk
 from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
 from fedpatch.shared.wire.topics import model_chunk, model_chunks
 

@@ -29,7 +29,7 @@ from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.tensors.patches import PatchPolicy
-from fedpatch.shared.wire.chunked_transfer import chunk_bytes_within
+from fedpatch.shared.wire.chunk_sizes import chunk_bytes_within
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GRID_TENSORS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import make_terms, require_fitting

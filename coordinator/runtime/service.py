@@ -44,7 +44,7 @@ from fedpatch.coordinator.runtime.update_writer import MAX_IN_PROGRESS
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.shared.errors import DamagedChunk, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected
-from fedpatch.shared.wire.chunked_transfer import decode_chunk
+from fedpatch.shared.wire.chunks import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
 from fedpatch.shared.wire.messages import DeviceState
 from fedpatch.shared.wire.vitals import Vitals

@@ -51,7 +51,7 @@ from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, Usage
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
+from fedpatch.shared.wire.chunk_sizes import DEFAULT_CHUNK_KIB
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
 from fedpatch.shared.wire.reason_codes import JobPhase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import check_manifest
+from fedpatch.shared.wire.chunks import check_manifest
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest, is_delta
 
 

@@ -9,7 +9,8 @@ from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import JobKey, JobState, SendMessage
 from fedpatch.device_agent.job.training_progress import TrainingProgress
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
-from fedpatch.shared.wire.chunked_transfer import Download, Upload
+from fedpatch.shared.wire.chunk_download import Download
+from fedpatch.shared.wire.chunk_upload import Upload
 from fedpatch.shared.wire.messages import Body, Envelope, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition
 

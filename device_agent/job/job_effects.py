@@ -12,7 +12,8 @@ from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.masking.masking_round import MaskingRound
 from fedpatch.shared.masking.unmasking import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
-from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Envelope, Manifest, WorkRequest
 
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Envelope, Evaluation, Manifest, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCause, FailReason
 

@@ -8,7 +8,7 @@ from fedpatch.device_agent.job.job_effects import Effect, JobState, StartDownloa
 from fedpatch.device_agent.job.job_events import ChunkReceived, DownloadByBroker, DownloadDamaged, DownloadStarted
 from fedpatch.device_agent.job.masked_steps import training_attempt
 from fedpatch.device_agent.job.training_progress import TrainingProgress
-from fedpatch.shared.wire.chunked_transfer import Download
+from fedpatch.shared.wire.chunk_download import Download
 
 
 def on_download_started(job: JobContext, event: DownloadStarted, now: float) -> list[Effect]:

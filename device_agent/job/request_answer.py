@@ -12,7 +12,7 @@ from fedpatch.device_agent.job.model_download import change_plan
 from fedpatch.device_agent.job.request_refusal import refusal_of
 from fedpatch.device_agent.job.same_work import continues
 from fedpatch.device_agent.job.update_upload import offer_when_due
-from fedpatch.shared.wire.chunked_transfer import Upload
+from fedpatch.shared.wire.chunk_upload import Upload
 from fedpatch.shared.wire.messages import Decline, TaskCapability, WorkRequest
 
 

@@ -7,7 +7,7 @@ passing one.
 from __future__ import annotations
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import check_manifest
+from fedpatch.shared.wire.chunks import check_manifest
 from fedpatch.shared.wire.messages import ENCODINGS, Decline, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 

@@ -10,7 +10,7 @@ from fedpatch.device_agent.job.job_end import end_job, give_up
 from fedpatch.device_agent.job.job_events import MessageReceived, UpdateRestored, UpdateTrained
 from fedpatch.device_agent.job.masked_steps import note_masked_update
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import SendChunk, Upload
+from fedpatch.shared.wire.chunk_upload import SendChunk, Upload
 from fedpatch.shared.wire.messages import Ack, Committed, Grant, Manifest, Offer, Refused, RetryAfter
 from fedpatch.shared.wire.reason_codes import FailReason
 

@@ -61,7 +61,7 @@ from fedpatch.shared.errors import DataError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import decode_chunk
+from fedpatch.shared.wire.chunks import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
 from fedpatch.shared.wire.messages import (
     Body,

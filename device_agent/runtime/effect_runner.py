@@ -49,7 +49,7 @@ from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.shared.app.logging import fields
 from fedpatch.shared.errors import BrokerError, StateError
 from fedpatch.shared.mqtt.traffic import Traffic
-from fedpatch.shared.wire.chunked_transfer import SendChunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
 from fedpatch.shared.wire.reason_codes import FailReason
 
 _log = logging.getLogger("fedpatch.agent")

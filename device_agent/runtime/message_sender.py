@@ -14,7 +14,7 @@ from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.logging import fields
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
+from fedpatch.shared.wire.chunks import Chunk, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Decline, Envelope, Offer
 

@@ -24,7 +24,7 @@ from fedpatch.shared.config.listen_address import is_loopback
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.url import is_place, parse_broker_url, split_url
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
 # A server or a network that sends no byte for this time counts as a lost connection.

@@ -11,7 +11,8 @@ from fedpatch.device_agent.state.download_files import cut_from_file
 from fedpatch.device_agent.state.storage_check import SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
 _log = logging.getLogger("fedpatch.agent")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedpatch.device_agent.job.training_messages import Downloaded
 from fedpatch.shared.app.files import refusals_of
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
 _INDEX = struct.Struct(">I")

@@ -52,7 +52,7 @@ from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
 from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.masking_messages import SecureTerms

@@ -23,7 +23,7 @@ from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_v
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, UpdateReport
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms

@@ -26,7 +26,8 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.connection_errors import TEST_LARGE_PACKETS
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
-from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
+from fedpatch.shared.wire.chunk_sizes import chunk_bytes_within
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES
 from fedpatch.shared.wire.topics import BROKER_DROPS, DROPS_REMEDY, Kind
 
 ROUND_TRIPS = 9

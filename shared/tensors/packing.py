@@ -35,7 +35,7 @@ from fedpatch.shared.tensors.arrays import (
     little_endian,
 )
 from fedpatch.shared.tensors.encodings import NO_SEED, decode_all, encode_all
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
 
 MAX_DEPTH = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, Chunk, decode_chunk, describe, encode_chunk
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES, Chunk, decode_chunk, describe, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import ENCODINGS, Envelope, Manifest
 from fedpatch.simulator.fleet.settings import SCHEMA

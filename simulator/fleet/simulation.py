@@ -50,7 +50,8 @@ from fedpatch.device_agent.job.job_events import (
     WorkRequested,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     DeviceState,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import Chunk, cut, describe, encode_chunk
+from fedpatch.shared.wire.chunks import Chunk, cut, describe, encode_chunk
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Grant, Manifest, Offer
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.attacks.arena import HONEST, Arena

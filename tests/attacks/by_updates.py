@@ -10,7 +10,7 @@ import numpy as np
 import zstandard
 
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES
-from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Accept, Decline, Offer, Refused
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
 from tests.attacks.arena import QUARANTINE_AFTER, Arena, Outcome

@@ -24,7 +24,7 @@ from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.mqtt.client import MqttLink, Received
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import decode_chunk
+from fedpatch.shared.wire.chunks import decode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Shares
 from fedpatch.shared.wire.messages import Body, Claim, Envelope, Offer, WorkRequest

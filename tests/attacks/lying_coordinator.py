@@ -35,7 +35,7 @@ from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.tensors.arrays import Array, Tensors, values_digest
 from fedpatch.shared.tensors.packing import Packed, pack
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunks import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.features import COORDINATOR_FEATURES
 from fedpatch.shared.wire.masking_messages import (

@@ -19,7 +19,7 @@ from fedpatch.shared.masking.masked_blob import HEADER_BYTES
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunks import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.masking_messages import (
     Agreed,
     Agreement,

@@ -10,7 +10,7 @@ from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
 from fedpatch.coordinator.runtime.run_preparation import _check_retained
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import BrokerError, UsageError
-from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB, MIN_CHUNK_BYTES
+from fedpatch.shared.wire.chunk_sizes import DEFAULT_CHUNK_KIB, MIN_CHUNK_BYTES
 from tests.broker.relay import Relay
 from tests.support.brokers import Mosquitto
 

@@ -19,7 +19,7 @@ import pytest
 
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
-from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
+from fedpatch.shared.wire.chunks import cut, encode_chunk
 from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.support.brokers import HOST

@@ -38,7 +38,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.codec import to_plain
 from fedpatch.shared.wire.messages import Accept, Envelope, Offer, UpdateReport
 from tests.coordinator.fake_link import RecordedLink

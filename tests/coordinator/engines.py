@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_events import (
     RunStarted,
     UpdateStored,
 )
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
 from tests.support.specs import envelope_of, gone, model, report, run_spec, sent, there, update
 

@@ -21,7 +21,7 @@ from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_v
 from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
-from fedpatch.shared.wire.chunked_transfer import cut, describe
+from fedpatch.shared.wire.chunks import cut, describe
 from fedpatch.shared.wire.codec import from_bytes
 from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE
 from fedpatch.shared.wire.masking_messages import Agreed, Agreement, Inbox, Reveal, Roster, Unmask

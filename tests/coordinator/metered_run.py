@@ -19,7 +19,7 @@ from fedpatch.coordinator.rounds.run_events import (
     TimePassed,
     UpdateStored,
 )
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Accept, Body, DeviceState, Offer
 from fedpatch.shared.wire.vitals import Vitals
 from tests.coordinator.engines import BLOB, engine, send

@@ -12,7 +12,7 @@ from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_journal import RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_events import ModelPublished
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 from tests.support.specs import TASK, model, report, run_spec, sent, there, update

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedpatch.device_agent.job.job_effects import Effect, JobState
 from fedpatch.device_agent.job.job_events import AdmissionDecision, ChunkReceived, DownloadStarted
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, WorkRequest
 from tests.device_agent.jobs import REQUEST, requested
 from tests.support.specs import TASKS, envelope_of, model

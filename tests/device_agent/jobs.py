@@ -14,7 +14,7 @@ from fedpatch.device_agent.job.job_events import (
     WorkRequested,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Body, Envelope, TaskCapability, WorkRequest
 from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, envelope_of, model, run_spec, update
 

@@ -21,13 +21,9 @@ from fedpatch.device_agent.training.local_trainer import CLIENT_OPTIMIZERS
 from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.tensors.encodings import _OCTAVE
 from fedpatch.shared.wire import messages
-from fedpatch.shared.wire.chunked_transfer import (
-    ASK_QUIET_S,
-    CHUNK_OVERHEAD_BYTES,
-    GRANTED_QUIET_S,
-    MAX_QUIET_S,
-    OFFER_QUIET_S,
-)
+from fedpatch.shared.wire.chunk_download import ASK_QUIET_S
+from fedpatch.shared.wire.chunk_upload import GRANTED_QUIET_S, OFFER_QUIET_S
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES, MAX_QUIET_S
 from fedpatch.shared.wire.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
 from fedpatch.shared.wire.features import (
     COORDINATOR_FEATURES,

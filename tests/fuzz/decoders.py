@@ -35,7 +35,7 @@ from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunks import Bitmap, Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, from_bytes, to_bytes, to_plain
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
 from fedpatch.shared.wire.topics import parse_topic

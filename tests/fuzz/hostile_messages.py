@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut
+from fedpatch.shared.wire.chunks import Bitmap, Chunk, cut
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     MAX_CHUNKS,

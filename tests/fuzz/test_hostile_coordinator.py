@@ -36,7 +36,8 @@ from fedpatch.device_agent.job.job_events import (
 )
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import SendChunk, check_manifest, cut
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import check_manifest, cut
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     ENCODINGS,

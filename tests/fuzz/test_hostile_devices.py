@@ -28,7 +28,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.fuzz.effort import tries

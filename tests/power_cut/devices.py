@@ -30,7 +30,7 @@ from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.tensors.arrays import Tensors
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import RefuseReason

@@ -26,7 +26,7 @@ from fedpatch.device_agent.state.storage_check import SPOOL
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut, describe
+from fedpatch.shared.wire.chunks import cut, describe
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import Accept, Offer

@@ -30,7 +30,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunks import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Committed, DeviceState, Manifest
 from fedpatch.shared.wire.reason_codes import RefuseReason

@@ -33,7 +33,8 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import Bitmap, cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason

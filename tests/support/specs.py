@@ -10,7 +10,7 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SendMess
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.tensors.patch_policy import PatchPolicy
 from fedpatch.shared.tensors.schema import Schema, TensorSpec
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     Body,

@@ -10,7 +10,7 @@ from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, describe, encode_chunk
+from fedpatch.shared.wire.chunks import cut, decode_chunk, describe, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     ENCODINGS,

@@ -20,7 +20,7 @@ from fedpatch.coordinator.runtime import aggregator, engine_at_start
 from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.shared.masking.masked_blob import HEADER_BYTES
 from fedpatch.shared.masking.vector_layout import VectorLayout
-from fedpatch.shared.wire.chunked_transfer import decode_chunk
+from fedpatch.shared.wire.chunks import decode_chunk
 from fedpatch.shared.wire.topics import parse_topic
 from tests.support import oracle
 from tests.support.identities import Certified

@@ -23,7 +23,7 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
+from fedpatch.shared.wire.chunks import Chunk, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Committed, Envelope, Refused
 from fedpatch.shared.wire.reason_codes import RefuseReason

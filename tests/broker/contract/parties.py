@@ -15,16 +15,10 @@ from fedpatch.coordinator.rounds.chunk_resends import ChunkResender
 from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
 from fedpatch.shared.mqtt.client import Connected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import (
-    Download,
-    SendChunk,
-    Upload,
-    chunk_bytes_within,
-    cut,
-    decode_chunk,
-    describe,
-    encode_chunk,
-)
+from fedpatch.shared.wire.chunk_download import Download
+from fedpatch.shared.wire.chunk_sizes import chunk_bytes_within
+from fedpatch.shared.wire.chunk_upload import SendChunk, Upload
+from fedpatch.shared.wire.chunks import cut, decode_chunk, describe, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Body, Committed, Envelope, Grant, Manifest, Need, Offer, RetryAfter
 from tests.broker.contract.targets import Target

@@ -10,7 +10,7 @@ import pytest
 
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import MIN_CHUNK_BYTES
+from fedpatch.shared.wire.chunk_sizes import MIN_CHUNK_BYTES
 from tests.broker.contract.parties import CHUNK_BYTES, COORDINATOR, Getting, Giving, parties
 from tests.broker.contract.targets import Target
 

@@ -19,7 +19,7 @@ from fedpatch.coordinator.aggregation.update_validation import (
 from fedpatch.coordinator.rounds.upload_scheduler import UploadScheduler
 from fedpatch.shared.errors import UpdateRefused, WireError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-from fedpatch.shared.wire.chunked_transfer import decode_chunk
+from fedpatch.shared.wire.chunks import decode_chunk
 from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Manifest
 

@@ -22,7 +22,7 @@ from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.wire.chunked_transfer import Bitmap
+from fedpatch.shared.wire.chunks import Bitmap
 from fedpatch.shared.wire.features import SUMS_FEATURE
 from fedpatch.shared.wire.messages import Accept, Decline, DeviceState, Failed, Need, Offer, TaskCapability
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, LinkKind

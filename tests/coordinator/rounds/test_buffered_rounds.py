@@ -40,7 +40,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.features import EVALUATE_FEATURE, MASKED_FEATURE
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import (

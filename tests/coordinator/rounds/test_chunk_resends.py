@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedpatch.coordinator.rounds.chunk_resends import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
 from fedpatch.coordinator.rounds.run_effects import ResendChunks
-from fedpatch.shared.wire.chunked_transfer import Bitmap, describe
+from fedpatch.shared.wire.chunks import Bitmap, describe
 from fedpatch.shared.wire.messages import Need
 from tests.coordinator.round_protocols import Bench
 from tests.support.specs import model

@@ -44,7 +44,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.features import MASKED_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.masking_messages import (
     Agreed,

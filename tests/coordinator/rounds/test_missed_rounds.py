@@ -25,7 +25,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.simulator.experiment.client_selection import select

@@ -32,7 +32,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.termination import Stopped
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Body,

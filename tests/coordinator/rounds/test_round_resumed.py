@@ -40,7 +40,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.unresponsive_devices import PROBE_S
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase

@@ -42,7 +42,7 @@ from fedpatch.coordinator.rounds.run_events import (
 )
 from fedpatch.coordinator.rounds.termination import Stopped
 from fedpatch.shared.errors import IllegalTransition
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Body,

@@ -15,7 +15,7 @@ from fedpatch.coordinator.rounds.unresponsive_devices import (
     UnresponsiveDevices,
 )
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.round_protocols import BLOB, Bench

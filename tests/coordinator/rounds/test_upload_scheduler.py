@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.upload_scheduler import MAX_RETRY_S, STALL_S, Complete, UploadScheduler
-from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
+from fedpatch.shared.wire.chunks import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
 
 CHUNK_BYTES = 10

@@ -13,7 +13,7 @@ from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.runtime.commit_updates import Checked, UpdateCommits
 from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 TENSORS = {"w": np.zeros(1, np.float32)}

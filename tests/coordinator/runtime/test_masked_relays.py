@@ -21,7 +21,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.group_sum import read_sum
 from fedpatch.shared.masking.site_sum import write_site_sum
 from fedpatch.shared.tensors.arrays import Schema
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.features import DEVICE_FEATURES, MASKED_FEATURE, MEMBERS_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.messages import Accept, Envelope, Grant, Manifest, Offer, Refused, TaskCapability, WorkRequest
 from tests.coordinator.effect_runners import Bench

@@ -19,7 +19,7 @@ from fedpatch.shared.tensors.arrays import Tensors, values_digest
 from fedpatch.shared.tensors.packing import unpack
 from fedpatch.shared.tensors.subset import round_seed, subset_of
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import Bitmap, decode_chunk
+from fedpatch.shared.wire.chunks import Bitmap, decode_chunk
 from fedpatch.shared.wire.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.effect_runners import Bench

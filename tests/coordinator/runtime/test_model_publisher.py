@@ -10,7 +10,7 @@ from fedpatch.coordinator.blobs.blob_store import FileBlobs
 from fedpatch.coordinator.blobs.served_models import ServedModels
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.wire.chunked_transfer import decode_chunk
+from fedpatch.shared.wire.chunks import decode_chunk
 from tests.coordinator.fake_link import RecordedLink
 from tests.support.specs import model
 

@@ -14,7 +14,7 @@ from fedpatch.coordinator.runtime.broker_refusals import BrokerRefusals
 from fedpatch.coordinator.runtime.event_queue import AdmittedMessage, Event, EventQueue, UpdateWritten
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
+from fedpatch.shared.wire.chunks import Chunk, encode_chunk
 from tests.coordinator.engines import asking
 from tests.coordinator.fake_link import RecordedLink
 

@@ -24,7 +24,7 @@ from fedpatch.coordinator.runtime.update_writer import UpdateWriter
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.coordinator.storage.update_files import store_update
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.messages import Committed
 from tests.coordinator.effect_runners import Bench
 

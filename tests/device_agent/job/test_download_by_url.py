@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedpatch.device_agent.job.job_effects import JobState, StartDownload, StartTraining
 from fedpatch.device_agent.job.job_events import ChunkReceived, DownloadByBroker, DownloadStarted, LinkRestored
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import Need
 from tests.device_agent.jobs import BLOB, REQUEST, ask, replies, requested
 from tests.support.specs import envelope_of, model

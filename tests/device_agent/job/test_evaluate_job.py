@@ -8,7 +8,7 @@ from fedpatch.device_agent.job.download_plan import expected_bytes, plan_downloa
 from fedpatch.device_agent.job.job_effects import EndJob, JobState, SendMessage, StartTraining
 from fedpatch.device_agent.job.job_events import ChunkReceived, ModelEvaluated
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Accept, Evaluation, WorkRequest
 from fedpatch.shared.wire.plan_terms import parse_phases
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, here, replies, requested

@@ -22,7 +22,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Cancel,

@@ -33,7 +33,7 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.job_transitions import IGNORED, ILLEGAL, ROWS, TRANSITIONS, kind_of
 from fedpatch.shared.errors import IllegalTransition
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.masking_messages import Agreed, Inbox, Roster, Unmask
 from fedpatch.shared.wire.messages import (
     Accept,

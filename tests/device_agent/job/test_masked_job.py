@@ -41,7 +41,7 @@ from fedpatch.device_agent.masking.masking_round import MaskingRound, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, request_digest
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.features import MASKED_REASONS_FEATURE
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, Roster, Unmask

@@ -32,7 +32,7 @@ from fedpatch.device_agent.job.job_events import (
     TrainingFailed,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import Bitmap, cut
+from fedpatch.shared.wire.chunks import Bitmap, cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Failed,

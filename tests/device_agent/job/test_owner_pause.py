@@ -25,7 +25,8 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job
-from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import Bitmap, cut
 from fedpatch.shared.wire.messages import (
     Ack,
     Cancel,

@@ -36,7 +36,8 @@ from fedpatch.device_agent.job.job_events import (
 )
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.same_work import continues
-from fedpatch.shared.wire.chunked_transfer import SendChunk, cut
+from fedpatch.shared.wire.chunk_upload import SendChunk
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.features import COORDINATOR_FEATURES
 from fedpatch.shared.wire.messages import (
     Accept,

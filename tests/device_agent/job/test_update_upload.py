@@ -16,7 +16,7 @@ from fedpatch.device_agent.job.job_events import (
 )
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import SendChunk
+from fedpatch.shared.wire.chunk_upload import SendChunk
 from fedpatch.shared.wire.messages import (
     Ack,
     Cancel,

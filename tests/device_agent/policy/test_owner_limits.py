@@ -16,7 +16,7 @@ from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.features import COORDINATOR_FEATURES
 from fedpatch.shared.wire.messages import Decline, TrainPlan
 from fedpatch.shared.wire.plan_terms import parse_phases

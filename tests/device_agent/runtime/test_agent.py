@@ -50,7 +50,7 @@ from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
+from fedpatch.shared.wire.chunks import cut, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.features import COORDINATOR_FEATURES, SHARED_ID_FEATURE
 from fedpatch.shared.wire.messages import (

@@ -41,7 +41,7 @@ from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,

@@ -28,7 +28,7 @@ from fedpatch.device_agent.runtime.model_fetcher import (
 )
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.messages import Manifest
 from tests.support.brokers import HOST, PATIENCE_S
 from tests.support.identities import Certified

@@ -6,7 +6,7 @@ import pytest
 
 from fedpatch.device_agent.state.download_files import Downloads, bytes_of
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.chunks import cut
 from tests.device_agent.delta_jobs import STEP_BLOBS, STEPS
 from tests.support.listing import open_files
 from tests.support.specs import model

@@ -22,7 +22,7 @@ from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.chunked_transfer import cut, describe
+from fedpatch.shared.wire.chunks import cut, describe
 from fedpatch.shared.wire.messages import Accept, Body, Failed, Manifest, Offer, Progress
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.device_agent.device_rounds import SGD, Scene

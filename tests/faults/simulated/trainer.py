@@ -31,7 +31,7 @@ from fedpatch.shared.errors import FedpatchError, StateError
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, UpdateReport
 from fedpatch.shared.wire.reason_codes import FailReason

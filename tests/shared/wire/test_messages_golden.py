@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.chunked_transfer import Chunk, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunks import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
 from fedpatch.shared.wire.masking_messages import (
     Agreed,

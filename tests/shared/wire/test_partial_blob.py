@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.state.download_files import PartialBlob, cut_from_file, file_digest
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.chunked_transfer import cut, describe
+from fedpatch.shared.wire.chunks import cut, describe
 from tests.support.listing import open_files
 
 BLOB = random.Random(0).randbytes(2050)

@@ -1,4 +1,4 @@
-"""Chunks, manifests and bitmaps."""
+"""Chunks, manifests and bitmaps of a blob."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.shared.errors import BrokerError, UsageError, WireError
-from fedpatch.shared.wire.chunked_transfer import (
+from fedpatch.shared.errors import UsageError, WireError
+from fedpatch.shared.wire.chunks import (
     CHUNK_OVERHEAD_BYTES,
-    MIN_CHUNK_BYTES,
     Bitmap,
     Chunk,
     check_manifest,
-    chunk_bytes_within,
     cut,
     decode_chunk,
     describe,
@@ -114,20 +112,7 @@ class TestChunks:
             assert not fits(wrong, manifest)
 
 
-class TestSizes:
-    def test_follow_the_brokers_limit(self):
-        """A chunk with its overhead is within the broker's limit; without a limit it has the configured size."""
-        assert chunk_bytes_within(100_000, None) == 100_000
-        assert chunk_bytes_within(100_000, 2_000_000) == 100_000
-        small = chunk_bytes_within(100_000, 20_000)
-        assert MIN_CHUNK_BYTES <= small < 20_000 - CHUNK_OVERHEAD_BYTES
-
-    def test_have_a_lower_end(self):
-        """A broker with a very small limit cannot be used, and the error names the setting to raise."""
-        assert chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 512) == MIN_CHUNK_BYTES
-        with pytest.raises(BrokerError, match="max_packet_size"):
-            chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 511)
-
+class TestManifest:
     @pytest.mark.parametrize("encoding", ["fp32", "delta-int8"])
     def test_describe_names_encoding_and_sizes(self, encoding):
         manifest = describe(BLOB, chunk_bytes=100, encoding=encoding, raw_bytes=7, schema=SCHEMA)
