@@ -11,8 +11,8 @@ from fedpatch.coordinator.pki.issued_certificates import COORDINATOR, DEVICE, PA
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.diagnostics.checks import Checkup
-from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
 from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.mqtt.certificate_expiry import WARN_DAYS
 from fedpatch.shared.mqtt.tls_context import certificates_of, key_problem
 
 _DAY_S = 86_400

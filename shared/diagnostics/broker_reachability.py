@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpatch.shared.diagnostics.checks import Checkup
-from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import exposure
+from fedpatch.shared.mqtt.certificate_expiry import ends_soon, left_days
 from fedpatch.shared.mqtt.connection_errors import (
     NAME_INTERFACE,
     name_remedy,
@@ -27,8 +27,6 @@ from fedpatch.shared.mqtt.tls_errors import TrustError, refused_by_broker, trust
 from fedpatch.shared.mqtt.url import BrokerUrl
 
 STEP_TIMEOUT_S = 4.0
-
-_DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -196,9 +194,9 @@ def _check_expiry(not_after: str, connection: str, checkup: Checkup) -> None:
     if not not_after:
         checkup.good("broker_tls", f"{connection}, trusted")
         return
-    left_days = int((ssl.cert_time_to_seconds(not_after) - time.time()) // _DAY_S)
-    text = f"{connection}; its certificate is good for {left_days} more days"
-    if left_days < WARN_DAYS:
+    end, now = ssl.cert_time_to_seconds(not_after), time.time()
+    text = f"{connection}; its certificate is good for {left_days(end, now)} more days"
+    if ends_soon(end, now):
         checkup.warn("broker_tls", text, "renew the broker's certificate before devices refuse it")
     else:
         checkup.good("broker_tls", text)

@@ -10,14 +10,12 @@ from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.certificate import Certificate
+from fedpatch.shared.mqtt.certificate_expiry import ends_soon, left_days
 from fedpatch.shared.mqtt.certificate_holder import HOLDER_REMEDY, holder_problem
 from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, key_problem, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
 
-WARN_DAYS = 21
 NAME = "certificate"
-
-_DAY_S = 86_400
 
 
 def check_own_certificate(settings: BrokerSettings, part: str, name: str, checkup: Checkup) -> None:
@@ -56,7 +54,6 @@ def check_own_certificate(settings: BrokerSettings, part: str, name: str, checku
 def _check_dates(own: Certificate, part: str, checkup: Checkup) -> None:
     now = time.time()
     renew = "fedpatch ca coordinator" if part == "coordinator" else f"fedpatch device rotate {own.subject}, then enrol"
-    left_days = int((own.not_after - now) // _DAY_S)
     text = f"for {own.subject!r}, by {own.issuer!r}"
     if own.standing(now) == "expired":
         checkup.fail(
@@ -66,7 +63,7 @@ def _check_dates(own: Certificate, part: str, checkup: Checkup) -> None:
         text = f"{text}; it is not valid before {minute(own.not_before)}, and the clock says {minute(now)}"
         ahead = f"a time server has set the clock here, so that of the CA was ahead: set it there, then {renew}"
         checkup.fail(NAME, text, ahead if is_synchronised() else "set the clock (timedatectl)")
-    elif left_days < WARN_DAYS:
-        checkup.warn(NAME, f"{text}; it is good for {left_days} more days", renew)
+    elif ends_soon(own.not_after, now):
+        checkup.warn(NAME, f"{text}; it is good for {left_days(own.not_after, now)} more days", renew)
     else:
         checkup.good(NAME, f"{text}; it is good until {minute(own.not_after)}, and only its owner reads the key")

@@ -24,7 +24,14 @@ def check_holder(files: TlsFiles, fleet: str, part: str, name: str = "") -> None
 
 
 def holder_problem(own: Certificate, fleet: str, part: str, name: str) -> str:
-    """Return the reason for which a certificate is refused; "" for the own one, or one that fedpatch did not make."""
+    """Return the reason for which a certificate is refused; "" for the own one, or one that fedpatch did not make.
+
+    Args:
+        own: The certificate.
+        fleet: Name of the fleet.
+        part: "coordinator" or "device".
+        name: Expected name; empty: any.
+    """
     holder = own.holder
     if holder is None:
         return ""
