@@ -37,8 +37,8 @@ from fedpatch.shared.masking.group_sum import GroupSum, read_report
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.masking.site_sum import write_site_sum
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.moment_bounds import STEP
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.tensors.update_checks import STEP
 from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.field_types import MAX_COUNT
 from fedpatch.shared.wire.masking_messages import SecureTerms

@@ -220,7 +220,7 @@ def test_metric_out_of_the_range_here_is_refused_without_an_offence(tmp_path):
 
 def test_moments_of_float16_that_are_rounded_to_zero_are_accepted():
     """A gradient of 0.005 leaves a second moment of zero: each addition is below half of the least number."""
-    from fedpatch.shared.tensors.update_checks import check_moments
+    from fedpatch.shared.tensors.moment_bounds import check_moments
 
     first, second = np.float16(0), np.float16(0)
     for _ in range(50):
@@ -237,7 +237,7 @@ def test_moments_of_float16_that_are_rounded_to_zero_are_accepted():
 
 def test_first_moment_beyond_the_bound_is_accepted_only_as_far_as_the_rounding_of_the_second_one_explains_it():
     """With b2 = 0.999 each addition below half of the spacing is lost: in float16 up to a third of the second moment."""
-    from fedpatch.shared.tensors.update_checks import check_moments
+    from fedpatch.shared.tensors.moment_bounds import check_moments
 
     plan = _plan("fedavg-adam", 1e-3)
     bound = 0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999))

@@ -20,7 +20,7 @@ from fedpatch.coordinator.aggregation.norm_pace import Pace
 from fedpatch.coordinator.aggregation.update_norms import Part, bounded_alone, counts, part_of
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema, Tensors
-from fedpatch.shared.tensors.update_checks import STEP, step_limit
+from fedpatch.shared.tensors.moment_bounds import STEP, step_limit
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 STATS_FACTOR = 10.0

@@ -19,7 +19,7 @@ from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
 from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS
 from fedpatch.device_agent.training.local_trainer import CLIENT_OPTIMIZERS
 from fedpatch.shared.tensors.arrays import MOMENTS
-from fedpatch.shared.tensors.encodings import _OCTAVE
+from fedpatch.shared.tensors.levels import _OCTAVE
 from fedpatch.shared.wire import messages
 from fedpatch.shared.wire.chunk_download import ASK_QUIET_S
 from fedpatch.shared.wire.chunk_upload import GRANTED_QUIET_S, OFFER_QUIET_S

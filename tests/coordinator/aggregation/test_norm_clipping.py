@@ -34,7 +34,7 @@ from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdat
 from fedpatch.coordinator.aggregation.update_norms import norm, norms, weights_norm
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
-from fedpatch.shared.tensors.update_checks import check_moments, check_steps
+from fedpatch.shared.tensors.moment_bounds import check_moments, check_steps
 from fedpatch.shared.wire.messages import TrainPlan
 
 WEIGHTS = Schema((TensorSpec("b", (3,), "float32", "weight"), TensorSpec("w", (2, 2), "float32", "weight")))

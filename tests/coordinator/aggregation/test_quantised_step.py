@@ -19,9 +19,9 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkp
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec, moment_name, values_digest
 from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
+from fedpatch.shared.tensors.moment_bounds import check_moments
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
 from fedpatch.shared.tensors.subset import round_seed
-from fedpatch.shared.tensors.update_checks import check_moments
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 
 SCHEMA = Schema(

@@ -12,21 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedpatch.shared.tensors.encodings import (
-    _OCTAVE,
-    INT4_TOP,
-    INT8_TOP,
-    LEVELS_PER_OCTAVE,
-    from_bf16,
-    from_codes,
-    from_levels,
-    from_nibbles,
-    greatest,
-    to_bf16,
-    to_codes,
-    to_levels,
-    to_nibbles,
-)
+from fedpatch.shared.tensors.encodings import from_bf16, greatest, to_bf16
+from fedpatch.shared.tensors.integer_codes import INT4_TOP, INT8_TOP, from_codes, from_nibbles, to_codes, to_nibbles
+from fedpatch.shared.tensors.levels import _OCTAVE, LEVELS_PER_OCTAVE, from_levels, to_levels
 
 MOST = greatest(np.float32)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
