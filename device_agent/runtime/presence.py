@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import UNSET
 
+from fedpatch.device_agent.policy.hidden_examples import with_hidden_examples
 from fedpatch.device_agent.policy.withheld_reasons import without_reason
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -148,9 +149,7 @@ class Presence:
             online=True,
             boot=self._identity.boot,
             version=__version__,
-            tasks=tuple(replace(one, num_examples=min(one.num_examples, 1)) for one in tasks)
-            if self._hides_examples
-            else tasks,
+            tasks=with_hidden_examples(tasks) if self._hides_examples else tasks,
             encodings=self._encodings,
             job=job,
             unwilling=unwilling,
