@@ -12,12 +12,6 @@
 The training process stages a model; the agent's process publishes it by a rename, when the coordinator has committed the
 update. A model contains the private patch: directories are 0750 and files 0640, so that only the agent's group may read them.
 Nothing here needs torch, NumPy or onnxruntime.
-
-The mark of an unfinished export remains if the process was killed.
-
-An export needs memory beside that of training, and onnxruntime may not support the processor. An export that killed the
-training process in every round would keep the device from ever sending an update. So after a few deaths no more attempts are
-made until the agent restarts.
 """
 
 from __future__ import annotations
@@ -34,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedpatch.device_agent.models.export_attempts import ExportAttempts
 from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.fields import NAME
@@ -48,41 +43,6 @@ from fedpatch.shared.tasks.model_metadata import (
     to_json,
 )
 from fedpatch.shared.typed_values import learn_types
-
-MARK = ".attempt"
-
-
-class ExportAttempts:
-    """Counts attempts to make a model that ended the process; the mark is `.attempt` beside the models of its task.
-
-    The mark is not flushed to disk, since a power cut is no fault of an attempt. Errors of the disk raise StateError.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def begin(self, task: str, most_deaths: int) -> bool:
-        """Begin an attempt; return False after `most_deaths` attempts that ended their process."""
-        mark = self._directory / task / MARK
-        with refusals_of(mark):
-            text = mark.read_text() if mark.exists() else ""
-            deaths = int(text) if text.isdecimal() else 0
-            if deaths < most_deaths:
-                mark.write_text(str(deaths + 1))
-        return deaths < most_deaths
-
-    def end(self, task: str) -> None:
-        """Note that the attempt is over and the process still runs."""
-        mark = self._directory / task / MARK
-        with refusals_of(mark):
-            mark.unlink(missing_ok=True)
-
-    def forget(self) -> None:
-        """Forget earlier attempts after a start of the agent, since the cause may be gone."""
-        with refusals_of(self._directory):
-            for mark in self._directory.glob(f"*/{MARK}"):
-                mark.unlink(missing_ok=True)
-
 
 DIRECTORY = "models"
 CURRENT = "current"

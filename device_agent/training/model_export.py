@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.models.export_attempts import MAX_DEATHS
 from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
 from fedpatch.device_agent.training.keep_previous_model import WORSE, Comparison
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 
 PARITY_SAMPLES = 256
-MAX_DEATHS = 2
-"""Attempts that may end their process before no more are made."""
 
 log = logging.getLogger("fedpatch.models")
 
@@ -124,7 +123,7 @@ class ModelExport:
         task = self._trainer.task.name
         self._store.prepare(task)
         _ = self._trainer.input_statistics  # here, since another process would compute them for every model
-        if not self._store.attempts.begin(task, MAX_DEATHS):
+        if not self._store.attempts.begin(task):
             return (
                 f"to make one has ended its process {MAX_DEATHS} times (too little memory, or a processor that "
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"

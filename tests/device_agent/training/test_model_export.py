@@ -146,7 +146,7 @@ def test_an_export_that_ends_its_process_is_given_up(tmp_path, caplog, deaths):
     device = Device(tmp_path)
     device.models.prepare("toy")
     for _ in range(deaths):
-        device.models.attempts.begin("toy", 9)  # an attempt that never finishes
+        device.models.attempts.begin("toy")  # an attempt that never finishes
     assert device.play(1).steps == 5
     assert (device.models.current("toy") is None) == (deaths >= 2)
     assert ("ended its process 2 times" in caplog.text) == (deaths >= 2)
