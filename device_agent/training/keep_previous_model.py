@@ -31,7 +31,7 @@ class PreviousModel:
     best: float
 
 
-class Comparison:
+class PreviousModelComparison:
     """Compares the model of a round with the previous one.
 
     `keep_margin` is the most by which a model may be worse than the best one on the same data, in the unit of the metric.

@@ -23,7 +23,7 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.export_attempts import MAX_DEATHS
 from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
-from fedpatch.device_agent.training.keep_previous_model import WORSE, Comparison
+from fedpatch.device_agent.training.keep_previous_model import WORSE, PreviousModelComparison
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
@@ -74,7 +74,7 @@ class ModelExport:
         self._run = run
         self._trainer = trainer
         self._store = store
-        self._comparison = Comparison(trainer, store, keep_margin)
+        self._comparison = PreviousModelComparison(trainer, store, keep_margin)
         self._keep_margin = keep_margin
         self._task_ref = task_ref
         self._preparation = preparation
