@@ -1,6 +1,6 @@
 """Metrics of the devices: the fleet as a whole, and series of single devices.
 
-Series of single devices are bounded in number, since Prometheus keeps every series it has ever seen. The coordinator's thread
+Series of single devices are bounded in number (coordinator.observability.single_devices). The coordinator's thread
 replaces immutable rows; the threads of the endpoint read the newest rows.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,6 +20,7 @@ from fedpatch.coordinator.observability.metric_definitions import (
     FLEET_STATES,
     Metrics,
 )
+from fedpatch.coordinator.observability.single_devices import History, answers_of, worst_in_turn
 from fedpatch.coordinator.rounds.active_round import ActiveRound
 from fedpatch.coordinator.rounds.held_devices import REVOKED
 from fedpatch.coordinator.rounds.known_devices import Member
@@ -129,22 +129,6 @@ def _site_devices(state: DeviceState, task: str) -> float | None:
 _TOLD_WHY = (State.DECLINED, State.FAILED, State.LATE, State.LOST)
 
 
-@dataclass
-class History:
-    """The record of a device since this coordinator started. `slow_s` is the last wait for it, with any outcome."""
-
-    online: bool = False
-    declines: int = 0
-    failures: int = 0
-    disconnects: int = 0
-    slow_s: float = 0.0
-    round_s: float | None = None
-    download_s: float | None = None
-    train_s: float | None = None
-    user_accuracy_before: float | None = None
-    user_accuracy_after: float | None = None
-
-
 def standing(member: Member, task: str, *, offender: bool = False) -> str:
     """Return the state of a device, one of FLEET_STATES; `offender` marks an offender.
 
@@ -162,25 +146,6 @@ def standing(member: Member, task: str, *, offender: bool = False) -> str:
     if member.barred or offender:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
-
-
-def worst_in_turn(answers: Mapping[str, Sequence[float]], most: int) -> set[str]:
-    """Choose devices by several questions: the worst of each question in turn, then those without a bad answer by name.
-
-    Args:
-        answers: By device a number for each question: the larger, the worse; 0: nothing to tell.
-        most: Greatest number of devices.
-    """
-    count = len(next(iter(answers.values()), ()))
-    ranked = [
-        sorted(
-            (device for device, of in answers.items() if of[one] > 0),
-            key=lambda device: (-answers[device][one], device),
-        )
-        for one in range(count)
-    ]
-    turns = (device for places in zip_longest(*ranked) for device in places if device is not None)
-    return set(islice(dict.fromkeys(chain(turns, sorted(answers))), most))
 
 
 class FleetMetrics:
@@ -299,14 +264,9 @@ class FleetMetrics:
             self._choose_anew = False
 
     def _answers(self, device: str) -> Sequence[float]:
-        """Return a number for each question to which the series of a device are the answer: the larger, the worse; 0: nothing.
-
-        The questions: who is slow, fails, declines, comes and goes, is offline, shows a sign of trouble?
-        """
-        member, history = self._engine.fleet.members[device], self._history(device)
+        member = self._engine.fleet.members[device]
         away = not member.state.online and not member.held
-        counts = (history.failures, history.declines, history.disconnects)
-        return (history.slow_s, *counts, float(away), float(self._vitals.in_trouble(device)))
+        return answers_of(self._history(device), away=away, in_trouble=self._vitals.in_trouble(device))
 
     def _row(self, device: str, now: float) -> DeviceRow:
         member, history = self._engine.fleet.members[device], self._history(device)

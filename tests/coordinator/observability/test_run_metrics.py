@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.network.metered_fleet import MeteredFleet
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.observability.device_vitals import STALE_S
-from fedpatch.coordinator.observability.fleet_metrics import standing, worst_in_turn
+from fedpatch.coordinator.observability.fleet_metrics import standing
 from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, PHASES, SIGNS, Metrics
 from fedpatch.coordinator.observability.round_metrics import spread
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
+from fedpatch.coordinator.observability.single_devices import worst_in_turn
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
