@@ -20,7 +20,16 @@ def end_job(
     committed: JobKey | None = None,
     finished: JobKey | None = None,
 ) -> list[Effect]:
-    """End the current work; the parameters are those of EndJob."""
+    """End the current work.
+
+    Args:
+        job: The job.
+        outcome: As for EndJob, like the other parameters.
+        gave_up: The device gave up.
+        rest_s: Announced seconds without work.
+        committed: The work whose update is committed.
+        finished: The work that is finished.
+    """
     stop: list[Effect] = [StopTraining()] if job.state is JobState.TRAINING else []
     job.state, job.paused, job.awaits_clearance = JobState.IDLE, False, False
     job.vector_waits = False

@@ -29,7 +29,13 @@ BASE_SPENT = Decline(DeclineReason.BASE_SPENT, "this device has offered a masked
 
 
 def refusal_of_keys(job: JobContext, key: JobKey, request: WorkRequest) -> Decline | None:
-    """Make the keys of a masked round; return the decline where this device must make none."""
+    """Make the keys of a masked round; return the decline where this device must make none.
+
+    Args:
+        job: The job.
+        key: The work, whose round the keys are for.
+        request: Its request, with the terms of the round.
+    """
     if job.masking is None or request.secure is None or request.evaluates:
         return None
     try:

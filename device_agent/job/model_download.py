@@ -54,6 +54,11 @@ def change_plan(job: JobContext, plan: DownloadPlan, now: float) -> list[Effect]
 
     The chunks of these deltas are on the broker again, so the missing ones are requested soon, however long the pause had
     grown. A newer URL replaces the former one, which may have expired.
+
+    Args:
+        job: The job, which is downloading.
+        plan: The blobs that the newer request asks for.
+        now: The time, in seconds.
     """
     if job.plan is not None and plan.blobs == job.plan.blobs and not any(blob.url for blob in plan.blobs):
         if job.download is not None:
