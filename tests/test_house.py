@@ -64,6 +64,22 @@ def test_no_class_name_stands_for_two_things():
     assert {name for name, count in counts.items() if count > 1} == SAME_IN_BOTH_PROCESSES
 
 
+def test_the_product_imports_nothing_of_its_own_under_another_name():
+    """One name for one thing; ruff (PLC0414) looks at redundant aliases only."""
+    trees = {
+        path: ast.parse(path.read_text("utf-8")) for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    renamed = [
+        f"{path.relative_to(ROOT)}: {name.name} as {name.asname}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedpatch")
+        for name in node.names
+        if name.asname not in (None, name.name)
+    ]
+    assert renamed == []
+
+
 @pytest.mark.medium
 def test_no_module_or_class_has_a_retired_name():
     """The glossary in docs/explanation/concepts.md has the present names."""

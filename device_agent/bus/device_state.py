@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.bus.home_assistant import OFF, ON
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.objections import PAUSED_WORDS, besides_pause
-from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
+from fedpatch.device_agent.state.pause_file import end_pause, is_paused, write_pause
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.tasks.model_metadata import ModelMetadata
@@ -38,9 +38,9 @@ def set_paused(state_dir: Path, paused: bool) -> None:
         StateError: The disk refused.
     """
     if paused:
-        pause(state_dir)
+        write_pause(state_dir)
     else:
-        resume(state_dir)
+        end_pause(state_dir)
 
 
 def _state(
@@ -97,7 +97,7 @@ def _reasons_of_file(admission: str) -> list[str]:
 
 def _model(state_dir: Path) -> ModelMetadata | None:
     """The metadata of the present personal model of the first task that has one."""
-    store = ModelStore(state_dir / DIRECTORY)
+    store = ModelStore(state_dir / MODELS_DIRECTORY)
     for task in store.tasks():
         for version in store.versions(task):
             if version.current:

@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY
 from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
 from fedpatch.device_agent.policy.usage import ALL_SPENT, USAGE_NAME, DailyBudget, DayUsage
 from fedpatch.device_agent.state.history import HISTORY_NAME
-from fedpatch.device_agent.state.leader_epoch import FILE as LEADER_EPOCH
-from fedpatch.device_agent.state.offered_bases import FILE as OFFERED_BASES
+from fedpatch.device_agent.state.leader_epoch import LEADER_EPOCH_FILE
+from fedpatch.device_agent.state.offered_bases import OFFERED_BASES_FILE
 from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
-from fedpatch.device_agent.state.revocation_file import FILE as REVOCATIONS
+from fedpatch.device_agent.state.revocation_file import REVOCATIONS_FILE
 from fedpatch.device_agent.state.storage_check import PATCHES
 from fedpatch.shared.app.files import make_directory, refusals_of, remedy_to_read, write_atomic
 from fedpatch.shared.config.toml_edit import parse_toml
@@ -52,15 +52,15 @@ MAX_BYTES = 4 * 2**30
 _IDENTITY = "identity"
 _KEPT = (
     PATCHES,
-    MODELS,
+    MODELS_DIRECTORY,
     _IDENTITY,
     ACCOUNT_NAME,
     RESTORED_NAME,
     USAGE_NAME,
-    LEADER_EPOCH,
+    LEADER_EPOCH_FILE,
     HISTORY_NAME,
-    OFFERED_BASES,
-    REVOCATIONS,
+    OFFERED_BASES_FILE,
+    REVOCATIONS_FILE,
 )
 _SALT, _NONCE = 16, 12
 _UNKNOWN_DAY, _DAY_S = date(1970, 1, 1), 86_400
@@ -204,7 +204,7 @@ def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> byt
     if one.name in (USAGE_NAME, RESTORED_NAME):
         return b""
     target = state_dir / path
-    open_to_group = path.parts[0] == MODELS
+    open_to_group = path.parts[0] == MODELS_DIRECTORY
     for folder in list(path.parents)[-2::-1]:  # parents that make_directory makes itself are open to all
         make_directory(state_dir / folder, 0o750 if open_to_group else 0o700)
     if one.issym():

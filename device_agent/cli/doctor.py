@@ -17,7 +17,7 @@ from typing import Any
 
 from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.floor_status import DAMAGED, least_without_model
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.agent_composition import setup_of
@@ -170,7 +170,7 @@ def _lasting_problems(directory: Path, private: str) -> list[tuple[bool, str, st
 def _check_personal(directory: Path, checkup: Checkup) -> None:
     """Warn of a personal model that was made without validation data: then test data must keep it from becoming worse."""
     with suppress(FedpatchError):
-        store = ModelStore(directory / DIRECTORY)
+        store = ModelStore(directory / MODELS_DIRECTORY)
         for task in store.tasks():
             present = next((one.metadata for one in store.versions(task) if one.current), None)
             if present is not None and not present.validation_examples:

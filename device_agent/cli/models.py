@@ -11,7 +11,7 @@ import typer
 
 from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import in_place, settings_file, state_options
-from fedpatch.device_agent.models.store import DIRECTORY, HELD_WORDS, ModelStore, ModelVersion
+from fedpatch.device_agent.models.store import HELD_WORDS, MODELS_DIRECTORY, ModelStore, ModelVersion
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.files import refusals_of
@@ -262,7 +262,7 @@ def _store(state_dir: Path) -> ModelStore:
     with refusals_of(directory):
         if not directory.is_dir():
             raise UsageError(f"no agent has run in {directory}; say where its state is with --state-dir")
-    return ModelStore(directory / DIRECTORY)
+    return ModelStore(directory / MODELS_DIRECTORY)
 
 
 def _opened(state_dir: Path, task: str, model: Path | None, int8: bool) -> PersonalModel:

@@ -15,8 +15,7 @@ from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import existing, state_options
 from fedpatch.device_agent.sensors.host import local_minute
 from fedpatch.device_agent.state.history import KEEP_DAYS, read_history
-from fedpatch.device_agent.state.pause_file import pause as write_pause
-from fedpatch.device_agent.state.pause_file import resume as end_pause
+from fedpatch.device_agent.state.pause_file import end_pause, write_pause
 from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.errors import UsageError
 

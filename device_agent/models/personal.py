@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from fedpatch.device_agent.models.inputs import require_shape
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks.examples import Examples, as_examples, from_arrays, from_frame, read, without_missing
@@ -39,8 +39,7 @@ from fedpatch.shared.tasks.model_metadata import (
     from_json,
     inputs_from_json,
 )
-from fedpatch.shared.tasks.prepare import prepared as prepared_by
-from fedpatch.shared.tasks.prepare import require_same_prepare
+from fedpatch.shared.tasks.prepare import prepared, require_same_prepare
 from fedpatch.shared.tasks.reading.array_values import numbers_of
 from fedpatch.shared.tasks.reading.cell_values import RefusedValue
 from fedpatch.shared.tasks.reading.readings_format import ReadingsFormat
@@ -112,14 +111,14 @@ class PersonalModel:
             UsageError: There is no model, or several tasks have one and none is named.
             StateError: The model is damaged.
         """
-        store = ModelStore(Path(state_dir).expanduser() / DIRECTORY)
+        store = ModelStore(Path(state_dir).expanduser() / MODELS_DIRECTORY)
         given = task if isinstance(task, str) else task.name
         name = given or only_task(store, Path(state_dir))
         model = cls._read_present(store, name, threads, int8, None if isinstance(task, str) else task)
         if model is None:
             raise UsageError(
-                f"{Path(state_dir) / DIRECTORY / name}: there is no personal model yet; it comes with the first round whose "
-                "update the coordinator takes (see keep_models)"
+                f"{Path(state_dir) / MODELS_DIRECTORY / name}: there is no personal model yet; it comes with the first round "
+                "whose update the coordinator takes (see keep_models)"
             )
         model._store = (store, name)
         return model
@@ -216,7 +215,7 @@ class PersonalModel:
         if not self._same_prepare:
             require_same_prepare(self._task, known)
             self._same_prepare = True
-        return prepared_by(self._task, raw, "the inputs")
+        return prepared(self._task, raw, "the inputs")
 
     def _find_task(self) -> Task:
         ref = self.metadata.task_ref or self.metadata.task

@@ -44,7 +44,7 @@ from fedpatch.shared.tasks.model_metadata import (
 )
 from fedpatch.shared.typed_values import learn_types
 
-DIRECTORY = "models"
+MODELS_DIRECTORY = "models"
 CURRENT = "current"
 SUMS_FILE = "SHA256SUMS"
 """`sha256sum -c SHA256SUMS` checks a model and its metadata."""

@@ -13,7 +13,7 @@ from typing import Any
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
@@ -41,7 +41,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import DeviceHistory
 from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
-from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY
 from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.pause_file import is_paused
 from fedpatch.device_agent.state.status_file import (
@@ -111,7 +111,7 @@ def make_agent(
     )
     models = None
     if settings.keep_models:
-        models = ModelStore(directory / DIRECTORY, settings.keep_models, every_s=settings.model_every_s)
+        models = ModelStore(directory / MODELS_DIRECTORY, settings.keep_models, every_s=settings.model_every_s)
     trainer = ports.trainer(setup_of(settings, directory, identity.device), queue.put)
     boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
     owner = _make_owner(settings, directory, queue, trainer, ports.root)
@@ -242,7 +242,7 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
         threads=settings.threads,
         nice=settings.nice,
         max_memory_mib=settings.max_memory_mib,
-        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
+        models_dir=str(directory / MODELS_DIRECTORY) if settings.keep_models else "",
         keep_margin=settings.keep_margin,
         held_dir=str(directory / HELD_DIRECTORY),
         private=settings.private,

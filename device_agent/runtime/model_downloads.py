@@ -12,8 +12,7 @@ from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEvent
 from fedpatch.device_agent.runtime.presence import AgentLink
 from fedpatch.device_agent.runtime.traffic_count import TrafficCount
 from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob
-from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
-from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.storage_check import DOWNLOADS
 from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.shared.mqtt.traffic import Traffic

@@ -14,7 +14,7 @@ from msgspec import UnsetType
 
 from fedpatch.shared.app.files import read_state, write_atomic
 
-FILE = "leader-epoch"
+LEADER_EPOCH_FILE = "leader-epoch"
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -37,7 +37,7 @@ class LeaderEpoch:
     """
 
     def __init__(self, directory: Path, fleet: str) -> None:
-        self._file = directory / FILE
+        self._file = directory / LEADER_EPOCH_FILE
         self._fleet = fleet
         self.highest = self._read()
 

@@ -25,7 +25,7 @@ from fedpatch.shared.app.files import (
 )
 from fedpatch.shared.errors import StateError
 
-DIRECTORY = "held"
+HELD_DIRECTORY = "held"
 _LINE = b"fedpatch global model 1\n"
 _MAX_HEADER_BYTES = 1024
 _FIELDS = {"version": str, "schema": str, "encoding": str, "raw_bytes": int}

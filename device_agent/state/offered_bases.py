@@ -12,7 +12,7 @@ from pathlib import Path
 from fedpatch.shared.app.files import read_state, refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError, StateUnreadable
 
-FILE = "masked-bases"
+OFFERED_BASES_FILE = "masked-bases"
 DIGEST_BYTES = 32
 _LINE = b"fedpatch masked bases 1\n"
 
@@ -34,7 +34,7 @@ class OfferedBases:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE
+        self.path = directory / OFFERED_BASES_FILE
         self._known: dict[str, None] | None = None
 
     def load(self) -> frozenset[str] | None:
@@ -84,6 +84,7 @@ class OfferedBases:
                 raise StateError(f"{self.path}: {len(content)} bytes are no list of digests")
         except StateError as error:
             raise StateError(
-                f"{error}; restore {FILE} from a copy, or move it away: then an update from an earlier base may leave again"
+                f"{error}; restore {OFFERED_BASES_FILE} from a copy, or move it away: then an update from an earlier base may "
+                "leave again"
             ) from error
         return [content[at : at + DIGEST_BYTES].hex() for at in range(0, len(content), DIGEST_BYTES)]

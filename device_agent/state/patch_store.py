@@ -54,7 +54,7 @@ PERSONAL = "personal"
 CONTROLS = "control"
 """Directory of the device's own control variates, below that of the patches, in their format (SCAFFOLD)."""
 MAGIC = b"fedpatch patch 1\n"
-SUFFIX = ".patch"
+PATCH_SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
 """Suffix and first line of the residuals beside the patches (device_agent.state.residual_store), for readers without numpy."""
 RECORD_SUFFIX, RECORD_LINE = ".private", b"fedpatch private 1\n"
@@ -91,7 +91,7 @@ class PatchKey:
     def file_name(self) -> str:
         """Name of the patch's file. A policy's text is no file name, so a hash distinguishes keys."""
         digest = hashlib.sha256("\n".join((self.task, self.schema, self.policy)).encode()).hexdigest()
-        return f"{self.task}-{digest[:16]}{SUFFIX}"
+        return f"{self.task}-{digest[:16]}{PATCH_SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def patch_remedy(path: Path) -> str:
 def list_patches(directory: Path) -> list[PatchEntry]:
     """Return every patch in `directory`, by task. It only reads, so an agent may be running. Needs no numpy."""
     entries = []
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in sorted(directory.glob(f"*{PATCH_SUFFIX}")):
         with refusals_of(path):
             try:
                 status, data = path.stat(), path.read_bytes()
@@ -301,8 +301,8 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
         StateUnreadable: A patch cannot be read now.
     """
     found = []
-    pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(SUFFIX))
-    paths = {directory / one.name.removesuffix(".previous") for one in directory.glob(f"*{SUFFIX}*")}
+    pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(PATCH_SUFFIX))
+    paths = {directory / one.name.removesuffix(".previous") for one in directory.glob(f"*{PATCH_SUFFIX}*")}
     for path in sorted(one for one in paths if pattern.fullmatch(one.name)):
         versions = [one for one in (path, previous_of(path)) if one.exists()]
         problems = []

@@ -18,7 +18,7 @@ def is_paused(state_dir: Path, *, if_unknown: bool = True) -> bool:
         return if_unknown
 
 
-def pause(state_dir: Path, until_s: float | None = None) -> None:
+def write_pause(state_dir: Path, until_s: float | None = None) -> None:
     """Write the owner's pause file.
 
     Args:
@@ -34,7 +34,7 @@ def pause(state_dir: Path, until_s: float | None = None) -> None:
         write_atomic(path, text.encode(), mode=_MODE)
 
 
-def resume(state_dir: Path) -> bool:
+def end_pause(state_dir: Path) -> bool:
     """Delete the owner's pause file, and return whether there was one. Raises StateError where the disk refused."""
     path = state_dir / PAUSE_FILE
     with refusals_of(path):

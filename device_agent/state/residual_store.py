@@ -20,10 +20,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 
-from fedpatch.device_agent.state.patch_store import RESIDUAL_LINE as _LINE
-from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX as SUFFIX
-from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
-from fedpatch.device_agent.state.patch_store import PatchKey
+from fedpatch.device_agent.state.patch_store import PATCH_SUFFIX, RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey
 from fedpatch.shared.app.files import (
     previous_of,
     read_header,
@@ -103,7 +100,7 @@ class ResidualStore:
             write(path, _encode(of, public, values, seed))
 
     def _path(self, key: PatchKey) -> Path:
-        return self._directory / (key.file_name.removesuffix(PATCH_SUFFIX) + SUFFIX)
+        return self._directory / (key.file_name.removesuffix(PATCH_SUFFIX) + RESIDUAL_SUFFIX)
 
 
 def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
@@ -132,7 +129,7 @@ def _schema(public: Schema) -> Schema:
 
 def _encode(of: ResidualOf, public: Schema, values: Tensors, seed: int) -> bytes:
     blob, raw_bytes = _packed(values, public, seed)
-    return seal(_LINE, msgpack.packb({**asdict(of), "raw_bytes": raw_bytes}) + blob)
+    return seal(RESIDUAL_LINE, msgpack.packb({**asdict(of), "raw_bytes": raw_bytes}) + blob)
 
 
 def _packed(values: Tensors, public: Schema, seed: int) -> tuple[bytes, int]:
@@ -166,7 +163,7 @@ def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | N
 
 
 def _decode(path: Path, data: bytes, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
-    content = unseal(path, _LINE, data, "a residual")
+    content = unseal(path, RESIDUAL_LINE, data, "a residual")
     fields, length = read_header(path, content, _FIELDS)
     raw_bytes, of = fields.pop("raw_bytes"), ResidualOf(**fields)
     return of, _unpacked(bytes(content[length:]), raw_bytes, public) if of.schema == public.digest else {}

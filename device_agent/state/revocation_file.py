@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedpatch.shared.app.files import refusals_of, seal, unseal, write_atomic
 
-FILE = "revocations.bin"
+REVOCATIONS_FILE = "revocations.bin"
 _LINE = b"fedpatch revocations 1\n"
 
 
@@ -18,7 +18,7 @@ class RevocationFile:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE
+        self.path = directory / REVOCATIONS_FILE
 
     def load(self) -> bytes:
         """Return the list; empty without a file.

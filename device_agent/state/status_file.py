@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta
 
-from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchEntry, list_patches
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL
 from fedpatch.device_agent.state.update_spool import NOTE
@@ -208,7 +208,7 @@ def read_standing(state_dir: Path) -> AgentStatus:
             status=_read_status(state_dir / STATUS_NAME),
             update_waits=(state_dir / SPOOL / NOTE).exists(),
             patches=tuple(list_patches(state_dir / PATCHES)),
-            held_version=ModelCache(state_dir / DIRECTORY).version(),
+            held_version=ModelCache(state_dir / HELD_DIRECTORY).version(),
         )
 
 

@@ -13,15 +13,14 @@ from pathlib import Path
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.job_events import AdmissionDecision
-from fedpatch.device_agent.models.store import DIRECTORY as MODELS
-from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.state.masking_file import MaskingFile
-from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
-from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.patch_store import (
     CONTROLS,
     INDEPENDENT,
+    PATCH_SUFFIX,
     PERSONAL,
     RECORD_LINE,
     RECORD_SUFFIX,
@@ -32,7 +31,6 @@ from fedpatch.device_agent.state.patch_store import (
     patch_problem,
     patch_remedy,
 )
-from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import previous_of, remedy_at, remedy_for, stamp_of, unseal, write_atomic
@@ -203,7 +201,7 @@ def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, 
         except (OSError, StateError) as error:
             remedy = "nothing: what it would make up for is left out once, and the next round writes it again"
             yield False, str(error), remedy
-    held = ModelCache(directory / HELD)
+    held = ModelCache(directory / HELD_DIRECTORY)
     if held.path.exists():
         try:
             held.read()
@@ -211,7 +209,7 @@ def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, 
             yield False, str(error), "nothing: the next round downloads the whole global model"
     if problem := UpdateSpool.problem(directory / SPOOL):
         yield False, problem, "nothing: it is dropped when the agent starts, and the round's work with it"
-    models = ModelStore(directory / MODELS)
+    models = ModelStore(directory / MODELS_DIRECTORY)
     for problem, current in models.problems():
         remedy = "`fedpatch-agent rollback` goes back to another; the next round makes a new one"
         yield False, problem, remedy if current else "delete it: it is not in use"

@@ -69,14 +69,13 @@ def check_task_with(
     Raises:
         UsageError: The task, the policy or the plan is unknown.
     """
-    from fedpatch.shared.tasks.task import data_root as usual_root
     from fedpatch.shared.tasks.task import find_task, use_data_root
     from fedpatch.shared.tensors.patch_policy import check_private
 
     found = find_task(task)
     check_private(private)
     plan = plan_of(found)
-    root = usual_root() if data_root is None else data_root.expanduser()
+    root = _usual_data_root() if data_root is None else data_root.expanduser()
     if found.frozen_file is not None:
         use_data_root(root)
 
@@ -86,3 +85,9 @@ def check_task_with(
     question = Question(found, data_of(found, data), root, private, plan)
     with interruptible():
         raise typer.Exit(conduct(lambda checkup: examine_task(question, checkup), as_json=as_json))
+
+
+def _usual_data_root() -> Path:
+    from fedpatch.shared.tasks.task import data_root
+
+    return data_root()

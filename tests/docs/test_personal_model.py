@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.training.local_only_training import FIRST_ROUNDS
 from fedpatch.shared.onnx.quantisation import MIN_EXAMPLES
@@ -26,7 +26,7 @@ IMAGES = np.random.default_rng(1).random((4, 64), dtype=np.float32)
 def test_the_shown_code_classifies_images(tmp_path):
     (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     shown = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(digits.TASK, (64,)), **shown)
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx_of(digits.TASK, (64,)), **shown)
     names: dict[str, Any] = {"state_dir": str(tmp_path), "images": IMAGES}
     exec(block, names)
     assert len(names["names"]) == 4

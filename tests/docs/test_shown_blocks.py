@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.sensors.ups_command import read_command
 from fedpatch.shared.app.logging import LineFormatter, LogFormat, fields
 from fedpatch.shared.errors import DataError
@@ -163,7 +163,7 @@ def test_models_are_listed_so(tmp_path):
         "created": match["made"],
         "size_bytes": 51_000,
     }
-    publish(ModelStore(tmp_path / DIRECTORY), int(match["round"]), **figures, **origin)
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), int(match["round"]), **figures, **origin)
     done = run("fedpatch-agent", "models", "--state-dir", tmp_path)
     assert done.out.startswith(f"present {shown.removesuffix('...')}")
 

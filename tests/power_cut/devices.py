@@ -15,12 +15,10 @@ from fedpatch.device_agent.job.job_effects import Effect
 from fedpatch.device_agent.job.job_events import ChunkReceived, JobEvent, MessageReceived, UpdateTrained
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
-from fedpatch.device_agent.models.store import DIRECTORY as MODELS
-from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import Usage, UsageFile
-from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
-from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.state.status_file import lock_state_dir
@@ -107,10 +105,10 @@ class DeviceStory:
         self._state, self._mark = state, mark
         self._lock = lock_state_dir(state)
         self._usage = UsageFile(state)
-        self._models = ModelStore(state / MODELS, 2)
+        self._models = ModelStore(state / MODELS_DIRECTORY, 2)
         data = random_data("pi", 20)
         local_update = LocalUpdate(
-            LocalTrainer(TOY, data), PatchStore(state / "patches"), "pi", held=ModelCache(state / HELD)
+            LocalTrainer(TOY, data), PatchStore(state / "patches"), "pi", held=ModelCache(state / HELD_DIRECTORY)
         )
         self._training = _Training(local_update)
         self._tasks = (TaskCapability(TOY.name, scene().model.digest, 20),)

@@ -17,7 +17,7 @@ from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY
 from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.shared.errors import FedpatchError
 from tests.device_agent.exported_models import present
@@ -118,7 +118,7 @@ def device_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
         for name, value in found.items():
             if value != last[name]:
                 yield f"round {last['round']} had been offered, and its {name} is not there"
-    model = present(state / MODELS) or 0
+    model = present(state / MODELS_DIRECTORY) or 0
     published = max((one["round"] for one in marks if one["what"] == "published"), default=0)
     if model < published:
         yield f"the personal model of round {published} was in use, and {model} is"

@@ -21,9 +21,8 @@ from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.update_files import load_update
-from fedpatch.device_agent.models.store import DIRECTORY as MODELS
-from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.state.patch_store import SUFFIX, _header
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
+from fedpatch.device_agent.state.patch_store import PATCH_SUFFIX, _header
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from tests.power_cut.disk import Image, Record, Sync
 from tests.power_cut.judging import Mark, Marks, by_round, marks_in, problems
@@ -84,7 +83,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 def _publishes(state: Path) -> bool:
     """Return whether the personal model of the last round is in use."""
-    models = ModelStore(state / MODELS)
+    models = ModelStore(state / MODELS_DIRECTORY)
     versions = [one for task in models.tasks() for one in models.versions(task)]
     return any(one.current and one.metadata is not None and one.metadata.round == ROUNDS for one in versions)
 
@@ -125,11 +124,13 @@ def _device_keeps(device: str, place: Path, marks: Marks) -> Iterator[str]:
             yield f"the update of round {number} had been offered, and {waiting} waits"
     if offers:
         # During a replacement only the former patch exists.
-        rounds = [_header(path, path.read_bytes())[0]["round"] for path in (state / "patches").glob(f"[!.]*{SUFFIX}*")]
+        rounds = [
+            _header(path, path.read_bytes())[0]["round"] for path in (state / "patches").glob(f"[!.]*{PATCH_SUFFIX}*")
+        ]
         if max(rounds, default=0) < max(offers):
             yield f"round {max(offers)} had been offered, and there are patches of rounds {rounds}"
     published = max((one["round"] for one in marks if one["what"] == "published"), default=0)
-    models = ModelStore(state / MODELS)
+    models = ModelStore(state / MODELS_DIRECTORY)
     present = [
         one.metadata.round for task in models.tasks() for one in models.versions(task) if one.current and one.metadata
     ]
@@ -164,7 +165,7 @@ def test_device_keeps_state_that_it_sent_to_its_coordinator(played, disks, devic
 
 
 def test_only_the_first_status_of_a_process_waits_for_the_disk(played):
-    """The status changes several times in a round, and each flush wears an SD card; the first one has the nonce of the start."""
+    """The status changes several times in a round, each flush wears a card, and the first one has the nonce."""
     for record in played.devices.values():
         synced = [step.what.path for step in record.steps if isinstance(step.what, Sync)]
         assert synced

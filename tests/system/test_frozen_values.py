@@ -16,7 +16,7 @@ from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.device_agent.models.store import DIRECTORY
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.tensors.patches import policy_of_names
@@ -110,7 +110,7 @@ def test_no_frozen_and_no_private_value_is_on_the_wire_or_in_a_file_of_a_round(s
             copy = PatchStore(agent.patches / PERSONAL).load(key, summary.run, ROUNDS).values
             assert {name for name in copy if ":" not in name} == set(prepared.schema.names)
             assert haystack.values_of(copy) == set()
-        _require_absent(agent.state_dir, besides=DIRECTORY)
+        _require_absent(agent.state_dir, besides=MODELS_DIRECTORY)
     _require_absent(run_directory(tmp_path, summary.run))
     state = load_checkpoint(run_directory(tmp_path, summary.run))[0]
     assert set(state.tensors) == set(prepared.travelling.names)
@@ -134,7 +134,9 @@ def test_the_file_is_fetched_once_and_models_for_applications_hold_its_values(sc
     assert Handler.asked == [f"/{FILE.name}"]
     summary = start_run(fleet.settings(tmp_path, f"{REFERENCE}TASK", rounds=1, quorum=1.0), Silent())
     exported = export_global_model(tmp_path, summary.run, None, None).path
-    personal = [agent.state_dir / DIRECTORY / TASK.name / "current" / exported.name for agent in fleet.agents.values()]
+    personal = [
+        agent.state_dir / MODELS_DIRECTORY / TASK.name / "current" / exported.name for agent in fleet.agents.values()
+    ]
     for path in (exported, *personal):
         content = path.read_bytes()
         assert all(window in content for window in distinct_windows(base_values()["base.bias"])), path

@@ -15,7 +15,7 @@ from fedpatch.coordinator.find_strategy import find_strategy
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.device_agent.models.store import DIRECTORY
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.tasks.model_metadata import INPUTS_FILE, inputs_from_json
 from fedpatch.shared.tasks.torch_model import schema_of
@@ -145,7 +145,7 @@ def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict
 
 def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
     """Return the input statistics beside the metadata of the device's personal model, in both precisions."""
-    file = agent.patches.parent / DIRECTORY / TASK.name / "current" / INPUTS_FILE
+    file = agent.patches.parent / MODELS_DIRECTORY / TASK.name / "current" / INPUTS_FILE
     known = inputs_from_json(file.read_bytes(), str(file))
     found: dict[str, Array] = {}
     for name in ("mean", "std", "min", "max"):

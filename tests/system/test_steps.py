@@ -11,7 +11,7 @@ import pytest
 
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after
-from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.shared.tensors.packing import unpack
 from tests.support.damage_on_disk import flip_bit
 from tests.system.fleet import AgentProcess
@@ -24,7 +24,7 @@ ENCODING = "delta-int8"
 
 def held(agent: AgentProcess) -> ModelCache:
     """Return the store of the model that a device holds on its disk."""
-    return ModelCache(agent.state_dir / DIRECTORY)
+    return ModelCache(agent.state_dir / HELD_DIRECTORY)
 
 
 def trained_on(agent: AgentProcess, round: int) -> list[str]:

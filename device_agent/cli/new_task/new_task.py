@@ -119,6 +119,6 @@ def new_task(
     typer.echo(f"next: cd {shlex.quote(str(folder))} && python -m pytest, then read README.md there", err=True)
 
 
-def register(app: typer.Typer) -> None:
+def add_new_task(app: typer.Typer) -> None:
     """Add the command to `app`."""
     command(app, "new-task", example=EXAMPLE)(new_task)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedpatch.device_agent.bus.predictions import MAX_PAYLOAD_BYTES, answer
 from fedpatch.device_agent.bus.service import RELOAD_EVERY_S, Bus, topics_of
 from fedpatch.device_agent.bus.settings import BusSettings
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Received
 from tests.device_agent.exported_models import onnx_of, publish
@@ -97,7 +97,7 @@ def test_any_payload_gives_outputs_or_an_error_that_json_can_hold(payload):
 
 
 def test_outputs_beyond_the_brokers_limit_are_answered_with_an_error(tmp_path):
-    publish(ModelStore(tmp_path / DIRECTORY, 1), 1, onnx_of(TOY, (12,)))
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY, 1), 1, onnx_of(TOY, (12,)))
     settings = BusSettings(state_dir=tmp_path, device_id="pi", serve=("in -> out",), switch=False)
     sent: list[dict[str, Any]] = []
 
@@ -114,7 +114,7 @@ def test_outputs_beyond_the_brokers_limit_are_answered_with_an_error(tmp_path):
 
 def test_personal_model_of_a_device_answers_and_is_replaced_by_a_newer_one(tmp_path, monkeypatch):
     """The real ONNX model, through the events of the bus."""
-    store, onnx = ModelStore(tmp_path / DIRECTORY, 1), onnx_of(TOY, (12,))
+    store, onnx = ModelStore(tmp_path / MODELS_DIRECTORY, 1), onnx_of(TOY, (12,))
     publish(store, 1, onnx, class_names=("a", "b", "c"))
     settings = BusSettings(state_dir=tmp_path, device_id="pi", serve=("in -> out",), switch=False)
     sent: list[tuple[str, dict[str, Any]]] = []

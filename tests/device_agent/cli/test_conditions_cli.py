@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.sensors.device_facts import Facts
-from fedpatch.device_agent.state.pause_file import pause
+from fedpatch.device_agent.state.pause_file import write_pause
 from tests.device_agent.sensors.scenes import BATTERY, Scene
 from tests.support.programs import Ended, Program
 
@@ -61,7 +61,7 @@ def test_conditions_names_the_admission_that_declines_whatever_the_preferences_a
 
 
 def test_pause_is_the_only_reason_with_another_admission_than_preferences(agent, tmp_path):
-    pause(tmp_path / "var" / "lib" / "agent")
+    write_pause(tmp_path / "var" / "lib" / "agent")
     lines = ["it would not accept work now:", "  its owner has paused it"]
     assert agent("--admission", "always").out.splitlines()[-2:] == lines
     assert set(agent().out.splitlines()[-2:]) == {lines[1], "  it runs on its battery"}

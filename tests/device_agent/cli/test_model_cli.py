@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, StoredModel
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore, StoredModel
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE
@@ -33,7 +33,7 @@ def onnx() -> bytes:
 @pytest.fixture
 def state_dir(tmp_path: Path, onnx: bytes) -> Path:
     """State of an agent after rounds 1 to 3."""
-    store = ModelStore(tmp_path / DIRECTORY, 3)
+    store = ModelStore(tmp_path / MODELS_DIRECTORY, 3)
     for round in (1, 2, 3):
         publish(store, round, onnx, **DIGITS)
     return tmp_path
@@ -58,7 +58,7 @@ def test_predict_names_the_class_of_each_example(agent, state_dir, inputs):
 
 
 def test_predict_shows_the_outputs_where_there_are_no_classes(agent, tmp_path, onnx, inputs):
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **{**DIGITS, "class_names": ()})
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx, **{**DIGITS, "class_names": ()})
     lines = agent("predict", inputs, "--state-dir", tmp_path).out.splitlines()
     assert len(lines) == 4
     assert all(len(line.partition(": ")[2].split()) == 10 for line in lines)
@@ -67,12 +67,12 @@ def test_predict_shows_the_outputs_where_there_are_no_classes(agent, tmp_path, o
 
 def test_models_name_the_source_of_a_model_and_the_reason(agent, state_dir, onnx):
     reason = "accuracy 0.9 alone, 0.75 federated, on 12 validation examples"
-    publish(ModelStore(state_dir / DIRECTORY), 4, onnx, **DIGITS, source="alone", reason=reason)
+    publish(ModelStore(state_dir / MODELS_DIRECTORY), 4, onnx, **DIGITS, source="alone", reason=reason)
     assert f"trained alone ({reason}), of round 4" in agent("models", "--state-dir", state_dir).out
 
 
 def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
-    version = ModelStore(state_dir / DIRECTORY).versions("digits")[2]
+    version = ModelStore(state_dir / MODELS_DIRECTORY).versions("digits")[2]
     for path in (version.path, version.path / MODEL_FILE):
         known = json.loads(agent("predict", inputs, "--model", path, "--json").out)
         assert known["round"] == 1
@@ -131,7 +131,7 @@ def _predicted(agent: Callable[..., Ended], state_dir: Path, inputs: np.ndarray)
 
 
 def test_evaluate_takes_a_metric_that_wants_tensors(agent, tmp_path, onnx):
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx_of_toy(), task="toy")
     given = ("--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data", "ann:20")
     ended = agent("evaluate", *given, "--json")
     assert ended.code == 0, ended.err
@@ -152,7 +152,7 @@ def test_evaluate_reports_wrong_data(agent, state_dir):
 
 
 def test_evaluate_reports_errors_of_task_code(agent, tmp_path):
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx_of_toy(), task="toy")
     given = ("evaluate", "--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data")
     ended = agent(*given, "bug:20")
     assert (ended.code, ended.out) == (1, "")
@@ -174,7 +174,7 @@ def test_no_command_imports_torch(state_dir, inputs, command):
 
 
 def test_models_are_listed_the_newest_first(agent, state_dir):
-    store = ModelStore(state_dir / DIRECTORY)
+    store = ModelStore(state_dir / MODELS_DIRECTORY)
     store.note_kept("digits", StoredModel(RUN, 4, "accuracy 0.1 is worse"))
     lines = agent("models", "--state-dir", state_dir).out.splitlines()
     assert [line.startswith(f"present model of digits, {FIGURES}: of round") for line in lines] == [True] + [False] * 3
@@ -193,7 +193,7 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
     ],
 )
 def test_models_gives_the_reason_for_a_missing_validation_figure(agent, tmp_path, onnx, validation, words):
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **DIGITS, **validation)
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx, **DIGITS, **validation)
     line = agent("models", "--state-dir", tmp_path).out
     assert line.startswith(f"present model of digits, accuracy 0.5 on 20 test examples ({words}): of round 1")
 
@@ -237,10 +237,10 @@ def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, input
 def test_files_that_root_writes_for_the_owner_belong_to_the_agents_user(agent, onnx):
     """With sudo; a lock of root would keep the agent from its next personal model."""
     with open_directory() as folder:
-        store = ModelStore(folder / "state" / DIRECTORY, 3)
+        store = ModelStore(folder / "state" / MODELS_DIRECTORY, 3)
         for round in (1, 2):
             publish(store, round, onnx, **DIGITS)
-        (folder / "state" / DIRECTORY / "digits" / ".lock").unlink()
+        (folder / "state" / MODELS_DIRECTORY / "digits" / ".lock").unlink()
         for path in (folder / "state", *(folder / "state").rglob("*")):
             os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
         for words in (["rollback"], ["pause"], ["rollback", "--release"]):
@@ -256,12 +256,12 @@ def test_status_lists_the_personal_models(agent, state_dir):
     assert "present model of digits" in agent("status", "--state-dir", state_dir).out
     known = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert [one["round"] for one in known["models"]] == [3, 2, 1]
-    (state_dir / DIRECTORY / "digits" / "current" / METADATA_FILE).write_text("{}")
+    (state_dir / MODELS_DIRECTORY / "digits" / "current" / METADATA_FILE).write_text("{}")
     assert "does not describe a model" in agent("status", "--state-dir", state_dir).out
 
 
 def test_models_and_status_give_the_reason_for_a_missing_first_model(agent, tmp_path):
-    store = ModelStore(tmp_path / DIRECTORY)
+    store = ModelStore(tmp_path / MODELS_DIRECTORY)
     store.prepare("digits")
     store.note_kept("digits", StoredModel(RUN, 7, "too little memory"))
     lock_state_dir(tmp_path).release()

@@ -17,7 +17,7 @@ from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.sensors.host import read_pause
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import DECLINED, WORKED, HistoryEntry
-from fedpatch.device_agent.state.pause_file import is_paused, pause, resume
+from fedpatch.device_agent.state.pause_file import end_pause, is_paused, write_pause
 from fedpatch.device_agent.state.status_file import AgentStatus, StatusFile, lock_state_dir
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.errors import ConfigError, StateError, UsageError
@@ -90,16 +90,16 @@ def test_other_duration_is_refused_with_an_example(text):
 
 
 def test_pause_with_an_end_is_over_then_and_a_clock_that_is_behind_makes_it_longer(tmp_path):
-    pause(tmp_path, until_s=1000.0)
+    write_pause(tmp_path, until_s=1000.0)
     found = [read_pause(tmp_path / "pause", now).value for now in (0.0, 999.0, 1000.0)]
     assert found == [True, True, False]
 
 
 def test_pause_without_an_end_lasts_until_it_is_resumed(tmp_path):
-    pause(tmp_path)
+    write_pause(tmp_path)
     assert read_pause(tmp_path / "pause", 1e12).value is True
     assert is_paused(tmp_path)
-    assert [resume(tmp_path), resume(tmp_path)] == [True, False]
+    assert [end_pause(tmp_path), end_pause(tmp_path)] == [True, False]
     assert not is_paused(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_settings_that_name_no_state_directory_lead_to_that_of_their_service(age
 def test_settings_of_another_agent_do_not_lead_to_the_service(agent, service, tmp_path):
     """The conditions of a device that has not worked yet are shown, and the missing directory is named."""
     (tmp_path / "other.toml").write_text('data = "shard:0/2"\ncharging = false\nunmetered = false\n')
-    pause(service)
+    write_pause(service)
     assert place_of(None, tmp_path / "other.toml") == AgentSettings.state_dir
     done = agent("conditions", "--config", "other.toml")
     assert done.code == 0 and "paused it" not in done.out

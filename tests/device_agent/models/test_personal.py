@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedpatch.device_agent.models.personal import PersonalModel
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from tests.device_agent.exported_models import onnx_of, publish
@@ -27,7 +27,7 @@ def onnx() -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / DIRECTORY, 1)
+    return ModelStore(tmp_path / MODELS_DIRECTORY, 1)
 
 
 def test_the_present_model_predicts(tmp_path, store, onnx):
@@ -63,7 +63,7 @@ def test_newer_model_is_loaded_when_it_appears(tmp_path, store, onnx):
 
 
 def test_a_model_that_was_opened_by_its_path_stays(tmp_path, store, onnx):
-    store = ModelStore(tmp_path / DIRECTORY, 2)
+    store = ModelStore(tmp_path / MODELS_DIRECTORY, 2)
     version = publish(store, 1, onnx)
     publish(store, 2, onnx)
     assert version is not None

@@ -14,7 +14,7 @@ import torch
 
 from fedpatch.device_agent.models.evaluate import evaluate_model
 from fedpatch.device_agent.models.personal import PersonalModel
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.errors import DataError, UsageError
@@ -42,7 +42,7 @@ def _trained(task: Task, reference: str, folder: Path) -> Path:
             optimizer.zero_grad()
             task.loss(trainer.model(x), y).backward()
             optimizer.step()
-    store = ModelStore(folder / DIRECTORY)
+    store = ModelStore(folder / MODELS_DIRECTORY)
     preparation = preparation_of(task, fitted.raw_shape)
     export = ModelExport(trainer, store, 1.0, task_ref=reference, preparation=preparation)
     command = Scene(folder, task, SGD, "none").command()
@@ -141,7 +141,7 @@ def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, pl
 
 def test_metadata_hold_input_statistics_and_a_trace_of_prepare(state_dir):
     """Statistics of the prepared training inputs and a probe of `prepare`, but no row of the data."""
-    file = state_dir / DIRECTORY / TASK.name / "current" / METADATA_FILE
+    file = state_dir / MODELS_DIRECTORY / TASK.name / "current" / METADATA_FILE
     known = json.loads(file.read_bytes())
     data = load_checked(TASK, "good", Path(), "device pi").data
     assert known["task_ref"] == REFERENCE
@@ -153,7 +153,7 @@ def test_metadata_hold_input_statistics_and_a_trace_of_prepare(state_dir):
 
 
 def test_group_may_read_the_model_and_not_the_statistics_of_the_data(state_dir):
-    folder = state_dir / DIRECTORY / TASK.name / "current"
+    folder = state_dir / MODELS_DIRECTORY / TASK.name / "current"
     modes = {name: (folder / name).stat().st_mode & 0o777 for name in (METADATA_FILE, INPUTS_FILE)}
     assert modes == {METADATA_FILE: 0o640, INPUTS_FILE: 0o600}
     assert json.loads((folder / METADATA_FILE).read_bytes())["inputs"] is None
@@ -217,7 +217,7 @@ def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
 def test_predict_says_where_an_answer_was_never_trained_on(agent, state_dir, tmp_path):
     state = tmp_path / "state"
     shutil.copytree(state_dir, state, symlinks=True)
-    file = state / DIRECTORY / TASK.name / "current" / INPUTS_FILE
+    file = state / MODELS_DIRECTORY / TASK.name / "current" / INPUTS_FILE
     file.write_text(json.dumps({**json.loads(file.read_text()), "untrained": [1]}))
     usual = _csv(tmp_path, "t,p,l\n20.0,1010,\n5.5,990,100\n")
     ended = agent("predict", usual, "--state-dir", state, "--json")

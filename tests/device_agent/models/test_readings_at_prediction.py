@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from fedpatch.device_agent.models.personal import PersonalModel
-from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.examples import ReadingsFormat, read
 from fedpatch.shared.tasks.prepare import preparation_of
@@ -59,7 +59,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "readings": FORM,
     }
     publish(
-        ModelStore(tmp_path / DIRECTORY),
+        ModelStore(tmp_path / MODELS_DIRECTORY),
         1,
         onnx_of(TASK, (2, 4)),
         **known,
@@ -132,7 +132,7 @@ def test_frame_array_and_folder_are_taken_from_python(state_dir, tmp_path):
 def test_frame_with_target_and_groups_is_cut_into_windows_as_a_file(tmp_path):
     """No window crosses from one person to another, and a target `t` is no time."""
     form = ReadingsFormat(["light"], "t", time="when", group="who", window=4)
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(TOY, (12,)), readings=form)
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx_of(TOY, (12,)), readings=form)
     model = PersonalModel.open(tmp_path)
     count = 12
     frame = pd.DataFrame({"who": ["ann", "bob"] * count, "when": np.arange(2 * count) // 2, "light": range(2 * count)})
@@ -160,7 +160,7 @@ def test_error_of_shape_names_the_axes_in_order(state_dir):
 
 def test_window_with_a_missing_input_is_left_out_where_no_prepare_fills_it(tmp_path, caplog):
     form = ReadingsFormat(["light"], "mode", ["day", "night"], window=12)
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(TOY, (12,)), readings=form, input_shape=(1, 12))
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx_of(TOY, (12,)), readings=form, input_shape=(1, 12))
     model = PersonalModel.open(tmp_path)
     (tmp_path / "new.csv").write_text("light\n" + "".join(f"{'' if i == 15 else i},\n" for i in range(36)))
     found = model.examples(tmp_path / "new.csv")
@@ -195,6 +195,6 @@ def test_what_training_refuses_as_numbers_is_refused_in_prediction_too(state_dir
 
 
 def test_model_of_a_task_without_readings_names_the_remedy(tmp_path):
-    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(TOY, (12,)))
+    publish(ModelStore(tmp_path / MODELS_DIRECTORY), 1, onnx_of(TOY, (12,)))
     with pytest.raises(UsageError, match=r"does not declare its readings; give it Task\(\.\.\., readings="):
         PersonalModel.open(tmp_path, TOY).examples("x.csv")

@@ -39,7 +39,7 @@ from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.history import read_history
-from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
+from fedpatch.device_agent.state.leader_epoch import LEADER_EPOCH_FILE, LeaderEpoch
 from fedpatch.device_agent.state.patch_store import PatchKey
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
@@ -192,7 +192,7 @@ def test_presence_of_a_former_leader_is_ignored(played):
 
 @pytest.mark.parametrize("content", ["", "lab", "lab seven", "\udc80", "another-fleet 9"])
 def test_note_of_the_epoch_that_is_damaged_or_of_another_fleet_is_no_epoch(tmp_path: Path, content: str):
-    (tmp_path / FILE).write_text(content, errors="surrogateescape")
+    (tmp_path / LEADER_EPOCH_FILE).write_text(content, errors="surrogateescape")
     assert LeaderEpoch(tmp_path, "lab").admits(1)
     assert not LeaderEpoch(tmp_path, "lab").admits(0)
 

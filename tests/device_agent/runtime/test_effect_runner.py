@@ -36,7 +36,7 @@ from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import bytes_of
-from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, Held, ModelCache
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE
@@ -659,7 +659,7 @@ class DeltaDevice:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.start()
-        self.held = ModelCache(directory / DIRECTORY)
+        self.held = ModelCache(directory / HELD_DIRECTORY)
         self.held.write(HELD, BLOBS[1])
 
     def start(self) -> None:

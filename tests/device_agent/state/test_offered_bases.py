@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.job_effects import SaveBase
 from fedpatch.device_agent.job.job_events import EffectFailed
-from fedpatch.device_agent.state.offered_bases import DIGEST_BYTES, FILE, OfferedBases
+from fedpatch.device_agent.state.offered_bases import DIGEST_BYTES, OFFERED_BASES_FILE, OfferedBases
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
@@ -43,7 +43,7 @@ def test_damaged_record_is_kept_and_named_with_the_remedy(tmp_path, caplog, dama
     bases.add(ONE)
     bases.path.write_bytes(damage(bases.path.read_bytes()))
     assert OfferedBases(tmp_path).load() is None
-    assert f"restore {FILE} from a copy, or move it away" in caplog.text
+    assert f"restore {OFFERED_BASES_FILE} from a copy, or move it away" in caplog.text
     assert bases.path.exists()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedpatch.device_agent.policy.usage import USAGE_NAME, UsageFile
-from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
+from fedpatch.device_agent.state.leader_epoch import LEADER_EPOCH_FILE, LeaderEpoch
 from fedpatch.device_agent.state.patch_store import (
     PatchKey,
     PatchRecord,
@@ -51,7 +51,7 @@ def test_newest_patch_stays_in_its_place(tmp_path, reads: FailingReads, error):
 
 def test_epoch_of_the_leader_is_not_forgotten(tmp_path, reads: FailingReads):
     LeaderEpoch(tmp_path, "home").admits(7)
-    reads.fail(tmp_path / FILE)
+    reads.fail(tmp_path / LEADER_EPOCH_FILE)
     with pytest.raises(StateUnreadable):
         LeaderEpoch(tmp_path, "home")
     reads.recover()

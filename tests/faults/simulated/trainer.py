@@ -21,7 +21,7 @@ from fedpatch.device_agent.job.training_messages import (
 )
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.runtime.training_supervisor import Died, TrainerEvent
-from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
+from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.device_agent.training.global_model import read_global_model
@@ -61,7 +61,7 @@ class SimulatedTrainer:
 
     def __init__(self, world: World, device: str, patches: Path, events: Callable[[TrainerEvent], None]) -> None:
         self._world, self._device, self._patches, self._events = world, device, patches, events
-        self._held = ModelCache(patches.parent / DIRECTORY)
+        self._held = ModelCache(patches.parent / HELD_DIRECTORY)
         self._process: Process | None = None
         self._store: PatchStore | None = None
         self._lessons: list[_Lesson] = []
