@@ -30,11 +30,12 @@ from fedpatch.coordinator.cli.metrics import add_metrics
 from fedpatch.coordinator.cli.options import PasswordFile, StateDir, state_dir_to_read
 from fedpatch.coordinator.cli.privacy import add_privacy
 from fedpatch.coordinator.cli.report import add_report
+from fedpatch.coordinator.cli.run_exit_code import EXIT_CODES, exit_code_of_run
 from fedpatch.coordinator.cli.watch import add_watch
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import AsJson, Group, command, make_app, say, with_debug
-from fedpatch.shared.app.signals import EXIT_INTERRUPTED, exit_code_of, forward_signals, ignore_signals, interruptible
+from fedpatch.shared.app.signals import exit_code_of, forward_signals, ignore_signals, interruptible
 from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.config.secrets import pop_password
@@ -72,8 +73,6 @@ broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run, by id, its beginning, or: last.")]
-
-_EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
 @command(app, "demo", example="fedpatch demo --devices 5 --target-ua 0.95 --out /tmp/demo")
@@ -456,7 +455,7 @@ def _rebuild(state_dir: Path | None) -> None:
 
 
 def _print_resume_command(summary: RunSummary, state_dir: Path) -> None:
-    if summary.stopped_because in _EXIT_CODES:
+    if summary.stopped_because in EXIT_CODES:
         say(f"to go on: fedpatch resume {summary.run} --state-dir {shlex.quote(str(state_dir))}")
 
 
@@ -480,4 +479,4 @@ def _print_end(summary: RunSummary, as_json: bool) -> int:
         typer.echo(summary.to_json())
     else:
         print_summary(summary)
-    return _EXIT_CODES.get(summary.stopped_because, 1 if summary.in_vain else 0)
+    return exit_code_of_run(summary)

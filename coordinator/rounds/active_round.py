@@ -33,6 +33,7 @@ from fedpatch.coordinator.rounds.round_journal import (
     RoundJournal,
     RoundStart,
 )
+from fedpatch.coordinator.rounds.round_pace import rest_of_interval
 from fedpatch.coordinator.rounds.round_phases import (
     Round,
 )
@@ -428,7 +429,7 @@ class ActiveRound:
         if self._speeds is not None and report is not None:
             self._speeds.note(device, report.train_s)
         self._fleet.works(device)
-        rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
+        rest_s = rest_of_interval(self._spec.round_interval_s, self.round.spent_s(now))
         return [self._send(device, Committed(digest, rest_s)), CountEvent(device, "reported")]
 
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:

@@ -61,3 +61,13 @@ class RoundPace:
     def rest_s(self, now: float) -> float:
         """Return the seconds until the next training round is due."""
         return max(0.0, self.next_at - now)
+
+
+def rest_of_interval(interval_s: float, spent_s: float) -> float:
+    """Return the seconds until the next training round is due, from within a round: `rest_s` of `committed`.
+
+    Args:
+        interval_s: Least time from the beginning of a training round to the next, in seconds.
+        spent_s: Seconds since the beginning of this round.
+    """
+    return max(0.0, interval_s - spent_s)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.coordinator.storage.database.opening import exists, url_of
-from fedpatch.coordinator.storage.database.registry_copy import set_aside
 from fedpatch.coordinator.storage.database.registry_files import copy_of, damaged_of
+from fedpatch.coordinator.storage.database.registry_restore import set_aside
 from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase, alone_with, make_empty, problem_of
 from fedpatch.coordinator.storage.database.value_checks import row_problem
 from fedpatch.coordinator.storage.run_journal import RUNS

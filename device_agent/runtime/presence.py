@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import UNSET
 
-from fedpatch.device_agent.policy.hidden_examples import with_hidden_examples
+from fedpatch.device_agent.policy.examples_in_presence import with_hidden_examples
 from fedpatch.device_agent.policy.withheld_reasons import without_reason
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.sensors.device_facts import Facts

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpatch.device_agent.sensors.clock import read_clock
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_clock, read_disk, read_load, read_memory, read_pause
+from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_disk, read_load, read_memory, read_pause
 from fedpatch.device_agent.sensors.network_link import Route, read_link
 from fedpatch.device_agent.sensors.network_manager import NmState, ask_network_manager, bus_address
 from fedpatch.device_agent.sensors.power_source import read_power

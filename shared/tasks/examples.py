@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
+from fedpatch.shared.tasks.constant_inputs import require_change
 from fedpatch.shared.tasks.part_masks import parts_of
 from fedpatch.shared.tasks.reading.array_values import is_picture, numbers_of
 from fedpatch.shared.tasks.reading.cell_values import GREATEST, RefusedValue, shown
@@ -240,7 +241,7 @@ class Examples:
         if balance_seed is not None:
             training = training.take(_balanced(training.y, balance_seed))
         if not allow_constant:
-            _require_change(training)
+            require_change(training)
         parts = {"train": training, "test": testing}
 
         def origin(field: str, index: int) -> str:
@@ -738,19 +739,3 @@ def _balanced(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
         for one, count in zip(classes, counts, strict=True)
     ]
     return np.concatenate([np.arange(len(labels)), *more])
-
-
-def _require_change(training: Examples) -> None:
-    """Raise DataError if a column or a channel, axis 1, has one value in all training examples. Images are not checked."""
-    if len(training) < 2 or training.x.ndim not in (2, 3):
-        return
-    axes = tuple(axis for axis in range(training.x.ndim) if axis != 1)
-    stuck = np.flatnonzero(training.x.max(axes) == training.x.min(axes))
-    if stuck.size:
-        number = int(stuck[0])
-        name = training.inputs[number] if number < len(training.inputs) else f"input {number}"
-        value = training.x[0, number].flat[0]
-        raise DataError(
-            f"{training.where}: {name} has the value {value:g} in all training examples; is its sensor connected? "
-            "Leave the column out on all devices, or set allow_constant=True"
-        )

@@ -17,7 +17,7 @@ from sqlalchemy import StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, migrate
-from fedpatch.coordinator.storage.database.registry_copy import keep_copy, make_copy, restore_copy
+from fedpatch.coordinator.storage.database.registry_copy import keep_copy, make_copy
 from fedpatch.coordinator.storage.database.registry_damage import (
     UNREADABLE,
     absence,
@@ -29,6 +29,7 @@ from fedpatch.coordinator.storage.database.registry_damage import (
     unusable,
     version_of,
 )
+from fedpatch.coordinator.storage.database.registry_restore import restore_copy
 from fedpatch.coordinator.storage.database.sqlite_connection import (
     SqliteConnection,
     connect,

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.device_agent.sensors.clock import parse_chrony, read_clock
 from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.host import (
     parse_available_mib,
-    parse_chrony,
     parse_cpus,
     parse_load,
-    read_clock,
     read_disk,
     read_load,
     read_memory,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.device_agent.policy.hidden_examples import with_hidden_examples
+from fedpatch.device_agent.policy.examples_in_presence import with_hidden_examples
 from fedpatch.shared.wire.messages import TaskCapability
 
 TASK = TaskCapability("digits", "5c" * 32, 0)
