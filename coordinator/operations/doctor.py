@@ -29,8 +29,8 @@ from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
-from fedpatch.shared.diagnostics.broker_acl import AclParty
 from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
+from fedpatch.shared.diagnostics.broker_rights import AclParty
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import Space, check_clock, check_memory, check_state_dir, check_versions
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate

@@ -15,8 +15,15 @@ The server's lines of Algorithm 1 (Mills, Hu and Min 2021; lines of the listing)
  20-23  GlobalModelUpdate, GlobalOptimUpdate          AggregateUpdates, an effect of ActiveRound; `_on_aggregated`
 
 The engine knows the phase of its round: SELECTING, RECRUITING, COLLECTING (in both of them devices train and upload), UNMASKING
-in a masked round, AGGREGATING, CLOSED or FAILED. ActiveRound ends collecting when all devices have reported, `grace_s` after
-the quorum, or at the deadline; without a quorum the round fails (coordinator.rounds.round_phases).
+in a masked round, AGGREGATING, CLOSED or FAILED. ActiveRound changes it (coordinator.rounds.round_phases):
+
+- The invitation is the work request, so a device that accepts begins at once. Recruiting ends when each device has answered, or
+  at `recruit_deadline_s`. No device is invited later in place of another.
+- Collecting ends when no device is at work any more, `grace_s` after the quorum, or at the deadline; uploading devices on which
+  the quorum depends get `grace_s` more. The round fails as soon as its quorum is out of reach.
+
+A round is *meant* for a share C of the fleet that counts; `over_select` invites more devices. The *quorum* is the share of the
+meant devices that must report, at least `min_cohort` (coordinator.cohort.quorum).
 
 An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
@@ -225,7 +232,8 @@ class Engine:
         1. A termination criterion is met: the run ends.
         2. There is no link to the broker: wait. This time is no waiting time for devices.
         3. An earlier process has left a round open: continue it.
-        4. Too few devices count: wait for them; later give the missing ones up, and at last fail (`DeviceWait`).
+        4. Too few devices count: wait for them, at last fail (`DeviceWait`). The first round of a run waits for all; any other
+           waits for a quorum, and after a while without the missing devices.
         5. The interval or the pause after a failed round is not over: wait, except before an evaluate round.
         6. Select the clients and open the round.
         """
@@ -279,6 +287,7 @@ class Engine:
 
     def _stop(self, reason: Stopped, detail: str) -> list[Effect]:
         self.stopped = reason
+        # An interrupted run can resume, so its devices keep their carried work.
         cancels = [] if reason is Stopped.INTERRUPTED else self.carried.cancels()
         return [*cancels, EndRun(reason, detail)]
 
@@ -338,6 +347,7 @@ class Engine:
 
     def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
         spec, journal = self.spec, opening.journal
+        # The deadline may follow from earlier rounds; an evaluate round waits for all devices, and one answer is enough.
         policy = policy_of(spec, self.records)
         if journal.evaluates:
             policy = evaluation_policy(policy)
@@ -407,6 +417,7 @@ class Engine:
     def _on_update_rejected(self, event: UpdateRejected, now: float) -> list[Effect]:
         if self.open is None or self.open.round.number != event.round:
             return []
+        # The device has failed in this round; after an offence it is not invited again in this run.
         return self.open.refuse(event.device, event.digest, event.reason, event.detail, now) + self._advance(now)
 
     # --- Algorithm 1, lines 20 to 23: the next global model, and its record ---
@@ -422,7 +433,10 @@ class Engine:
         return self._close(current, "aggregated", now) + self._advance(now)
 
     def _close(self, current: ActiveRound, outcome: str, now: float) -> list[Effect]:
-        """End the open round; return the effects that dismiss its devices and save its record."""
+        """End the open round; return the effects that save its record, and with it the new model.
+
+        Devices still at work were dismissed when collecting ended; of a round that failed earlier, here.
+        """
         dismissals = [] if current.dismissed else current.dismiss()
         record = current.record(outcome)
         self.open = None
@@ -492,7 +506,7 @@ class Engine:
         if self.open is None:
             return self._advance(now)
         effects = self.open.check_link(now, connected=self._connected)
-        # None: recruiting may end.
+        # Where no device was heard, the link is checked or awaited, and the time to answer is longer; None: recruiting may end.
         if effects is None:
             effects = self.open.tick(now, connected=self._connected)
         return effects + self._advance(now)

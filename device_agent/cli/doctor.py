@@ -34,8 +34,8 @@ from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_pro
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
-from fedpatch.shared.diagnostics.broker_acl import AclParty
 from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
+from fedpatch.shared.diagnostics.broker_rights import AclParty
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import (
     Space,

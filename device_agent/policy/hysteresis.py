@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.pause_limit import OnLoss, PauseTimer, action_on_loss
-from fedpatch.device_agent.policy.preferences import Preferences
-from fedpatch.device_agent.policy.stricter_preferences import stricter
+from fedpatch.device_agent.policy.preferences import Preferences, stricter
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0

@@ -1,7 +1,7 @@
 """The record of each preference: all that follows from it, beside its setting in policy.settings.
 
 From the records follow the objections (policy.preferences), the defaults for unknown facts (policy.settings), the margins of
-a device that becomes willing again (policy.stricter_preferences), and the table of docs/reference/preferences.md.
+a device that becomes willing again (policy.return_margins), and the table of docs/reference/preferences.md.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from operator import attrgetter, ge, le
 from typing import Any
 
 from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight
+from fedpatch.device_agent.policy.return_margins import LOAD_MARGIN, TEMPERATURE_MARGIN_C, more_battery, more_space
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
-
-BATTERY_MARGIN_PERCENT = 5.0
-TEMPERATURE_MARGIN_C = 5.0
-SPACE_MARGIN = 1.1
-LOAD_MARGIN = 0.9
 
 # The broker is on this device or reached by cable: neither link can be worse than a WiFi network.
 _BETTER_THAN_WIFI = (LinkKind.LOOPBACK, LinkKind.ETHERNET)
@@ -113,14 +109,6 @@ def _network_words(limit: tuple[str, ...], value: str) -> str:
     return f"the WiFi network {value!r} is not among ssids"
 
 
-def _more_battery(limit: int) -> int:
-    return int(limit + min(BATTERY_MARGIN_PERCENT, (100 - limit) / 2))
-
-
-def _more_space(limit: int) -> int:
-    return int(limit * SPACE_MARGIN)
-
-
 ALLOW, DENY = True, False
 
 FACT_PREFERENCES: Mapping[str, FactPreference] = {
@@ -145,7 +133,7 @@ FACT_PREFERENCES: Mapping[str, FactPreference] = {
         subject="the battery's charge",
         met=le,
         words="the battery has {value:.0f} %, it must have {limit} %".format,
-        stricter=_more_battery,
+        stricter=more_battery,
     ),
     "under_voltage_ok": FactPreference(
         condition=Condition.UNDER_VOLTAGE,
@@ -227,7 +215,7 @@ FACT_PREFERENCES: Mapping[str, FactPreference] = {
         met=le,
         words="{value:.0f} MiB of memory are available, there must be {limit} MiB".format,
         without_own=lambda value, own: value + own.memory_mib,
-        stricter=_more_space,
+        stricter=more_space,
     ),
     "min_free_disk_mib": FactPreference(
         condition=Condition.LOW_DISK,
@@ -239,7 +227,7 @@ FACT_PREFERENCES: Mapping[str, FactPreference] = {
         subject="the free space",
         met=le,
         words="{value:.0f} MiB of disk are free, there must be {limit} MiB".format,
-        stricter=_more_space,
+        stricter=more_space,
     ),
     "clock_set": FactPreference(
         condition=Condition.CLOCK_NOT_SET,

@@ -136,3 +136,11 @@ def _end(one: Preference, preferences: Preferences, local: datetime) -> datetime
 
 def _seconds(local: datetime, until: datetime) -> float:
     return (until - local.astimezone(UTC)).total_seconds()
+
+
+def stricter(preferences: Preferences) -> Preferences:
+    """Return preferences with the stricter limits of their records: a value that fluctuates at a limit changes nothing."""
+    was = preferences.settings
+    limits = {name: (getattr(was, name), one) for name, one in FACT_PREFERENCES.items()}
+    changed = {name: one.stricter(limit) for name, (limit, one) in limits.items() if limit != one.off}
+    return replace(preferences, settings=replace(was, **changed))

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from fedpatch.shared.app.formatting import size
-from fedpatch.shared.diagnostics.broker_acl import AclParty, check_rights
 from fedpatch.shared.diagnostics.broker_reachability import Reached, reach
+from fedpatch.shared.diagnostics.broker_rights import AclParty, check_rights
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
 from fedpatch.shared.errors import BrokerError, UsageError

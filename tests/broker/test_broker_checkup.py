@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from fedpatch.shared.diagnostics.broker_acl import AclParty
 from fedpatch.shared.diagnostics.broker_behaviour import SLOW_ROUND_TRIP_MS, _check_profile, check_broker
+from fedpatch.shared.diagnostics.broker_rights import AclParty
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.mqtt.url import parse_broker_url

@@ -11,9 +11,9 @@ import pytest
 
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.shared.diagnostics import broker_acl, broker_behaviour, probe
-from fedpatch.shared.diagnostics.broker_acl import AclParty
+from fedpatch.shared.diagnostics import broker_behaviour, broker_rights, probe
 from fedpatch.shared.diagnostics.broker_behaviour import check_broker
+from fedpatch.shared.diagnostics.broker_rights import AclParty
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from tests.support.brokers import Mosquitto
@@ -41,7 +41,7 @@ def patient_doctors(
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker_behaviour, "SLOW_ROUND_TRIP_MS", slow_ms)
-        patch.setattr(broker_acl, "_DELIVERY_S", delivery_s)
+        patch.setattr(broker_rights, "_DELIVERY_S", delivery_s)
         patch.setattr(probe, "ANSWER_TIMEOUT_S", PATIENCE_S)
         patch.setattr(probe, "CONNECT_TIMEOUT_S", connect_s)
         yield
