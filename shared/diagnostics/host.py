@@ -186,7 +186,7 @@ def _check_owner(directory: Path, checkup: Checkup, private: bool) -> None:
         text = f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):o}), and holds private patches"
         checkup.warn("state_dir", text, remedy_of_mode(directory, f"chmod g-rw,o-rwx {directory}"))
     elif stat.S_IMODE(found.st_mode) & 0o002:
-        remedy = remedy_of_mode(directory, f"chmod o-w {directory}")
+        remedy = remedy_of_mode(directory, f"chmod g-w,o-rwx {directory}")
         checkup.warn("state_dir", f"anybody may write in {directory}", remedy)
     else:
         checkup.good("state_dir", f"{directory} can be written")

@@ -23,6 +23,7 @@ from fedpatch.shared.diagnostics.host import (
     check_versions,
     resident_memory,
 )
+from tests.support.paths import ROOT
 
 SPACE = Space(2**20, 4 * 2**20, "a model")
 
@@ -67,6 +68,19 @@ def test_state_directory_with_private_patches_that_others_can_read_is_a_warning(
     found = named(checkup, "state_dir")
     assert (found.verdict, found.remedy) == ("warn" if remedy else "ok", remedy.format(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o710), (False, 0o750)])
+def test_remedy_for_a_state_directory_that_anybody_may_write_gives_it_the_mode_of_the_role(
+    checkup, tmp_path, private, mode
+):
+    """Otherwise the next play of the fleet's playbook would change the directory again."""
+    tmp_path.chmod(0o777)
+    check_state_dir(tmp_path, SPACE, checkup, private=private)
+    subprocess.run(named(checkup, "state_dir").remedy, shell=True, check=True)
+    assert tmp_path.stat().st_mode & 0o777 == mode
+    role = ROOT / "ansible/roles" / ("device_agent/tasks/main.yml" if private else "coordinator/tasks/identity.yml")
+    assert f'mode: "0{mode:o}"' in role.read_text("utf-8")
 
 
 def test_a_state_directory_of_somebody_else(checkup, tmp_path):
