@@ -15,7 +15,7 @@ import pytest
 
 import fedpatch
 from fedpatch.coordinator.aggregation.moved_base import moved
-from fedpatch.coordinator.runtime import aggregator
+from fedpatch.coordinator.runtime import used_base
 from fedpatch.coordinator.runtime.run_places import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -241,7 +241,7 @@ def test_masked_rounds_through_relays_give_the_flat_model_bit_for_bit_though_a_d
     world, monkeypatch
 ):
     """Two sites; then one site and the devices of the other one at the hub itself. All runs begin with the same base."""
-    monkeypatch.setattr(aggregator, "moved", lambda tensors, schema, salt: moved(tensors, schema, b""))
+    monkeypatch.setattr(used_base, "moved", lambda tensors, schema, salt: moved(tensors, schema, b""))
     terms = {"secure": "groups", "threshold": "half", "encoding": "masked-u8", "weight_cap": 30, "quorum": 0.8}
     terms |= {"max_members": 20}
     names = [device for devices in MASKED_SITES.values() for device in devices]
