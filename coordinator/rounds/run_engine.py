@@ -602,7 +602,7 @@ class Engine:
 
     @property
     def present(self) -> int:
-        """The number of devices that count and can be invited to the next round, and of those whose update waits for it."""
+        """The number of devices that count and can be invited to the next round, and of devices whose update waits for it."""
         return self._size.present(self.last_round + 1)
 
     @property

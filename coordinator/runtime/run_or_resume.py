@@ -1,4 +1,4 @@
-"""Whether `fedpatch run` resumes the fleet's last run, starts a new one, or has nothing to do."""
+"""The choice of `fedpatch run`: resume the fleet's last run, start a new one, or do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a work request asks, in a newer epoch of the coordinator, for the work that the device does already."""
+"""The test for a work request that asks, in a newer epoch of the coordinator, for the work that the device does already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the device's clock is set: by a time server, by its own clock chip, or a guess from both."""
+"""The state of the device's clock: set by a time server, by its own clock chip, or not set."""
 
 from __future__ import annotations
 
