@@ -10,8 +10,10 @@ trial=$(mktemp -d)
 broker=
 clean_up() {
     if [ -n "$broker" ]; then
-        kill "$broker" 2> /dev/null || :
-        wait "$broker" || : # it saves its database as it ends: into a folder that is being removed, otherwise
+        # Mosquitto saves its database as it ends, so the folder must still exist; a signal during its start has no effect.
+        tries=0
+        while kill "$broker" 2> /dev/null && [ "$((tries += 1))" -le 100 ]; do sleep 0.1; done
+        kill -KILL "$broker" 2> /dev/null || :
     fi
     rm -rf "$trial"
 }
@@ -22,6 +24,7 @@ chmod 0644 "$trial/mosquitto.db"
 printf 'listener 0 %s/socket\npersistence true\npersistence_location %s/\nautosave_interval 0\n' "$trial" "$trial" > "$trial/trial.conf"
 chmod 0644 "$trial/trial.conf"
 [ "$(id -u)" -ne 0 ] || chown -R mosquitto "$trial" # started by root, mosquitto gives its rights up
+: > "$trial/log" # the loop below may read it before the shell of mosquitto opens it
 PATH=$PATH:/usr/sbin mosquitto -c "$trial/trial.conf" > "$trial/log" 2>&1 &
 broker=$!
 for _ in $(seq 600); do

@@ -95,11 +95,12 @@ class Mosquitto(PausableServer):
         self._process = start_server("mosquitto", command, self.directory / "log", answers)
 
     def stop(self) -> None:
-        """Ask it to end, as a service manager would."""
-        if self._process is not None:
+        """Ask it to end, as a service manager would, until it does: mosquitto loses a signal that comes during its start."""
+        while self._process is not None:
             self._process.terminate()
-            self._process.wait()
-            self._process = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+                self._process = None
 
     def kill(self) -> None:
         """End it like a power cut: without a DISCONNECT to clients, and without saving."""
