@@ -137,7 +137,7 @@ class UpdateStore:
             self._wake()
 
     def holds(self, device: str) -> bool:
-        """Whether an update of `device` is in progress."""
+        """Return whether an update of `device` is in progress."""
         return self._writer.holds(device)
 
     def close_round(self, effect: AggregateUpdates) -> dict[str, StoredUpdate]:

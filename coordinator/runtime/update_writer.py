@@ -63,7 +63,7 @@ class UpdateWriter(Generic[R]):
         return sum(1 for _ in takewhile(lambda one: one[1].done(), self._updates))
 
     def holds(self, device: str) -> bool:
-        """Whether an update of `device` is in progress."""
+        """Return whether an update of `device` is in progress."""
         return any(effect.device == device for effect, _ in self._updates)
 
     def completed(self, most_left: int = MAX_IN_PROGRESS) -> list[tuple[StoreUpdate, R]]:

@@ -84,7 +84,7 @@ def _check_runs(state_dir: Path, runs: _Runs, checkup: Checkup) -> None:
 
 
 _Problem = tuple[bool, str, str]
-"""Whether the problem is a failure; the fault; the remedy."""
+"""True for a failure; the fault; the remedy."""
 
 
 def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:

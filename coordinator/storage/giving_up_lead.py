@@ -23,7 +23,7 @@ _TELL = {
 
 
 class BrokerReach:
-    """Whether this coordinator and the others of its fleet reach the broker.
+    """Compares how this coordinator and the others of its fleet reach the broker.
 
     Args:
         fleet: Name of the fleet.

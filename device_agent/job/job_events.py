@@ -20,7 +20,7 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailCaus
 
 @dataclass(frozen=True)
 class AdmissionDecision:
-    """Whether the device accepts a work request. The coordinator receives all fields: no measured value, no path.
+    """The answer of a device to a work request. The coordinator receives all fields: no measured value, no path.
 
     Attributes:
         accept: Whether the owner, the limits and the storage allow the work.

@@ -267,4 +267,4 @@ PREFERENCES: Mapping[str, Preference] = {
 ALLOWED_IF_UNKNOWN: Mapping[str, bool] = {
     name: one.allowed_if_unknown for name, one in PREFERENCES.items() if one.allowed_if_unknown is not None
 }
-"""Whether a device works while a fact is unknown, by the preference that depends on it; the setting `unknown` changes it."""
+"""True where a device works while a fact is unknown, by the preference that depends on it; the setting `unknown` changes it."""

@@ -26,7 +26,7 @@ class ClientSteps:
     """
 
     needs_grads = False
-    """Whether `model` must have room for gradients."""
+    """True if `model` must have room for gradients."""
     moments = 0
     """Number of vectors of moments beside the values: 0, or 2 (exp_avg, exp_avg_sq) and a step count."""
     batches_per_step = 1

@@ -26,7 +26,7 @@ COPY = "copy:"
 OWN = "own:"
 """Prefix of the names of a client's control variate among these values."""
 TAKEN = "taken:"
-"""Whether a client has trained its copy."""
+"""True if a client has trained its copy."""
 
 
 def copy_schema(whole: Schema) -> Schema:
