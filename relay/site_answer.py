@@ -18,8 +18,8 @@ from msgspec import ValidationError, convert
 
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_layout
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.round_record import RoundRecord

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.cohort.offences import OFFENCES
 from fedpatch.coordinator.find_strategy import STRATEGIES
 from fedpatch.device_agent.state.patch_store import PatchStore

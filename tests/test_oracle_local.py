@@ -21,9 +21,9 @@ from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.common_update_checks import check_update
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.tensors.update_checks import check_update
 from fedpatch.shared.wire.messages import Manifest
 from tests.device_agent.toy_tasks import TOY, build_model, random_data
 from tests.support.oracle import Moments, Round, run_mtfl

@@ -18,8 +18,8 @@ import typer
 from benchmarks.device.process_memory import memory_bytes
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.runtime.decoded_cache import MOST_BYTES
 from fedpatch.coordinator.storage.update_files import load_update, store_update
 from fedpatch.shared.tasks.task import find_task

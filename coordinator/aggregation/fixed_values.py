@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
-from fedpatch.shared.tensors.update_checks import untrained
+from fedpatch.shared.tensors.common_update_checks import untrained
 
 
 @dataclass(frozen=True)

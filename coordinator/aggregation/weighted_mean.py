@@ -13,7 +13,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.exact_integers import LargeIntegers
 from fedpatch.coordinator.aggregation.update_norms import DOT_BLOCK
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
-from fedpatch.shared.tensors.update_checks import check_num_examples
+from fedpatch.shared.tensors.common_update_checks import check_num_examples
 
 # Values that are added at a time: they stay in the processor's cache between the three steps of a sum.
 _BLOCK = 65_536

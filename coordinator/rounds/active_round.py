@@ -11,12 +11,12 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from fedpatch.coordinator.aggregation.received_update_checks import check_offer
 from fedpatch.coordinator.aggregation.registered_counts import check_members
-from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.exclusion import excludes
-from fedpatch.coordinator.masking.run_groups import RunGroups
+from fedpatch.coordinator.masking.group_membership import RunGroups
 from fedpatch.coordinator.rounds.asked_again import lasts
 from fedpatch.coordinator.rounds.decline_hints import hint_for, word_of
 from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory

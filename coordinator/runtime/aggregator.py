@@ -15,10 +15,10 @@ from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup

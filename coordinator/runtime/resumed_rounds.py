@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import dropwhile
 from typing import Any
 
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount

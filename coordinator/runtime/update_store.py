@@ -18,7 +18,7 @@ from fedpatch.coordinator.aggregation.masked_mean import (
     round_layout,
     vector_layout,
 )
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.round_journal import RoundJournal

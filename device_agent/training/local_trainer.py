@@ -30,7 +30,7 @@ from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, ControlVaria
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
-from fedpatch.shared.tensors.update_checks import untrained
+from fedpatch.shared.tensors.common_update_checks import untrained
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import COPIES, PARTS, PFEDME
 from fedpatch.shared.wire.reason_codes import FailCause

@@ -47,11 +47,11 @@ from fedpatch.shared.masking.device_vector import weight_class
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
+from fedpatch.shared.tensors.common_update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
 from fedpatch.shared.tensors.subset import round_seed
-from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.chunks import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE

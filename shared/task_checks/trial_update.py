@@ -21,8 +21,8 @@ from fedpatch.shared.tasks.optimizers import Adam, ClientOptimizer, ControlVaria
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import resolve_private, schema_of, to_tensors
 from fedpatch.shared.tensors.arrays import Array, Schema, moment_name
+from fedpatch.shared.tensors.common_update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import TrainPlan, UpdateReport
 

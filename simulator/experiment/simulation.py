@@ -47,8 +47,8 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.task import Task, data_root, find_task, use_data_root
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema, require_finite
+from fedpatch.shared.tensors.common_update_checks import untrained
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.tensors.update_checks import untrained
 from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
 from fedpatch.simulator.attacks.backdoor import clients_with_tests
 from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import zstandard
 
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
     Ready,

@@ -38,9 +38,9 @@ from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.common_update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.features import DEVICE_FEATURES, SUMS_FEATURE
 from fedpatch.shared.wire.field_types import MAX_COUNT

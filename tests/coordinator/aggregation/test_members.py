@@ -14,9 +14,9 @@ from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.example_weights import example_weights
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, Limits
 from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.aggregation.registered_counts import check_members
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack

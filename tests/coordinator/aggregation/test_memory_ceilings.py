@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import zstandard
 
-from fedpatch.coordinator.aggregation.update_validation import (
+from fedpatch.coordinator.aggregation.received_update_checks import (
     UpdateRequirements,
     check_offer,
     decode_and_validate_update,

@@ -12,8 +12,8 @@ from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBou
 from fedpatch.coordinator.aggregation.norm_clipping import clip
 from fedpatch.coordinator.aggregation.norm_limits import STATS_FACTOR, needs_cohort, norm_limits
 from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.aggregation.update_norms import norm, norms
-from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack

@@ -18,7 +18,7 @@ from fedpatch.coordinator.aggregation.update_norms import squared_distance, squa
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
 from fedpatch.shared.tensors.arrays import DTYPES, MOMENTS, Array, Schema, TensorSpec
-from fedpatch.shared.tensors.update_checks import check_private, check_update
+from fedpatch.shared.tensors.common_update_checks import check_private, check_update
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits, NormBound
-from fedpatch.coordinator.aggregation.update_validation import (
+from fedpatch.coordinator.aggregation.received_update_checks import (
     UpdateRequirements,
     check_offer,
     decode_and_validate_update,

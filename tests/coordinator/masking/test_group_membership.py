@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.masking.group_drawing import draw_groups
-from fedpatch.coordinator.masking.run_groups import RunGroups
+from fedpatch.coordinator.masking.group_membership import RunGroups
 
 SIZES = {"size": 8, "least": 4}
 

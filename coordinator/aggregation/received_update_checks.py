@@ -1,8 +1,8 @@
 """The checks of a received update in their order, all before the coordinator sends `committed`.
 
-First come those that a device makes before its offer too (shared.tensors.update_checks.read_update): the container and the
-report, the names, the base, the values, the moments and their step counts. Then come the number of examples, the members, the
-norm and the metric.
+First come those that a device makes before its offer too (shared.tensors.common_update_checks.read_update): the container and
+the report, the names, the base, the values, the moments and their step counts. Then come the number of examples, the members,
+the norm and the metric.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.update_norms import norm
 from fedpatch.shared.errors import UpdateRefused, WireError
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
-from fedpatch.shared.tensors.update_checks import ExpectedUpdate, read_update
+from fedpatch.shared.tensors.common_update_checks import ExpectedUpdate, read_update
 from fedpatch.shared.wire.chunks import check_manifest
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, TrainPlan, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
