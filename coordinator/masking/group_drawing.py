@@ -1,4 +1,4 @@
-"""The groups of a masked round: a random partition of the devices that accepted, the same for the same seed and round.
+"""The drawing of masked groups: a random partition of the devices that have no group yet, the same for the same seed and round.
 
 Random groups follow Bonawitz et al. 2019, "Towards federated learning at scale", section 6: secure aggregation within each
 group, and a sum of the sums. The cost of a device is constant in the size of the cohort.

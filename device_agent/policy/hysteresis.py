@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.pause_limit import OnLoss, PauseTimer, action_on_loss
+from fedpatch.device_agent.policy.on_loss import OnLoss, action_on_loss
+from fedpatch.device_agent.policy.pause_limit import PauseTimer
 from fedpatch.device_agent.policy.preferences import Preferences, stricter
 from fedpatch.shared.wire.reason_codes import Condition
 

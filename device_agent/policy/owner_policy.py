@@ -21,8 +21,8 @@ from fedpatch.device_agent.policy.check_times import CHECK_IDLE_S, are_fresh, ne
 from fedpatch.device_agent.policy.conditions_of_phase import objections_that_count
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis
 from fedpatch.device_agent.policy.objections import PAUSE, Objection
+from fedpatch.device_agent.policy.on_loss import OnLoss
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
-from fedpatch.device_agent.policy.pause_limit import OnLoss
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, Usage

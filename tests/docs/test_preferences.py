@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from fedpatch.device_agent.policy.pause_limit import OnLoss
+from fedpatch.device_agent.policy.on_loss import OnLoss
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import ON_LOSS, PreferenceSettings
 from fedpatch.device_agent.settings import AgentSettings

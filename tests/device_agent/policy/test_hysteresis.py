@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, PauseExpired
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.pause_limit import OnLoss
+from fedpatch.device_agent.policy.on_loss import OnLoss
 from fedpatch.device_agent.policy.preferences import unmet_preferences
 from fedpatch.device_agent.policy.usage import NOTHING
 from fedpatch.shared.wire.reason_codes import Condition
