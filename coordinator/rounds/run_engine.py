@@ -15,15 +15,20 @@ The server's lines of Algorithm 1 (Mills, Hu and Min 2021; lines of the listing)
  20-23  GlobalModelUpdate, GlobalOptimUpdate          AggregateUpdates, an effect of ActiveRound; `_on_aggregated`
 
 The engine knows the phase of its round: SELECTING, RECRUITING, COLLECTING (in both of them devices train and upload), UNMASKING
-in a masked round, AGGREGATING, CLOSED or FAILED. ActiveRound changes it (coordinator.rounds.round_phases):
+in a masked round, AGGREGATING, CLOSED or FAILED. `ActiveRound.round` changes it (coordinator.rounds.round_phases):
 
-- The invitation is the work request, so a device that accepts begins at once. Recruiting ends when each device has answered, or
-  at `recruit_deadline_s`. No device is invited later in place of another.
+- The invitation is the work request, so a device that accepts begins at once. It is sent again until the device answers, and
+  after a silence or a restart of the device. No device is invited later in place of another.
+- Recruiting ends when each device has answered, or at `recruit_deadline_s`, which a check of a silent link extends. The round
+  fails if too few devices have accepted.
 - Collecting ends when no device is at work any more, `grace_s` after the quorum, or at the deadline; uploading devices on which
-  the quorum depends get `grace_s` more. The round fails as soon as its quorum is out of reach.
+  the quorum depends get `grace_s` more. The round fails as soon as its quorum is out of reach, and later if masked groups are
+  lost and the other updates are too few.
 
-A round is *meant* for a share C of the fleet that counts; `over_select` invites more devices. The *quorum* is the share of the
-meant devices that must report, at least `min_cohort` (coordinator.cohort.quorum).
+A round is *meant* for a share C of the fleet that counts, offline devices included, rounded down (coordinator.rounds.round_size
+has the least numbers). `over_select` invites more devices; absent devices whose turn it is are invited besides. The *quorum* is
+the share of the meant devices that must report, at least `min_cohort`; it decreases if devices leave the count during the round
+(coordinator.cohort.quorum).
 
 An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
@@ -116,7 +121,8 @@ class Engine:
         last_run: Devices that the fleet's last run has seen with the task; the first round waits for those that are not held.
         carried: Work for rounds that are over, by device (coordinator.buffered).
         waiting: Committed updates of a failed round that wait for the next version, by device; only in buffered runs.
-        rest_s: Seconds until the first round is due, unless a round is unfinished.
+        rest_s: The rest of `round_interval_s` after the last aggregated round, in seconds; not used if a round is unfinished.
+            The pause after failed rounds and their number do not outlast a process.
         groups: The masked groups of the run; None in a run without masks.
 
     Attributes:
@@ -207,7 +213,7 @@ class Engine:
     # --- Algorithm 1, line 2: from one round to the next ---
 
     def _advance(self, now: float) -> list[Effect]:
-        """Return the effects of the next step, if its condition is met; called after every event."""
+        """Return the effects of the next step, if its condition is met; called after each event that may meet it."""
         if self.stopped:
             return []
         if self.open is None:
@@ -232,8 +238,8 @@ class Engine:
         1. A termination criterion is met: the run ends.
         2. There is no link to the broker: wait. This time is no waiting time for devices.
         3. An earlier process has left a round open: continue it.
-        4. Too few devices count: wait for them, at last fail (`DeviceWait`). The first round of a run waits for all; any other
-           waits for a quorum, and after a while without the missing devices.
+        4. Too few devices count: wait for them, at last fail (`DeviceWait`). The first round of a process waits for all (after
+           a resume for a while only); any other waits for a quorum, and after a while without the missing devices.
         5. The interval or the pause after a failed round is not over: wait, except before an evaluate round.
         6. Select the clients and open the round.
         """
@@ -305,6 +311,7 @@ class Engine:
 
     def _select(self, number: int, *, evaluates: bool) -> RoundStart:
         # Algorithm 1, line 3: a share C of the fleet that counts, drawn from the devices that can be asked now.
+        # The same share of the absent devices whose turn it is comes on top (Absences.choose).
         spec, carried = self.spec, self.carried
         meant = self._size.meant(evaluates=evaluates)
         room = meant if spec.carry is None else max(0, meant - len(carried.waiting) - carried.at_work)
@@ -374,7 +381,8 @@ class Engine:
         return [PublishModel(journal.round, chunks, trains=not journal.evaluates)]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
-        # Each client of the round is invited (ActiveRound.begin), and downloads the global model.
+        # ActiveRound.begin saves the journal, so that a restart continues the round, and invites each client, which downloads
+        # the global model. An evaluate round has no journal: a restart does not continue it.
         current = self._current(event)
         cancels = self.carried.expire(event.version)
         begun = current.begin(event, now)
@@ -435,7 +443,7 @@ class Engine:
     def _close(self, current: ActiveRound, outcome: str, now: float) -> list[Effect]:
         """End the open round; return the effects that save its record, and with it the new model.
 
-        Devices still at work were dismissed when collecting ended; of a round that failed earlier, here.
+        Devices still at work were dismissed when collecting ended; of an evaluate round, or one that failed earlier, here.
         """
         dismissals = [] if current.dismissed else current.dismiss()
         record = current.record(outcome)
@@ -546,6 +554,7 @@ class Engine:
         return expelled + self._advance(now)
 
     def _interrupt(self, event: Interrupted, now: float) -> list[Effect]:
+        """End the run at the operator's signal or an unexpected error; devices are cancelled, except for carried work."""
         if self.stopped:
             return []
         effects: list[Effect] = []
@@ -561,9 +570,9 @@ class Engine:
         return self._advance(now)
 
     def _suspend(self, event: Suspended, now: float) -> list[Effect]:
+        """End this process but not the work of the devices: a standby goes on, or the state could not be saved."""
         pause = [] if self.open is None else [SaveSpentTime(self.open.spent_s(now))]
         self.open = None
-        # No cancels: a resume takes the updates of the working devices.
         self.stopped = Stopped.INTERRUPTED if event.handed_over else Stopped.FAILED
         return [*pause, EndRun(self.stopped, "")]
 
