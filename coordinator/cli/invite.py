@@ -15,6 +15,7 @@ from fedpatch.coordinator.pki.issued_certificates import DAYS, must_read
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.config.enrolment_word import PORT
+from fedpatch.shared.errors import UsageError
 
 _HOURS = 24
 _ANYWHERE = f"0.0.0.0:{PORT}"  # devices are on other machines
@@ -99,7 +100,10 @@ def _add_decisions(group: typer.Typer) -> None:
         with opened(ca_directory(ca_dir)) as authority:
             kept = InvitationStore(authority.directory)
             for device in devices:
-                kept.end(kept.of(device))
+                if not kept.end_of(device):
+                    raise UsageError(
+                        f"{device!r} is not invited: there is nothing to refuse; see fedpatch device requests"
+                    )
                 say(f"the invitation of {device} has ended")
 
 

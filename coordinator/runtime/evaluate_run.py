@@ -13,7 +13,7 @@ from fedpatch.coordinator.runtime.play_rounds import play_rounds
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume_run import connected_again, settings_of
 from fedpatch.coordinator.runtime.run_opening import read_opening
-from fedpatch.coordinator.runtime.run_places import watch_state_directory
+from fedpatch.coordinator.runtime.run_places import require_free, watch_state_directory
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of
 from fedpatch.coordinator.setting_conflicts.evaluate_rounds import EVALUATE_ROUNDS
 from fedpatch.coordinator.settings import RunSettings
@@ -70,6 +70,7 @@ def evaluate_run(  # noqa: PLR0913 - one keyword per choice of the user
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
             )
+        require_free(state_dir, settings.fleet)
         _require_no_open_work(registry, run, ports)
         settings = replace(settings, tracker=(), traces=None, metrics=None)
         with connected_again(registry, run, settings, view, ports) as connected:

@@ -8,6 +8,7 @@ from fedpatch.coordinator.runtime.changeable_settings import has_same_terms
 from fedpatch.coordinator.runtime.lead_fleet import leading
 from fedpatch.coordinator.runtime.ports import REAL, Ports
 from fedpatch.coordinator.runtime.resume_run import resume_registered
+from fedpatch.coordinator.runtime.run_places import require_free
 from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import choose_database, exists
@@ -69,6 +70,7 @@ def _run_or_resume_now(settings: RunSettings, view: View, ports: Ports, *, new: 
             last = registry.newest(settings.fleet)
             if last is not None:
                 refuse_run_of_hub(last, settings.state_dir)
+                require_free(settings.state_dir.absolute(), settings.fleet)
             done = last is not None and last.status == "finished"
             in_vain = done and last is not None and summary_of(last, registry.rounds.records(last.id)).in_vain
             if last is not None and has_same_terms(last, settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.runtime.connection import Connection
@@ -12,7 +13,8 @@ from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared.app.files import check_state_directory, refusals_of
-from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.app.locks import FileLock, is_held
+from fedpatch.shared.errors import UsageError
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -25,6 +27,13 @@ def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     with refusals_of(state_dir):
         check_state_directory(state_dir)
         return FileLock(fleet_lock_file(state_dir, fleet), in_use(state_dir, fleet))
+
+
+def require_free(state_dir: Path, fleet: str) -> None:
+    """Raise UsageError if another process works with a fleet, before anything is said about its runs."""
+    with suppress(OSError):  # there is none; or the lock that is taken later raises the error with its remedy
+        if is_held(fleet_lock_file(state_dir, fleet)):
+            raise UsageError(in_use(state_dir, fleet))
 
 
 def blob_places(

@@ -16,7 +16,6 @@ from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_limits import UNKNOWN_FLOOR, terms_in_words
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
-from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT
 from fedpatch.device_agent.policy.secure_limits import REQUIRED
 from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.device_agent.runtime.agent_composition import observer_of, privacy_of
@@ -34,7 +33,8 @@ class AdmissionPreview:
     `counted` are the objections that count with the admission mode: with another one than preferences, a pause alone.
     `private` describes the tensors that must stay on this device (floor_status.least_without_model). `terms` are what a
     request must have. `of_agent` are the reasons of the agent that runs with this state directory, which knows the last
-    request. `differences` are the settings that are not those of this agent.
+    request. `differences` are the settings that are not those of this agent. `damage` is what makes the answer no whatever the
+    owner wants, with its remedy: the record of what stayed private, or the account of privacy.
     """
 
     facts: Facts
@@ -45,6 +45,7 @@ class AdmissionPreview:
     terms: tuple[str, ...] = ()
     of_agent: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
+    damage: str = ""
 
     @property
     def why_not(self) -> list[str]:
@@ -56,9 +57,9 @@ class AdmissionPreview:
         words = [one.words for one in self.counted]
         if self.verdict.condition is not None:  # an unmet preference
             return words
-        if self.verdict not in (UNKNOWN_FLOOR, DAMAGED_ACCOUNT):
+        if not self.damage:
             return [self.verdict.why]
-        return words if self.of_agent else [self.verdict.why, *words]  # a running agent says it with the remedy
+        return words if self.of_agent else [self.damage, *words]  # a running agent says it too
 
 
 def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
@@ -75,10 +76,11 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
         private = damaged_status(error)
     verdict = decide(order, text_of(order), objections)
     privacy = privacy_of(settings, directory)
-    if privacy.declines:
-        verdict = DAMAGED_ACCOUNT
+    damage = privacy.declines
+    if damage:
+        verdict = privacy.answer_without_account
     if private["source"] == DAMAGED:
-        verdict = UNKNOWN_FLOOR
+        verdict, damage = UNKNOWN_FLOOR, str(private["words"])
     terms = terms_in_words(masked=settings.secure == REQUIRED, private=privacy.required)
     status = _running_status(directory)
     differences = in_force_in_words("these settings", status.get("settings", {}), settings)
@@ -91,6 +93,7 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
         tuple(terms),
         tuple(_reasons_of_agent(status)),
         tuple(differences),
+        damage,
     )
 
 

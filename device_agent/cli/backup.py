@@ -91,13 +91,14 @@ def _add_backup(app: typer.Typer) -> None:
 
         The agent may run. With the backup a new card is the same device.
         """
-        from fedpatch.device_agent.cli.backup_file import next_name, outdated, seal_backup
+        from fedpatch.device_agent.cli.backup_file import next_name, outdated, require_backup_or_none, seal_backup
         from fedpatch.device_agent.policy.local_time import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
 
         config, _ = _settings_of(state_dir, config)
         place = existing(place_of(state_dir, config))
         settings = _content_of(config)
+        require_backup_or_none(file)
         passphrase, today = _first_line(passphrase_file), local_now().date()
         data = seal_backup(place, settings, passphrase, today, salt=os.urandom(16), nonce=os.urandom(12))
         folder, device = file, _device_of(place)
@@ -179,7 +180,7 @@ REMAINS = (
     ("settings {config} and passwords in {env}, units and drop-ins in /etc/systemd/system", "you: delete them"),
     ("backups, and the timer of Ansible (fedpatch-agent-backup)", "you: delete them"),
     ("the journal of the service", "you: sudo journalctl --rotate, then --vacuum-time"),
-    ("the identity {device} at the broker, and its certificate", "the operator: fedpatch device remove {device}"),
+    ("the identity {device} at the broker, and its certificate", "the operator: fedpatch device revoke {device}"),
     ("the coordinator's records of rounds, with this device's name and figures", "the operator of fleet {fleet}"),
     ("global models to which this device has contributed", "nobody can take a contribution out of them"),
 )

@@ -21,6 +21,7 @@ import re
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -86,6 +87,15 @@ def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *,
     with refusals_of(state_dir):
         archive = _archive_of_one_moment(state_dir, settings, day)
     return MAGIC + salt + nonce + cipher.encrypt(nonce, archive, MAGIC)
+
+
+def require_backup_or_none(path: Path) -> None:
+    """Raise UsageError if there is a file that is no backup: `backup` would replace it, and it may be the settings file."""
+    with suppress(FileNotFoundError), refusals_of(path):
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    raise UsageError(f"{path}: is no backup of a device, and stays; name another file to write")
 
 
 def open_backup(data: bytes, passphrase: str, where: str) -> bytes:

@@ -204,6 +204,9 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
         "docs/reference/preferences.md lists the settings"
     )
     checkup.warn("preferences", f"work would be declined now{with_these}: {'; '.join(why_not)}", remedy)
+    if found.damage and not found.of_agent and found.private["source"] != DAMAGED:
+        text, _, remedy = found.damage.rpartition("; ")
+        checkup.fail("privacy_account", text, remedy)
 
 
 def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:

@@ -201,7 +201,12 @@ def models_in_words(state_dir: Path) -> list[str]:
     store = _store(state_dir)
     lines = []
     for task in store.tasks(noted=True):
-        lines += [_in_words(task, one) for one in store.versions(task)]
+        versions = store.versions(task)
+        lines += [_in_words(task, one) for one in versions]
+        if versions and store.current(task) is None:
+            lines.append(
+                f"no model of {task} is the present one: its link is lost; `fedpatch-agent rollback` makes it anew"
+            )
         if store.held(task):
             lines.append(f"the present model of {task} stays: {HELD_WORDS}")
         if kept := store.kept(task):

@@ -74,7 +74,8 @@ def _add_history(app: typer.Typer) -> None:
     def history(*, state_dir: Path, as_json: AsJson = False) -> None:
         """List the work of this device, the oldest first: time, run, bytes, broker, declines with reasons, model.
 
-        Entries are kept for 90 days. Bytes are all that moved since the entry before, with TLS and acknowledgements.
+        Entries are kept for 90 days, some 12,000 at most. Bytes are all that moved since the entry before, with TLS and
+        acknowledgements.
         """
         from fedpatch.device_agent.cli.status import entry_in_words
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.policy.objections import PAUSED_WORDS, besides_pause
-from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
+from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME, privacy_in_words
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_pause
@@ -44,11 +44,13 @@ class OwnersView:
         pause: The pause in words, "" for none.
         last_decline: The last decline in the history; None for none.
         differences: Settings of the file that are not in force.
+        restored: File that says that the account of privacy is from a backup; None without it, or if the agent tells of it.
     """
 
     pause: str = ""
     last_decline: HistoryEntry | None = None
     differences: tuple[str, ...] = ()
+    restored: Path | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -56,6 +58,10 @@ class OwnersView:
         lines = [f"pause: {self.pause}"] if self.pause else []
         if self.last_decline is not None:
             lines.append(f"last decline: {entry_in_words(self.last_decline)}")
+        if self.restored is not None:
+            lines.append(
+                f"privacy: the account is from a backup; with max_epsilon rounds are declined while {self.restored} is there"
+            )
         return [*lines, *(f"settings: {words}" for words in self.differences)]
 
     def plain(self) -> dict[str, object]:
@@ -70,7 +76,14 @@ def look_for_owner(state_dir: Path, standing: AgentStatus) -> OwnersView:
         pause = read_pause(state_dir / PAUSE_FILE)
     declined = [one for one in read_history(state_dir) if one.what == DECLINED]
     differences = differences_of(standing.status.get("settings") or {}) if standing.running else []
-    return OwnersView(pause.source if pause.value else "", declined[-1] if declined else None, tuple(differences))
+    restored = state_dir / RESTORED_NAME
+    tells = standing.running and (standing.status.get("privacy") or {}).get("problem")
+    return OwnersView(
+        pause.source if pause.value else "",
+        declined[-1] if declined else None,
+        tuple(differences),
+        restored if restored.exists() and not tells else None,
+    )
 
 
 def differences_of(settings: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from fedpatch.device_agent.models.inputs import require_shape
-from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
+from fedpatch.device_agent.models.store import CURRENT, MODELS_DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks.examples import Examples, as_examples, from_arrays, from_frame, read, without_missing
@@ -115,6 +115,10 @@ class PersonalModel:
         given = task if isinstance(task, str) else task.name
         name = given or only_task(store, Path(state_dir))
         model = cls._read_present(store, name, threads, int8, None if isinstance(task, str) else task)
+        if model is None and store.versions(name):
+            raise StateError(
+                f"{Path(state_dir) / MODELS_DIRECTORY / name / CURRENT}: is lost; `fedpatch-agent rollback` makes it anew"
+            )
         if model is None:
             raise UsageError(
                 f"{Path(state_dir) / MODELS_DIRECTORY / name}: there is no personal model yet; it comes with the first round "

@@ -226,6 +226,8 @@ class ModelStore:
     def roll_back(self, task: str, to_round: int | None = None) -> ModelVersion:
         """Make the model before the current one, or the newest of round `to_round`, the current one until `release`.
 
+        If no model is current, since the link was lost, the newest one becomes it, and the next round's model may replace it.
+
         Raises:
             UsageError: There is no such model; the text names the rounds that there are.
         """
@@ -239,12 +241,14 @@ class ModelStore:
                 assert one.metadata is not None
                 earlier = present is None or one.serial < present
                 if earlier if to_round is None else one.metadata.round == to_round:
-                    write_atomic(root / _HELD, b"", mode=_FILE_MODE)
+                    if present is not None or to_round is not None:
+                        write_atomic(root / _HELD, b"", mode=_FILE_MODE)
                     _point(root, one.path)
                     return ModelVersion(one.path, True, one.metadata)
         rounds = ", ".join(str(one.metadata.round) for one in whole if one.metadata) or "none"
         what = "of an earlier round" if to_round is None else f"of round {to_round}"
-        raise UsageError(f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}")
+        kept = f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}"
+        raise UsageError(f"{kept}; the next round makes a new one")
 
     def release(self, task: str) -> bool:
         """Let the next round's model replace the one that `roll_back` chose; return whether it was held."""
@@ -263,11 +267,13 @@ class ModelStore:
         return (self._root(task) / _HELD).exists()
 
     def tasks(self, *, noted: bool = False) -> list[str]:
-        """Return the tasks with models; with `noted` also tasks with a note about a missing model."""
+        """Return the tasks with models, also if none is current; with `noted` also tasks with a note about a missing model."""
         signs = (CURRENT, _KEPT) if noted else (CURRENT,)
         with refusals_of(self._directory):
-            found = self._directory.iterdir() if self._directory.is_dir() else ()
-            return sorted(path.name for path in found if any(os.path.lexists(path / sign) for sign in signs))
+            found = [path for path in self._directory.iterdir() if path.is_dir()] if self._directory.is_dir() else []
+            return sorted(
+                path.name for path in found if any(os.path.lexists(path / sign) for sign in signs) or _versions(path)
+            )
 
     def current(self, task: str) -> Path | None:
         """Return the directory of the current model, by its own name; None if there is none."""

@@ -25,6 +25,8 @@ _TOLD_RUNS = 20
 RESTORED_NAME = "privacy-ledger.restored"
 """While this file is there, the account is that of an old backup, and misses rounds that were offered since."""
 
+RESTORED_ACCOUNT = decline(DeclineReason.PRIVACY_SPENT, "the device's account of privacy is from a backup")
+"""The answer to requests with differential privacy, until the owner has decided about rounds since the backup."""
 DAMAGED_ACCOUNT = decline(DeclineReason.PRIVACY_SPENT, "the device's account of privacy cannot be read")
 """The answer to requests with differential privacy, until the owner restores the account or moves it away."""
 
@@ -81,7 +83,7 @@ class PrivacyBudget:
         account = self._open()
         if account is None:
             _log.error("%s", self._damage)
-            return DAMAGED_ACCOUNT
+            return self.answer_without_account
         after = epsilon_of_releases(Counter(account.releases()) + Counter([_release(terms)]), self._delta)
         if self._max_epsilon is None or after <= self._max_epsilon:
             return None
@@ -89,6 +91,15 @@ class PrivacyBudget:
             "privacy: a further round would bring epsilon to %.4g; max_epsilon is %g", after, self._max_epsilon
         )
         return decline(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
+
+    @property
+    def answer_without_account(self) -> AdmissionDecision:
+        """The answer to requests while the account is that of a backup, or damaged."""
+        return RESTORED_ACCOUNT if self._is_restored else DAMAGED_ACCOUNT
+
+    @property
+    def _is_restored(self) -> bool:
+        return self._max_epsilon is not None and (self._directory / RESTORED_NAME).exists()
 
     @property
     def required(self) -> bool:
@@ -162,11 +173,10 @@ class PrivacyBudget:
 
         Each call reads such an account again, since the owner may restore it.
         """
-        restored = self._directory / RESTORED_NAME
-        if self._max_epsilon is not None and restored.exists():
+        if self._is_restored:
             self._damage = (
                 f"{self._directory / ACCOUNT_NAME}: is from a backup, and misses rounds since then; if there were any, copy "
-                f"the file of the old card over it, then delete {restored}"
+                f"the file of the old card over it, then delete {self._directory / RESTORED_NAME}"
             )
             self._account = None
             return None

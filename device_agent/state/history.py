@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 from msgspec import Meta
@@ -24,8 +24,8 @@ from fedpatch.shared.typed_values import learn_types
 
 HISTORY_NAME = "history.jsonl"
 KEEP_DAYS = 90
-MAX_BYTES = 2**20
-"""Beyond this size the older half is deleted."""
+MAX_BYTES = 4 * 2**20
+"""Beyond this size, some 12,000 lines, the older half is deleted."""
 REPEAT_S = 3600.0
 """A decline for the same reason is written once in this time, with the number of those before it."""
 
@@ -126,8 +126,8 @@ class DeviceHistory:
         if self._path is None:
             return
         try:
-            with open(self._path, "ab", opener=_private) as file:
-                file.write(msgspec.json.encode(entry) + b"\n")
+            with open(self._path, "ab+", opener=_private) as file:
+                file.write(_line_end(file) + msgspec.json.encode(entry) + b"\n")
                 size = file.tell()
         except OSError as error:
             _log.warning("%s: %s; this entry of the history is lost", self._path, error.strerror)
@@ -168,6 +168,14 @@ def read_history(directory: Path) -> list[HistoryEntry]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return entries
+
+
+def _line_end(file: BinaryIO) -> bytes:
+    """Return the missing end of a last line that a power cut has cut, so that the next line is one of its own."""
+    if not file.seek(0, os.SEEK_END):
+        return b""
+    file.seek(-1, os.SEEK_END)
+    return b"" if file.read(1) == b"\n" else b"\n"
 
 
 def _private(name: str, flags: int) -> int:

@@ -35,11 +35,9 @@ def write_pause(state_dir: Path, until_s: float | None = None) -> None:
 
 
 def end_pause(state_dir: Path) -> bool:
-    """Delete the owner's pause file, and return whether there was one. Raises StateError where the disk refused."""
+    """Delete the owner's pause file, and return whether the device was paused. Raises StateError where the disk refused."""
     path = state_dir / PAUSE_FILE
     with refusals_of(path):
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-    return True
+        was_paused = is_paused(state_dir)
+        path.unlink(missing_ok=True)
+    return was_paused

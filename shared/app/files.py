@@ -65,6 +65,7 @@ _WRONG_KINDS = {
     errno.EEXIST: _NO_DIRECTORY,
     errno.ENOTDIR: _NO_DIRECTORY,
     errno.EISDIR: "a directory is where a file is expected; move it away, or name another file",
+    errno.ENXIO: "name a file",
     errno.ENOENT: "make its directory again, or mount the disk that has it",
     errno.ENAMETOOLONG: "name a directory with a shorter path",
     errno.ELOOP: "a symbolic link there points to itself; name another directory",
@@ -114,6 +115,7 @@ def open_atomic(
     """
     unfinished: str | None = None
     try:
+        _refuse_special(path)
         fd, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
         with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, mode)
@@ -131,6 +133,16 @@ def open_atomic(
         if unfinished is not None:
             with contextlib.suppress(OSError):
                 os.unlink(unfinished)
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise OSError if the place is a device, a pipe or a socket: a rename would destroy it."""
+    try:
+        kind = path.stat().st_mode
+    except OSError:  # there is none, or the rename raises the error
+        return
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise OSError(errno.ENXIO, "is a device, a pipe or a socket")
 
 
 def write_after(path: Path, data: bytes) -> None:

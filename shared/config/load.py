@@ -58,7 +58,14 @@ class Loaded(Generic[S]):
     origins: Mapping[str, Origin]
 
 
-def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object | None]) -> S:
+def load(
+    cls: type[S],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object | None],
+    option: str = "--config",
+) -> S:
     """Load settings.
 
     Args:
@@ -66,6 +73,7 @@ def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: 
         file: A TOML file; None for none.
         environ: Environment variables. A setting's variable is `cls.env_prefix` plus its name in capitals; empty: unset.
         flags: Values of options by field name; None for an option that is not given. A text is parsed like a variable.
+        option: The option that names the file.
 
     Returns:
         The settings: flag before environment before file before default. `none` unsets an optional field.
@@ -73,11 +81,16 @@ def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: 
     Raises:
         ConfigError: With all problems.
     """
-    return load_with_origins(cls, file=file, environ=environ, flags=flags).settings
+    return load_with_origins(cls, file=file, environ=environ, flags=flags, option=option).settings
 
 
 def load_with_origins(
-    cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object | None]
+    cls: type[S],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object | None],
+    option: str = "--config",
 ) -> Loaded[S]:
     """Load settings as `load` does, with the origin of each value.
 
@@ -86,13 +99,14 @@ def load_with_origins(
         file: As for `load`.
         environ: As for `load`.
         flags: As for `load`.
+        option: As for `load`.
 
     Raises:
         ConfigError: With all problems.
     """
     reader = _Reader({one.name: one for one in settings_of(cls)})
     if file is not None:
-        reader.read_file(file)
+        reader.read_file(file, option)
     reader.read_environment(environ, cls.env_prefix)
     reader.read_flags(flags)
     return reader.finish(cls)
@@ -138,10 +152,10 @@ class _Reader:
             self.problems.append(origin.problem(key, text))
             self.wrong.add(key)
 
-    def read_file(self, file: Path) -> None:
+    def read_file(self, file: Path, option: str) -> None:
         self.unread = True
         try:
-            text = _text_of(file)
+            text = _text_of(file, option)
             table = parse_toml(text)
         except tomllib.TOMLDecodeError as error:
             line, words = syntax_problem(text, error)
@@ -217,18 +231,18 @@ def _remedy(one: Setting) -> str:
     return f"say {text}, e.g. {one.name} = {toml_value(from_text(one, one.rules.example))}"
 
 
-def _text_of(file: Path) -> str:
+def _text_of(file: Path, option: str) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except IsADirectoryError:
         raise ConfigError([f"{file}: is a directory; give a configuration file"]) from None
     except FileNotFoundError:
-        raise ConfigError([f"{file}: no such file; correct --config"]) from None
+        raise ConfigError([f"{file}: no such file; correct {option}"]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{file}:{line}: is not UTF-8 text; save it as UTF-8"]) from None
     except OSError as error:
-        remedy = remedy_to_read(error, file, "correct --config")
+        remedy = remedy_to_read(error, file, f"correct {option}")
         raise ConfigError([f"{file}: cannot be read: {error.strerror or error}; {remedy}"]) from None
 
 

@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.run_summary import RunSummary
 from fedpatch.coordinator.runtime import resume_run, run_or_resume
 from fedpatch.coordinator.runtime.evaluate_run import evaluate_run
 from fedpatch.coordinator.runtime.ports import REAL
-from fedpatch.coordinator.runtime.run_places import run_directory
+from fedpatch.coordinator.runtime.run_places import fleet_lock, run_directory
 from fedpatch.coordinator.runtime.start_run import start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -272,3 +272,16 @@ def test_run_of_a_hub_in_the_directory_of_a_relay_is_refused(settings, work):
     view: Any = SimpleNamespace(say=lambda line: None)
     with pytest.raises(UsageError, match=f"run {run} is a run of the fleet world, .*--state-dir"):
         work(settings.state_dir, run, view)
+
+
+@pytest.mark.parametrize("begin", ["evaluate", "run"])
+def test_run_that_another_coordinator_plays_is_named_as_such_and_nothing_else_is_said(recorded, settings, begin):
+    """The remedy for its open work, and the announcement of a new run, would both be refused."""
+    run = cut_short(settings)
+    settings.state_dir.chmod(0o700)
+    with fleet_lock(settings.state_dir, settings.fleet), pytest.raises(UsageError, match="another fedpatch is working"):
+        if begin == "evaluate":
+            evaluate(settings, run)
+        else:
+            recorded.run(replace(settings, rounds=settings.rounds + 1))
+    assert (recorded.begun, recorded.lines) == ([], [])

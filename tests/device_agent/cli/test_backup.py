@@ -31,10 +31,12 @@ from fedpatch.device_agent.cli.backup_file import (
     seal_backup,
     settings_in,
 )
+from fedpatch.device_agent.cli.removal import clear_bus
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.privacy_budget import DAMAGED_ACCOUNT, RESTORED_NAME, PrivacyBudget
+from fedpatch.device_agent.policy.privacy_budget import RESTORED_ACCOUNT, RESTORED_NAME, PrivacyBudget
 from fedpatch.device_agent.policy.usage import Usage, UsageFile, read_today
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.offered_bases import OfferedBases
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.revocation_file import RevocationFile
@@ -132,7 +134,7 @@ def test_restored_account_declines_until_the_owner_has_decided_about_rounds_sinc
     new = tmp_path / "new"
     restored(card, new)
     budget = PrivacyBudget(new, fleet="home", max_epsilon=1e5)
-    assert budget.refusal(NOISY) == DAMAGED_ACCOUNT
+    assert budget.refusal(NOISY) == RESTORED_ACCOUNT
     assert "is from a backup" in budget.declines
     (new / RESTORED_NAME).unlink()
     assert budget.refusal(NOISY) is None
@@ -435,3 +437,31 @@ def test_remove_clears_what_the_device_retained_and_lists_what_remains(agent, tm
     assert done.code == 0, done.err
     assert all(line.partition("{")[0] in done.out for line, _ in REMAINS)
     assert f"settings {tmp_path / 'house.toml'} and passwords in {tmp_path / 'house.env'}" in done.out
+
+
+def test_backup_replaces_a_backup_and_no_other_file(agent, card, tmp_path):
+    config, phrase, target = tmp_path / "agent.toml", tmp_path / "phrase", tmp_path / "pi.backup"
+    config.write_text(f'data = "x"\nstate_dir = "{card}"\n')
+    phrase.write_text("secret\n")
+    for _ in range(2):
+        assert agent("backup", target, "--passphrase-file", phrase, "--config", config).code == 0
+    written = config.read_bytes()
+    done = agent("backup", config, "--passphrase-file", phrase, "--config", config)
+    assert done.code == 2 and f"{config}: is no backup of a device" in done.err
+    assert config.read_bytes() == written
+
+
+def test_absent_settings_of_the_bus_name_the_option_that_names_them(tmp_path):
+    with pytest.raises(UsageError, match="no such file; correct --bus-config"):
+        clear_bus(tmp_path / "bus.toml", AgentSettings(data="x"), "pi", 1.0, 1.0)
+
+
+def test_restored_account_is_named_with_its_file_while_no_agent_runs(agent, card, tmp_path):
+    new, config = tmp_path / "new", tmp_path / "agent.toml"
+    new.mkdir(mode=0o700)
+    with lock_state_dir(new):
+        restored(card, new)
+    config.write_text(f'data = "x"\nstate_dir = "{new}"\nmax_epsilon = 5.0\nbroker = "mqtt://127.0.0.1:1"\n')
+    for command in ("conditions", "status", "doctor"):
+        done = agent(command, "--config", config)
+        assert "is from a backup" in done.out and str(new / RESTORED_NAME) in done.out, done.err

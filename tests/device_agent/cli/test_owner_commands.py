@@ -103,6 +103,12 @@ def test_pause_without_an_end_lasts_until_it_is_resumed(tmp_path):
     assert not is_paused(tmp_path)
 
 
+def test_end_of_a_pause_that_is_over_ends_none(tmp_path):
+    write_pause(tmp_path, until_s=1000.0)
+    assert not end_pause(tmp_path)
+    assert not (tmp_path / "pause").exists()
+
+
 @pytest.mark.parametrize("text", ["until", "until x", "until 5 6", "until -5", "off"])
 def test_pause_file_with_other_words_is_a_pause_without_end(tmp_path, text):
     (tmp_path / "pause").write_text(text)

@@ -194,3 +194,21 @@ def test_reading_needs_no_torch_no_numpy_and_no_onnxruntime():
     program = "import sys, fedpatch.device_agent.models.store, fedpatch.device_agent.cli.models; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "onnx", "onnxruntime"} & set(loaded)
+
+
+def test_lost_link_to_the_present_model_is_named_and_made_anew_by_a_rollback(store, tmp_path):
+    publish(store, 1)
+    publish(store, 2)
+    (tmp_path / "models" / "toy" / "current").unlink()
+    assert store.tasks() == ["toy"]
+    assert [problem for problem, _ in store.problems()] == [f"{tmp_path / 'models/toy/current'}: leads to no model"]
+    store.roll_back("toy")
+    assert (present(tmp_path / "models"), list(store.problems())) == (2, [])
+    publish(store, 3)
+    assert present(tmp_path / "models") == 3
+
+
+def test_rollback_without_an_earlier_model_says_that_the_next_round_makes_one(store):
+    publish(store, 1)
+    with pytest.raises(UsageError, match="the next round makes a new one"):
+        store.roll_back("toy")

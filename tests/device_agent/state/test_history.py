@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,3 +99,13 @@ def test_full_disk_costs_the_entry_only(tmp_path, clock, caplog):
     history = DeviceHistory(tmp_path / "absent", "", clock)
     history.note(WORKED, "committed", Traffic())
     assert "this entry of the history is lost" in caplog.text
+
+
+def test_line_that_a_power_cut_has_cut_takes_no_later_entry_with_it(tmp_path, clock):
+    history = DeviceHistory(tmp_path, "mqtt://hub", clock)
+    for round in (1, 2):
+        history.note(WORKED, "committed", Traffic(), replace(KEY, round=round))
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-25])
+    DeviceHistory(tmp_path, "mqtt://hub", clock).note(WORKED, "committed", Traffic(), replace(KEY, round=3))
+    assert [one.round for one in read_history(tmp_path)] == [1, 3]

@@ -243,3 +243,11 @@ def test_file_that_cannot_be_read_has_its_owner_as_remedy_only_for_want_of_right
     assert remedy_to_read(refused, path, "make it") == f"let this user read it (sudo chown {own} '{path}')"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert remedy_to_read(refused, path, "make it").endswith(f"or run as its owner (sudo -u {own})")
+
+
+def test_write_to_a_pipe_is_refused_and_leaves_it(tmp_path):
+    """A rename would put a file in its place; so with a device, such as /dev/stdout."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a device, a pipe or a socket"):
+        write_atomic(tmp_path / "pipe", b"bytes")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
