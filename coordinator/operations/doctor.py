@@ -23,7 +23,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database.opening import examine_database, url_of
 from fedpatch.coordinator.storage.leadership import leader_in_words
-from fedpatch.coordinator.storage.run_journal import journals
+from fedpatch.coordinator.storage.run_journal import RUNS, journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
@@ -75,7 +75,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
         checkup.skip("memory", f"{why}, and has taken what it needs")
     else:
         prepared = _check_task(settings, checkup)
-    check_state_dir(directory, _space(settings, prepared), checkup, private=False)
+    check_state_dir(directory, _space(settings, prepared), checkup, private=False, parts=(RUNS, REGISTRY_FILE))
     _check_blobs(settings, directory, checkup)
     _check_leader(settings, checkup)
     _check_models_store(settings, checkup)
@@ -236,8 +236,9 @@ def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Check
     topic = topics.coordinator_state(settings.fleet)
     states = [body for one in asked.presence if one.topic == topic and (body := body_of(one))]
     if not (running or settings.standby) and states and isinstance(states[-1], CoordinatorState) and states[-1].online:
-        text = f"a coordinator is at work in fleet {settings.fleet}, and not in {settings.state_dir.absolute()}"
-        checkup.warn("coordinator", text, "end it before you begin a run, or give each its own --fleet")
+        text = f"a coordinator is shown at work in fleet {settings.fleet}, and not in {settings.state_dir.absolute()}"
+        remedy = "end it before you begin a run, or give each its own --fleet"
+        checkup.warn("coordinator", text, f"{remedy}; if it ended together with its broker, the next run clears this")
 
 
 def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Asked, checkup: Checkup) -> None:

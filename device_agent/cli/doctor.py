@@ -20,6 +20,7 @@ from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.floor_status import DAMAGED, least_without_model
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.usage import usage_problem
 from fedpatch.device_agent.runtime.agent_composition import setup_of
 from fedpatch.device_agent.runtime.begun_anew import is_foreign, loss_in_words, may_be_lost
 from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
@@ -77,7 +78,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     _check_models_ca(settings, checkup)
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
-    check_state_dir(directory, space, checkup, private=True)
+    check_state_dir(directory, space, checkup, private=True, parts=(PATCHES, MODELS_DIRECTORY))
     _check_machine(directory, checkup, root)
     _check_agent(directory, checkup)
     _check_stored(directory, checkup, settings.private)
@@ -161,10 +162,16 @@ def _lasting_problems(directory: Path, private: str) -> list[tuple[bool, str, st
     """Return the problems that two looks find: between two reads of one look, a running agent may replace the files."""
     found = None
     with suppress(FileNotFoundError):
-        found = list(stored_problems(directory, private))
+        found = list(_problems(directory, private))
     if found == []:
         return found
-    return [one for one in stored_problems(directory, private) if found is None or one in found]
+    return [one for one in _problems(directory, private) if found is None or one in found]
+
+
+def _problems(directory: Path, private: str) -> Iterator[tuple[bool, str, str]]:
+    yield from stored_problems(directory, private)
+    if problem := usage_problem(directory):
+        yield False, problem, "restore it from a backup; else today's allowance begins anew when the agent starts"
 
 
 def _check_personal(directory: Path, checkup: Checkup) -> None:
@@ -400,9 +407,12 @@ def _check_coordinator(settings: AgentSettings, side: AclParty, asked: Asked, ch
                 "coordinator", f"one is at work in fleet {side.fleet}, and answered {name} in {1e3 * took_s:.0f} ms"
             )
         else:
-            text = f"one is at work in fleet {side.fleet}, but did not answer {name} within {ANSWER_TIMEOUT_S:g} s"
+            text = (
+                f"one is shown at work in fleet {side.fleet}, but did not answer {name} within {ANSWER_TIMEOUT_S:g} s"
+            )
             remedy = (
-                "ask again, it may be busy; else make the acl_file anew with `fedpatch broker acl` and look at its log"
+                "ask again, it may be busy; if it ended together with its broker, the next run clears this; else make the "
+                "acl_file anew with `fedpatch broker acl` and look at its log"
             )
             checkup.warn("coordinator", text, remedy)
 

@@ -14,8 +14,9 @@ import typer
 from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import existing, state_options
 from fedpatch.device_agent.sensors.host import local_minute
-from fedpatch.device_agent.state.history import KEEP_DAYS, read_history
+from fedpatch.device_agent.state.history import HISTORY_NAME, KEEP_DAYS, damaged_lines, read_history
 from fedpatch.device_agent.state.pause_file import end_pause, write_pause
+from fedpatch.shared.app.clock import CLOCK_TOLERANCE_S, is_synchronised
 from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.errors import UsageError
 
@@ -37,6 +38,22 @@ def parse_duration(text: str) -> float:
     return int(found[1]) * _UNITS_S[found[2]]
 
 
+def _check_clock(state_dir: Path) -> None:
+    """Raise UsageError if the clock is before the times in the state directory: it would be set, and the pause be over at once.
+
+    Warn if no time server has set it.
+    """
+    newest = max((entry.at for entry in read_history(state_dir)), default=0.0)
+    synchronised = is_synchronised()
+    if not synchronised and time.time() < newest - CLOCK_TOLERANCE_S:
+        raise UsageError(
+            f"the clock ({local_minute(time.time())}) is before {local_minute(newest)}, the newest time in {state_dir}, so the "
+            "pause would end once the clock is right; set the clock, or pause without --for"
+        )
+    if synchronised is False:
+        typer.echo("warning: no time server has set the clock, which the end of the pause follows", err=True)
+
+
 def _add_pause(app: typer.Typer) -> None:
     @command(app, "pause", example="fedpatch-agent pause --for 2h --config agent.toml")
     @state_options
@@ -51,7 +68,10 @@ def _add_pause(app: typer.Typer) -> None:
 
         Without --for the pause lasts until `resume`. It outlasts a restart.
         """
-        until_s = time.time() + parse_duration(lasts) if lasts else None
+        until_s = None
+        if lasts:
+            until_s = time.time() + parse_duration(lasts)
+            _check_clock(existing(state_dir))
         with acting_as_owner_of(existing(state_dir)):
             write_pause(state_dir, until_s)
         end = "until `fedpatch-agent resume`" if until_s is None else f"until {local_minute(until_s)}"
@@ -80,10 +100,12 @@ def _add_history(app: typer.Typer) -> None:
         from fedpatch.device_agent.cli.status import entry_in_words
 
         entries = read_history(existing(state_dir))
+        if damaged := damaged_lines(state_dir):
+            typer.echo(f"warning: {state_dir / HISTORY_NAME}: {damaged} lines are damaged and left out", err=True)
         if as_json:
             typer.echo(json.dumps([asdict(one) for one in entries]))
             return
         for one in entries:
             typer.echo(entry_in_words(one))
-        if not entries:
+        if not entries and not damaged:
             typer.echo(f"no history in {state_dir}: nothing was asked of this device in the last {KEEP_DAYS} days")

@@ -37,14 +37,15 @@ class AdmissionDecision:
     reason: DeclineReason = DeclineReason.UNWILLING
 
 
-def decline(reason: DeclineReason, why: str) -> AdmissionDecision:
+def decline(reason: DeclineReason, why: str, retry_after_s: float = 0.0) -> AdmissionDecision:
     """Return a decline with a code of its own.
 
     Args:
         reason: The code.
         why: The reason, in words.
+        retry_after_s: Seconds for which the answer would be the same; 0 where that is unknown.
     """
-    return AdmissionDecision(False, why, reason=reason)
+    return AdmissionDecision(False, why, retry_after_s=retry_after_s, reason=reason)
 
 
 # ---- from the coordinator

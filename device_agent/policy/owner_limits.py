@@ -23,6 +23,7 @@ from fedpatch.device_agent.policy.private_floor import (
     undercut,
 )
 from fedpatch.device_agent.policy.secure_limits import SecureLimits
+from fedpatch.device_agent.state.storage_check import RETRY_S
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.tensors.schema import Schema, listing
@@ -32,7 +33,7 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
 
-UNKNOWN_FLOOR = decline(DeclineReason.PRIVATE_POLICY, "the device's record of what stayed private cannot be read")
+UNKNOWN_FLOOR = decline(DeclineReason.STORAGE, "the device's record of what stayed private cannot be read", RETRY_S)
 """The answer to every request while it is unknown what stayed private, until the owner decides."""
 
 

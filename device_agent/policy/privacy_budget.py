@@ -12,6 +12,7 @@ from typing import Any
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePrivacyAccount, RunAccount
+from fedpatch.device_agent.state.storage_check import RETRY_S
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
@@ -25,9 +26,9 @@ _TOLD_RUNS = 20
 RESTORED_NAME = "privacy-ledger.restored"
 """While this file is there, the account is that of an old backup, and misses rounds that were offered since."""
 
-RESTORED_ACCOUNT = decline(DeclineReason.PRIVACY_SPENT, "the device's account of privacy is from a backup")
+RESTORED_ACCOUNT = decline(DeclineReason.STORAGE, "the device's account of privacy is from a backup", RETRY_S)
 """The answer to requests with differential privacy, until the owner has decided about rounds since the backup."""
-DAMAGED_ACCOUNT = decline(DeclineReason.PRIVACY_SPENT, "the device's account of privacy cannot be read")
+DAMAGED_ACCOUNT = decline(DeclineReason.STORAGE, "the device's account of privacy cannot be read", RETRY_S)
 """The answer to requests with differential privacy, until the owner restores the account or moves it away."""
 
 

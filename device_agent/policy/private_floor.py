@@ -172,8 +172,8 @@ def tasks_with_records(directory: Path) -> list[str]:
     """Tasks that have a record or a patch in `directory`. OSError where it cannot be read."""
     if not directory.is_dir():
         return []
-    records = {path.name.removesuffix(RECORD_SUFFIX) for path in directory.glob(f"*{RECORD_SUFFIX}")}
-    patches = (re.fullmatch(r"(.+)-[0-9a-f]{16}\.patch(\.previous)?", path.name) for path in directory.iterdir())
+    records = {path.name.removesuffix(RECORD_SUFFIX) for path in directory.glob(f"[!.]*{RECORD_SUFFIX}")}
+    patches = (re.fullmatch(r"([^.].*)-[0-9a-f]{16}\.patch(\.previous)?", path.name) for path in directory.iterdir())
     return sorted(records | {found[1] for found in patches if found})
 
 

@@ -210,6 +210,18 @@ def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Us
     return usage.on(today).spent
 
 
+def usage_problem(directory: Path) -> str:
+    """Return the damage of the usage of the day in words; "" for none."""
+    path = directory / USAGE_NAME
+    try:
+        _read(path)
+    except StateUnreadable as error:
+        return str(error).partition("; ")[0]
+    except _UNREADABLE as error:
+        return f"{path}: is damaged ({error})"
+    return ""
+
+
 def _read(path: Path) -> DayUsage | None:
     """Usage on the disk; None where there is no file."""
     try:

@@ -27,7 +27,8 @@ from fedpatch.device_agent.state.status_file import (
     host_as_device_id,
     lock_state_dir,
 )
-from fedpatch.shared.app.file_systems import passing_mount
+from fedpatch.device_agent.state.storage_check import PATCHES
+from fedpatch.shared.app.file_systems import passing_mounts
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.errors import StateError
@@ -84,7 +85,7 @@ def run_agent(
 
 def _watch_over_state(directory: Path, root: Path) -> None:
     """Warn about a state directory that a reboot deletes or that another machine began, and note this machine in a new one."""
-    if passing := passing_mount(directory):
+    for passing in passing_mounts(directory, (PATCHES,)):
         log.warning("%s: daily limits, patch and privacy account then begin anew; %s", passing.problem, passing.remedy)
     try:
         if found := clone_problem(directory, root):

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.shared.app.clock import is_synchronised
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.traffic import Traffic
@@ -79,12 +80,20 @@ class DeviceHistory:
         directory: State directory, which the caller has locked; None keeps no history.
         broker: URL of the broker.
         clock: Returns the wall clock's time.
+        is_clock_set: Returns whether a time server has set the clock; entries are deleted by their age only then.
     """
 
-    def __init__(self, directory: Path | None, broker: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        broker: str = "",
+        clock: Callable[[], float] = time.time,
+        is_clock_set: Callable[[], bool | None] = is_synchronised,
+    ) -> None:
         self._path = None if directory is None else directory / HISTORY_NAME
         self._broker = broker
         self._clock = clock
+        self._is_clock_set = is_clock_set
         self._counted = Traffic()
         self._last: tuple[str, str, str] | None = None
         self._last_at = 0.0
@@ -141,7 +150,11 @@ class DeviceHistory:
             return
         try:
             entries = read_history(self._path.parent)
-            kept = [one for one in entries if one.at > self._clock() - KEEP_DAYS * _DAY_S]
+            oldest = self._clock() - KEEP_DAYS * _DAY_S
+            kept = [one for one in entries if one.at > oldest]
+            # With a clock that no time server has set, entries would be deleted too early, or all of them.
+            if len(kept) < len(entries) and not self._is_clock_set():
+                kept = entries
             kept = kept if keep_all else kept[len(kept) // 2 :]
             if len(kept) < len(entries):
                 write_atomic(self._path, b"".join(msgspec.json.encode(one) + b"\n" for one in kept), durable=False)
@@ -155,19 +168,27 @@ def read_history(directory: Path) -> list[HistoryEntry]:
     Raises:
         StateError: The file cannot be read.
     """
-    path = directory / HISTORY_NAME
-    with refusals_of(path):
-        try:
-            lines = path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
     entries = []
-    for line in lines:
+    for line in _lines(directory):
         try:
             entries.append(msgspec.json.decode(line, type=HistoryEntry))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return entries
+
+
+def damaged_lines(directory: Path) -> int:
+    """Return the number of lines that `read_history` leaves out. Raises StateError as it does."""
+    return len(_lines(directory)) - len(read_history(directory))
+
+
+def _lines(directory: Path) -> list[bytes]:
+    path = directory / HISTORY_NAME
+    with refusals_of(path):
+        try:
+            return path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
 
 
 def _line_end(file: BinaryIO) -> bytes:

@@ -59,7 +59,24 @@ class LeaderEpoch:
 
     def _read(self) -> int:
         try:
-            fleet, epoch = read_state(self._file).decode("ascii").split()
-            return max(0, int(epoch)) if fleet == self._fleet else 0
+            fleet, epoch = _read_line(self._file)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return 0
+        return epoch if fleet == self._fleet else 0
+
+
+def leader_problem(directory: Path) -> str:
+    """Return the damage of the file in words; "" for none. Raises StateUnreadable as LeaderEpoch does."""
+    file = directory / LEADER_EPOCH_FILE
+    try:
+        _read_line(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except ValueError:
+        return f"{file}: is damaged"
+    return ""
+
+
+def _read_line(file: Path) -> tuple[str, int]:
+    fleet, epoch = read_state(file).decode("ascii").split()
+    return fleet, max(0, int(epoch))

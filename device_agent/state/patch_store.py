@@ -278,7 +278,7 @@ def patch_remedy(path: Path) -> str:
 def list_patches(directory: Path) -> list[PatchEntry]:
     """Return every patch in `directory`, by task. It only reads, so an agent may be running. Needs no numpy."""
     entries = []
-    for path in sorted(directory.glob(f"*{PATCH_SUFFIX}")):
+    for path in sorted(directory.glob(f"[!.]*{PATCH_SUFFIX}")):
         with refusals_of(path):
             try:
                 status, data = path.stat(), path.read_bytes()

@@ -14,6 +14,8 @@ from pathlib import Path
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
+from fedpatch.device_agent.state.history import HISTORY_NAME, damaged_lines
+from fedpatch.device_agent.state.leader_epoch import leader_problem
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
 from fedpatch.device_agent.state.offered_bases import OfferedBases
@@ -226,6 +228,7 @@ def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str,
     if problem := OfferedBases(directory).problem():
         problem, _, remedy = problem.rpartition("; ")
         yield True, problem, remedy
+    yield from _light_problems(directory)
     for name in _names(directory / PATCHES):
         if name.endswith(RECORD_SUFFIX):
             path = directory / PATCHES / name
@@ -236,10 +239,25 @@ def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str,
                 yield not private, str(error), remedy
 
 
+def _light_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
+    """Return the damaged files that decline no round."""
+    if problem := leader_problem(directory):
+        yield (
+            False,
+            problem,
+            "nothing: it is written again; until then a coordinator that lost the lead could be obeyed",
+        )
+    if damaged := damaged_lines(directory):
+        yield False, f"{directory / HISTORY_NAME}: {damaged} lines are damaged", "nothing: they are left out"
+
+
 def _names(directory: Path) -> list[str]:
-    """Names in a directory, none where it is absent. OSError where it cannot be read, unlike Path.glob."""
+    """Names in a directory, none where it is absent. OSError where it cannot be read, unlike Path.glob.
+
+    Names with a dot are unfinished files, or files that macOS leaves beside copies (`._`).
+    """
     try:
-        return sorted(os.listdir(directory))
+        return sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except FileNotFoundError:
         return []
 

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 
 TIMEDATECTL_TIMEOUT_S = 3.0
+CLOCK_TOLERANCE_S = 300.0
+"""Difference of two clocks that says nothing: those of several machines write to one state directory or database."""
 
 
 def is_synchronised() -> bool | None:

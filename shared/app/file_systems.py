@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class PassingMount:
 
 @dataclass(frozen=True)
 class _Mount:
+    number: str
+    parent: str
     place: str
     kind: str
     device: str
@@ -81,6 +83,19 @@ def passing_mount(directory: Path, root: Path = Path("/")) -> PassingMount | Non
     if place := _emptied(directory, root):
         return PassingMount(f"{directory} is in {place}, which systemd-tmpfiles empties (tmpfiles.d)", _REMEDY)
     return None
+
+
+def passing_mounts(directory: Path, parts: Sequence[str], root: Path = Path("/")) -> list[PassingMount]:
+    """Return why a state directory is not kept, or else which parts of it, since they are links or disks of their own.
+
+    Args:
+        directory: The directory.
+        parts: Names in the directory; they may be absent.
+        root: As for `passing_mount`.
+    """
+    if whole := passing_mount(directory, root):
+        return [whole]
+    return [found for name in parts if (found := passing_mount(directory / name, root))]
 
 
 def remedy_of_mode(path: Path, command: str, root: Path = Path("/")) -> str:
@@ -189,10 +204,18 @@ def _entries(file: Path) -> list[list[str]]:
 
 
 def _mount_of(directory: Path, known: list[_Mount]) -> _Mount | None:
-    """Return the mount that holds a directory: of the longest place, and the last one of that place."""
+    """Return the mount that holds a directory. A mount hides those that were made before it on places below its own."""
     path = f"{os.path.realpath(directory)}/"
     holders = [one for one in known if path.startswith(f"{one.place.rstrip('/')}/")]
-    return max(enumerate(holders), key=lambda item: (len(item[1].place), item[0]), default=(0, None))[1]
+    numbers = {one.number for one in known}
+    found = None
+    here = [one for one in holders if one.parent not in numbers]
+    while here:
+        # Of the mounts on one file system a path meets that of the shortest place, and there the last one.
+        found = min(reversed(here), key=lambda one: len(one.place))
+        holders = [one for one in holders if one is not found]
+        here = [one for one in holders if one.parent == found.number]
+    return found
 
 
 def _upper_lasts(overlay: _Mount, known: list[_Mount], root: Path) -> bool:
@@ -209,7 +232,9 @@ def _parse(line: str) -> _Mount | None:
     fields, others = before.split(), after.split()
     if not separator or len(fields) < 5 or len(others) < 3:
         return None
-    return _Mount(_plain(fields[4]), others[0], _plain(others[1]), _plain(others[2]), _plain(fields[3]))
+    return _Mount(
+        fields[0], fields[1], _plain(fields[4]), others[0], _plain(others[1]), _plain(others[2]), _plain(fields[3])
+    )
 
 
 def _plain(text: str) -> str:

@@ -54,7 +54,7 @@ def read_secret(path: Path, kind: str, noun: str, remedy: str, most_bytes: int =
             f"another {noun}"
         )
     try:
-        text = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        text = data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise UsageError(f"{kind} {path}: is not UTF-8 text; {remedy}") from None
     if not text or len(data) > most_bytes or any(char in text for char in "\n\r\0"):

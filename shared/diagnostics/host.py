@@ -9,14 +9,14 @@ import platform
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch import shared
-from fedpatch.shared.app.clock import is_synchronised
-from fedpatch.shared.app.file_systems import passing_mount, remedy_of_mode
+from fedpatch.shared.app.clock import CLOCK_TOLERANCE_S, is_synchronised
+from fedpatch.shared.app.file_systems import passing_mounts, remedy_of_mode
 from fedpatch.shared.app.files import refuse_broken_link, write_atomic
 from fedpatch.shared.app.formatting import minute, size
 from fedpatch.shared.app.locks import FileLock, require_record_locks
@@ -28,7 +28,6 @@ _LAST_TORCH_ON_AARCH64 = (2, 9)
 _PROBE_BYTES = 64 * 1024
 _SPARE_INODES = 100
 _MEMINFO = Path("/proc/meminfo")
-_CLOCK_TOLERANCE_S = 300.0  # clocks of several machines write to one database
 
 _NO_ROOM = "free some space (df -h, df -i), or choose another --state-dir"
 _OTHER_USER = "run as the user that owns the directory (sudo -u USER), or give it to yours with chown"
@@ -104,7 +103,7 @@ def check_clock(checkup: Checkup, *, tls: bool, newest: float = 0.0, now: float 
     )
     remedy = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
     synchronised = is_synchronised()
-    if now < max(installed, newest - _CLOCK_TOLERANCE_S):
+    if now < max(installed, newest - CLOCK_TOLERANCE_S):
         event = f"{minute(newest)}, the newest time in the state directory"
         text = f"{shown} is before {event if newest > installed else 'fedpatch was installed here'}"
         if synchronised:
@@ -118,7 +117,9 @@ def check_clock(checkup: Checkup, *, tls: bool, newest: float = 0.0, now: float 
         checkup.good("clock", f"{shown}, {known}")
 
 
-def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private: bool) -> None:
+def check_state_dir(
+    directory: Path, space: Space, checkup: Checkup, *, private: bool, parts: Sequence[str] = ()
+) -> None:
     """Check `state_dir` and `disk` by writing to the directory and locking a file; no file stays.
 
     `state_lasts` is a warning for a directory that does not survive a reboot; there is no such finding for others.
@@ -128,6 +129,7 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
         space: Disk space that is needed.
         checkup: Takes the findings.
         private: Whether other users must not read the directory.
+        parts: Names in it that may be links to other disks, or disks of their own.
     """
     directory = directory.absolute()
     try:
@@ -141,13 +143,23 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
                 _check_owner(directory, checkup, private)
             else:
                 checkup.good("state_dir", f"{directory} can be made")
-            if passing := passing_mount(directory):
+            for passing in passing_mounts(directory, parts):
                 checkup.warn("state_lasts", passing.problem, passing.remedy)
+            for name in parts:
+                _check_link(directory / name, checkup)
             _check_space(directory, space, checkup)
     except StateError as error:  # no locks
         checkup.fail("state_dir", *_parts(error, directory))
     except OSError as error:
         checkup.fail("state_dir", f"nothing can be written in {directory}: {error.strerror}", _write_remedy(error))
+
+
+def _check_link(path: Path, checkup: Checkup) -> None:
+    """Check a part of the state directory that may be a link to another disk; there is no finding without a problem."""
+    try:
+        refuse_broken_link(path)
+    except OSError as error:
+        checkup.fail("state_dir", f"{path}: {error.strerror}", "mount the disk that has it, or put the link right")
 
 
 def _parts(error: StateError, directory: Path) -> tuple[str, str]:

@@ -246,9 +246,8 @@ def silent(broker: BrokerUrl) -> ConnectionFault:
 
 def _unanswered(broker: BrokerUrl) -> ConnectionFault:
     """Return the fault for a closed connection: no MQTT broker, an old one, or one that expects TLS."""
-    hint = (
-        "? " + broker.scheme_hint if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
-    )
+    with_tls = "? " + (broker.scheme_hint or "Is this its port with TLS? For the other, write mqtt://")
+    hint = with_tls if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
     room = "with room for another client (mosquitto: max_connections)"
     return ConnectionFault(
         f"{broker} closed the connection without an answer; is it an MQTT broker {room}{hint}".rstrip(), unanswered=True

@@ -117,6 +117,8 @@ def open_database(path: Path, *, readonly: bool = False, patient: bool = False) 
         return _postgres(path, url, readonly=readonly, patient=patient)
     if readonly:
         must_exist(path)
+    with refusals_of(path):
+        refuse_broken_link(path)
     return SqliteDatabase(path, readonly=readonly)
 
 
@@ -131,6 +133,7 @@ def must_exist(path: Path) -> None:
     if not exists(path):
         with refusals_of(path.parent):
             refuse_broken_link(path.parent)
+            refuse_broken_link(path)
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
 

@@ -20,6 +20,8 @@ from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
 from fedpatch.shared import __version__
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.diagnostics.host import Space, check_state_dir
+from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
@@ -315,3 +317,15 @@ def test_id_whose_agent_says_that_it_is_shared_is_called_shared():
     state = DeviceState(True, "b1", features=(SHARED_ID_FEATURE,))
     came = Received(topics.device_state("home", "pi"), encode(Envelope(state)), True)
     assert _shared_ids("home", [came]) == ["pi"]
+
+
+@pytest.mark.parametrize("name", ["runs", "registry.sqlite3"])
+def test_link_of_the_state_directory_to_an_absent_disk_is_named(settings, name):
+    settings.state_dir.mkdir(mode=0o700)
+    (settings.state_dir / name).symlink_to("/nowhere/disk")
+    checkup = quiet_checkup()
+    check_state_dir(settings.state_dir, Space(0, 0, ""), checkup, private=False, parts=("runs", "registry.sqlite3"))
+    [one] = [one for one in checkup.findings if one.verdict == "fail"]
+    assert one.detail == f"{settings.state_dir / name}: a link to /nowhere/disk, which is not there"
+    with pytest.raises(StateError, match="a link to /nowhere/disk") if "registry" in name else contextlib.nullcontext():
+        Registry(settings.state_dir / REGISTRY_FILE).close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.device_agent.cli import owner
 from fedpatch.device_agent.cli.owner import parse_duration
 from fedpatch.device_agent.cli.state_dir import place_of, settings_file
 from fedpatch.device_agent.cli.status import OwnersView, differences_of, entry_in_words, standing_in_words
@@ -16,11 +17,12 @@ from fedpatch.device_agent.policy.usage import ALL_SPENT, Usage
 from fedpatch.device_agent.runtime.settings_in_force import SettingsInForce
 from fedpatch.device_agent.sensors.host import read_pause
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.history import DECLINED, WORKED, HistoryEntry
+from fedpatch.device_agent.state.history import DECLINED, WORKED, DeviceHistory, HistoryEntry
 from fedpatch.device_agent.state.pause_file import end_pause, is_paused, write_pause
 from fedpatch.device_agent.state.status_file import AgentStatus, StatusFile, lock_state_dir
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.errors import ConfigError, StateError, UsageError
+from fedpatch.shared.mqtt.traffic import Traffic
 from tests.support.other_users import acting_as_nobody, open_directory
 
 STATUS = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://hub", "state": "idle", "admission": "preferences"}
@@ -333,3 +335,23 @@ def test_settings_that_name_no_state_directory_send_the_owner_to_the_option_for_
     monkeypatch.chdir(tmp_path)
     done = agent("pause", "--config", "agent.toml")
     assert done.code == 2 and done.err.endswith("say where its state is with --state-dir\n")
+
+
+@pytest.mark.parametrize(("synchronised", "refused"), [(False, True), (None, True), (True, False)])
+def test_pause_with_an_end_by_a_clock_that_is_behind_is_refused_unless_a_time_server_has_set_it(
+    agent, tmp_path, monkeypatch, synchronised, refused
+):
+    """Once the clock is right the pause would be over, and the device would train without a word."""
+    monkeypatch.setattr(owner, "is_synchronised", lambda: synchronised)
+    DeviceHistory(tmp_path, "", lambda: time.time() + 3600.0).note(WORKED, "committed", Traffic())
+    done = agent("pause", "--for", "2h", "--state-dir", tmp_path)
+    assert (done.code == 2, is_paused(tmp_path)) == (refused, not refused)
+    assert not refused or "set the clock, or pause without --for" in done.err
+    assert agent("pause", "--state-dir", tmp_path).code == 0
+
+
+def test_history_of_zeros_is_said_to_be_damaged(agent, tmp_path):
+    (tmp_path / "history.jsonl").write_bytes(bytes(800))
+    done = agent("history", "--state-dir", tmp_path)
+    assert f"{tmp_path / 'history.jsonl'}: 1 lines are damaged" in done.err
+    assert "nothing was asked" not in done.out

@@ -14,6 +14,7 @@ from fedpatch.device_agent.policy.floor_status import least_without_model
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
+from fedpatch.device_agent.state.storage_check import RETRY_S
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunks import describe
@@ -93,7 +94,7 @@ def test_a_damaged_record_declines_every_request(tmp_path):
     (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
     verdict = limits.refusal(TASK, REQUEST)
     assert verdict is not None
-    assert verdict.reason is DeclineReason.PRIVATE_POLICY
+    assert (verdict.reason, verdict.retry_after_s) == (DeclineReason.STORAGE, RETRY_S)
     assert limits.status()["source"] == "damaged"
     assert least_without_model("", tmp_path / "patches", TASK)["source"] == "damaged"
     assert limits_of(tmp_path, private="affine").refusal(TASK, REQUEST) is None

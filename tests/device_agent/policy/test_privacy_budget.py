@@ -282,7 +282,7 @@ def test_damaged_account_declines_private_rounds_and_status_names_it(tmp_path, d
     with pytest.raises(StateError, match="cannot be read"):
         DevicePrivacyAccount(tmp_path)
     budget = budget_of(tmp_path)
-    assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
+    assert reason(budget.refusal(noisy())) is DeclineReason.STORAGE
     assert budget.refusal(REQUEST) is None
     [line] = privacy_in_words(budget.status())
     assert ACCOUNT_NAME in line

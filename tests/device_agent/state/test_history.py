@@ -17,6 +17,7 @@ from fedpatch.device_agent.state.history import (
     STOPPED,
     WORKED,
     DeviceHistory,
+    damaged_lines,
     read_history,
 )
 from fedpatch.shared.mqtt.traffic import Traffic
@@ -69,13 +70,32 @@ def test_same_decline_is_written_once_an_hour_with_the_number_of_those_before(tm
 
 
 def test_entries_are_deleted_after_the_stated_days(tmp_path, clock):
-    DeviceHistory(tmp_path, "", clock).note(STOPPED, "old", Traffic())
+    def begin() -> DeviceHistory:
+        return DeviceHistory(tmp_path, "", clock, lambda: True)
+
+    begin().note(STOPPED, "old", Traffic())
     clock.now += (KEEP_DAYS - 1) * DAY_S
-    DeviceHistory(tmp_path, "", clock).note(STOPPED, "new", Traffic())
+    begin().note(STOPPED, "new", Traffic())
     assert [one.words for one in read_history(tmp_path)] == ["old", "new"]
     clock.now += 2 * DAY_S
-    DeviceHistory(tmp_path, "", clock)
+    begin()
     assert [one.words for one in read_history(tmp_path)] == ["new"]
+
+
+@pytest.mark.parametrize("is_set", [False, None], ids=["not set", "unknown"])
+def test_no_entry_is_deleted_by_a_clock_that_no_time_server_has_set(tmp_path, clock, is_set):
+    DeviceHistory(tmp_path, "", clock).note(STOPPED, "old", Traffic())
+    clock.now += 2 * KEEP_DAYS * DAY_S
+    DeviceHistory(tmp_path, "", clock, lambda: is_set)
+    assert [one.words for one in read_history(tmp_path)] == ["old"]
+
+
+def test_damaged_lines_are_counted(tmp_path, clock):
+    DeviceHistory(tmp_path, "", clock).note(STOPPED, "whole", Traffic())
+    with (tmp_path / "history.jsonl").open("ab") as file:
+        file.write(bytes(800) + b"\n{\n")
+    assert (damaged_lines(tmp_path), len(read_history(tmp_path))) == (2, 1)
+    assert damaged_lines(tmp_path / "absent") == 0
 
 
 def test_large_file_loses_its_older_half(tmp_path, clock, monkeypatch):

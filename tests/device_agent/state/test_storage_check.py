@@ -21,7 +21,7 @@ from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.private_floor import PrivateFloor
+from fedpatch.device_agent.policy.private_floor import PrivateFloor, tasks_with_records
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.offered_bases import OfferedBases
@@ -33,6 +33,7 @@ from fedpatch.device_agent.state.patch_store import (
     PatchRecord,
     PatchState,
     PatchStore,
+    list_patches,
 )
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
@@ -402,6 +403,42 @@ def test_damaged_record_is_a_finding_that_fails_where_rounds_are_declined_for_it
     _check_stored(state_dir, checkup, private)
     [one] = checkup.findings
     assert (one.verdict, remedy in one.remedy, str(state_dir / file) in one.detail) == (verdict, True, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "remedy"),
+    [
+        ("usage.json", b'{"seen":"2026', "restore it from a backup"),
+        ("leader-epoch", bytes(4), "it is written again"),
+        ("history.jsonl", bytes(800), "they are left out"),
+    ],
+)
+def test_damaged_file_that_declines_no_round_is_a_warning(
+    whole: Path, tmp_path: Path, file: str, content: bytes, remedy: str
+):
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    (state_dir / file).write_bytes(content)
+    [one] = findings(state_dir)
+    assert (one[0], str(state_dir / file) in one[1], remedy in one[2]) == ("warn", True, True)
+
+
+def test_files_that_macos_leaves_beside_copies_are_no_patches_and_no_records(whole: Path, tmp_path: Path):
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    for path in [*state_dir.glob("patches/*.patch"), *state_dir.glob("patches/*.private")]:
+        path.with_name(f"._{path.name}").write_bytes(bytes(4096))
+    assert [verdict for verdict, *_ in findings(state_dir)] == ["ok"]
+    assert [one.problem for one in list_patches(state_dir / "patches")] == [""]
+    assert tasks_with_records(state_dir / "patches") == [TASK]
+
+
+@pytest.mark.parametrize("content", [b"", bytes(200)], ids=["empty", "zeros"])
+def test_model_whose_sums_were_lost_in_a_power_cut_is_judged_by_its_metadata(
+    whole: Path, tmp_path: Path, content: bytes
+):
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    for path in state_dir.glob("models/*/*/SHA256SUMS"):
+        path.write_bytes(content)
+    assert [verdict for verdict, *_ in findings(state_dir)] == ["ok"]
 
 
 @pytest.mark.parametrize("closed", ["", "patches", "patches/personal"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.shared.app.file_systems import passing_mount, remedy_of_mode
+from fedpatch.shared.app.file_systems import passing_mount, passing_mounts, remedy_of_mode
 
 ROOT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
 
@@ -40,6 +40,11 @@ def _root(tmp_path: Path, *lines: str, files: Mapping[str, str] | None = None) -
             "is on an overlay (overlay at {dir}/state)",
         ),
         (("30 22 0:5 / {dir}/state/below rw - tmpfs none rw",), ""),
+        (
+            ("31 22 8:2 / {dir}/state rw - ext4 /dev/sda2 rw", "32 22 0:5 / {dir} rw - tmpfs none rw"),
+            "is in memory (tmpfs at {dir})",
+        ),
+        (("32 22 0:5 / {dir} rw - tmpfs none rw", "33 32 8:2 / {dir}/state rw - ext4 /dev/sda2 rw"), ""),
         (("30 22 0:5 / {dir} rw - tmpfs none rw", "31 22 8:2 / {dir} rw - ext4 /dev/sda2 rw"), ""),
         (("30 22 0:5 / / rw - overlay overlay rw,lowerdir=/l,upperdir={dir}/hidden,workdir=/w",), "is on an overlay"),
         (("30 22 0:5 / / rw - overlay overlay rw,lowerdir=/l", "31 30 8:2 / {dir} rw - ext4 /dev/sda2 rw"), ""),
@@ -73,6 +78,8 @@ def _root(tmp_path: Path, *lines: str, files: Mapping[str, str] | None = None) -
         "card",
         "upper in compressed memory",
         "below",
+        "hidden by a later mount above it",
+        "mounted on a later mount above it",
         "mounted over",
         "hidden upper",
         "volume",
@@ -204,3 +211,13 @@ def test_remedy_for_an_open_path_fits_its_file_system(tmp_path: Path, kind: str,
 
 def test_remedy_for_an_open_path_is_the_command_if_the_kernel_does_not_tell(tmp_path: Path):
     assert remedy_of_mode(tmp_path, "chmod 700 state", tmp_path / "absent") == "chmod 700 state"
+
+
+def test_part_of_a_state_directory_that_is_a_link_into_memory_is_named(tmp_path):
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "patches").symlink_to(tmp_path / "memory")
+    root = _root(tmp_path, f"30 22 0:5 / {tmp_path}/memory rw - tmpfs none rw")
+    assert passing_mounts(tmp_path / "state", (), root) == []
+    (found,) = passing_mounts(tmp_path / "state", ("patches", "models"), root)
+    assert found.problem.startswith(f"{tmp_path / 'state/patches'} is in memory")

@@ -114,10 +114,10 @@ def test_refusal_without_credentials_names_their_options(code):
 
 
 def test_a_port_that_hangs_up_may_be_the_one_with_tls():
-    """A TLS port closes the connection on a CONNECT in plain text; if we used TLS, the cause is another."""
+    """A TLS port closes the connection on a CONNECT in plain text, and mosquitto's port without TLS on a handshake."""
     hung_up = ConnectionResetError()
     assert "write mqtts://" in unreachable(BROKER, hung_up).reason
-    assert unreachable(BrokerUrl("broker.lan", 8883, True), hung_up).reason.endswith("max_connections)?")
+    assert unreachable(BrokerUrl("broker.lan", 8883, True), hung_up).reason.endswith("write mqtt://")
 
 
 @pytest.mark.parametrize(
