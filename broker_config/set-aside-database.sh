@@ -14,6 +14,7 @@ clean_up() {
         tries=0
         while kill "$broker" 2> /dev/null && [ "$((tries += 1))" -le 100 ]; do sleep 0.1; done
         kill -KILL "$broker" 2> /dev/null || :
+        wait "$broker" || :
     fi
     rm -rf "$trial"
 }

@@ -42,7 +42,7 @@ _REASON_WORDS: Mapping[str, str] = {
     "schema_mismatch": "its model has other tensors",
     "unsupported": "its version does not know the request",
     "too_little_data": "it has too little data",
-    "storage": "its disk refused a write",
+    "storage": "its disk, or a file of its state, cannot be used",
     "private_policy": "its owner keeps more private than the run",
     "plan_limit": "its owner allows less training in one request",
     "privacy_spent": "its privacy budget is used up",

@@ -156,8 +156,8 @@ def _check_device_storage(settings: RunSettings, directory: Path, checkup: Check
     except FedpatchError:
         return  # the check `registry` has failed
     if names:
-        text = f"{_names(names)}: could not store the last round that was asked of them (reason storage)"
-        remedy = "run `fedpatch-agent doctor` there: the card takes no file, or the state directory was deleted"
+        text = f"{_names(names)}: could not use their disk or state for the last round (reason storage)"
+        remedy = "run `fedpatch-agent doctor` there: it names the disk or the file, and the remedy"
         checkup.fail("device_storage", text, remedy)
 
 

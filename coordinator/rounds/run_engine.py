@@ -26,9 +26,9 @@ in a masked round, AGGREGATING, CLOSED or FAILED. `ActiveRound.round` changes it
   lost and the other updates are too few.
 
 A round is *meant* for a share C of the fleet that counts, offline devices included, rounded down (coordinator.rounds.round_size
-has the least numbers). `over_select` invites more devices; absent devices whose turn it is are invited besides. The *quorum* is
-the share of the meant devices that must report, at least `min_cohort`; it decreases if devices leave the count during the round
-(coordinator.cohort.quorum).
+has the least numbers). `over_select` invites more devices; unsteady devices, and absent ones whose turn it is, are invited
+besides. The *quorum* is the share of the meant devices that must report, at least `min_cohort`; it decreases if devices leave
+the count during the round (coordinator.cohort.quorum).
 
 An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
@@ -311,7 +311,7 @@ class Engine:
 
     def _select(self, number: int, *, evaluates: bool) -> RoundStart:
         # Algorithm 1, line 3: a share C of the fleet that counts, drawn from the devices that can be asked now.
-        # The same share of the absent devices whose turn it is comes on top (Absences.choose).
+        # The same share of unsteady devices, and of absent ones whose turn it is, comes on top (Absences.choose).
         spec, carried = self.spec, self.carried
         meant = self._size.meant(evaluates=evaluates)
         room = meant if spec.carry is None else max(0, meant - len(carried.waiting) - carried.at_work)

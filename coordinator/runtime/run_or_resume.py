@@ -70,11 +70,11 @@ def _run_or_resume_now(settings: RunSettings, view: View, ports: Ports, *, new: 
             last = registry.newest(settings.fleet)
             if last is not None:
                 refuse_run_of_hub(last, settings.state_dir)
-                require_free(settings.state_dir.absolute(), settings.fleet)
             done = last is not None and last.status == "finished"
             in_vain = done and last is not None and summary_of(last, registry.rounds.records(last.id)).in_vain
             if last is not None and has_same_terms(last, settings):
                 if not done:
+                    require_free(settings.state_dir.absolute(), settings.fleet)
                     view.say(f"run {last.id} was not finished; going on with it (--new begins another)")
                     return resume_registered(registry, last, settings, view, ports)
                 if unless_done and not in_vain:
@@ -82,6 +82,7 @@ def _run_or_resume_now(settings: RunSettings, view: View, ports: Ports, *, new: 
                     view.say(f"run {last.id} with these settings has come to its end: {why}")
                     return summary_of(last, registry.rounds.records(last.id))
         if last is not None and not done:
+            require_free(settings.state_dir.absolute(), settings.fleet)
             other = f"`fedpatch resume {last.id}` goes on with it"
             view.say(f"run {last.id} was not finished and has other settings, so a new one begins; {other}")
     return start_run(settings, view, ports)

@@ -91,7 +91,7 @@ def seal_backup(state_dir: Path, settings: bytes, passphrase: str, day: date, *,
 
 def require_backup_or_none(path: Path) -> None:
     """Raise UsageError if there is a file that is no backup: `backup` would replace it, and it may be the settings file."""
-    with suppress(FileNotFoundError), refusals_of(path):
+    with refusals_of(path), suppress(FileNotFoundError):
         if path.is_file() and path.stat().st_size:
             with path.open("rb") as file:
                 if file.read(len(MAGIC)) != MAGIC:

@@ -20,6 +20,7 @@ from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.floor_status import DAMAGED, least_without_model
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.privacy_budget import RESTORED_ACCOUNT
 from fedpatch.device_agent.policy.usage import usage_problem
 from fedpatch.device_agent.runtime.agent_composition import setup_of
 from fedpatch.device_agent.runtime.begun_anew import is_foreign, loss_in_words, may_be_lost
@@ -48,7 +49,7 @@ from fedpatch.shared.diagnostics.host import (
 )
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
 from fedpatch.shared.diagnostics.probe import Probe
-from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError, WireError
+from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, StateUnreadable, UsageError, WireError
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
@@ -170,8 +171,12 @@ def _lasting_problems(directory: Path, private: str) -> list[tuple[bool, str, st
 
 def _problems(directory: Path, private: str) -> Iterator[tuple[bool, str, str]]:
     yield from stored_problems(directory, private)
-    if problem := usage_problem(directory):
-        yield False, problem, "restore it from a backup; else today's allowance begins anew when the agent starts"
+    try:
+        if problem := usage_problem(directory):
+            yield False, problem, "restore it from a backup; else today's allowance begins anew when the agent starts"
+    except StateUnreadable as error:  # the agent does not start
+        problem, _, remedy = str(error).rpartition("; ")
+        yield True, problem, remedy
 
 
 def _check_personal(directory: Path, checkup: Checkup) -> None:
@@ -211,7 +216,7 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
         "docs/reference/preferences.md lists the settings"
     )
     checkup.warn("preferences", f"work would be declined now{with_these}: {'; '.join(why_not)}", remedy)
-    if found.damage and not found.of_agent and found.private["source"] != DAMAGED:
+    if found.verdict == RESTORED_ACCOUNT and not found.of_agent:  # `stored` finds a damaged one
         text, _, remedy = found.damage.rpartition("; ")
         checkup.fail("privacy_account", text, remedy)
 

@@ -203,7 +203,7 @@ def models_in_words(state_dir: Path) -> list[str]:
     for task in store.tasks(noted=True):
         versions = store.versions(task)
         lines += [_in_words(task, one) for one in versions]
-        if versions and store.current(task) is None:
+        if any(one.metadata for one in versions) and store.current(task) is None:
             lines.append(
                 f"no model of {task} is the present one: its link is lost; `fedpatch-agent rollback` makes it anew"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,11 @@ import typer
 from fedpatch.device_agent.cli.acting_as import acting_as_owner_of
 from fedpatch.device_agent.cli.state_dir import existing, state_options
 from fedpatch.device_agent.sensors.host import local_minute
-from fedpatch.device_agent.state.history import HISTORY_NAME, KEEP_DAYS, damaged_lines, read_history
+from fedpatch.device_agent.state.history import HISTORY_NAME, KEEP_DAYS, read_history, read_with_damage
 from fedpatch.device_agent.state.pause_file import end_pause, write_pause
 from fedpatch.shared.app.clock import CLOCK_TOLERANCE_S, is_synchronised
 from fedpatch.shared.app.command import AsJson, command
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import StateError, UsageError
 
 _DURATION = re.compile(r"(\d{1,6})([mhd])", re.ASCII)
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -39,16 +40,18 @@ def parse_duration(text: str) -> float:
 
 
 def _check_clock(state_dir: Path) -> None:
-    """Raise UsageError if the clock is before the times in the state directory: it would be set, and the pause be over at once.
+    """Raise UsageError if the clock is before the newest entry of the history: once it is set, the pause would be over.
 
     Warn if no time server has set it.
     """
-    newest = max((entry.at for entry in read_history(state_dir)), default=0.0)
-    synchronised = is_synchronised()
+    synchronised, newest = is_synchronised(), 0.0
+    with suppress(StateError):  # the doctor finds a history that cannot be read
+        newest = max((entry.at for entry in read_history(state_dir)), default=0.0)
     if not synchronised and time.time() < newest - CLOCK_TOLERANCE_S:
         raise UsageError(
-            f"the clock ({local_minute(time.time())}) is before {local_minute(newest)}, the newest time in {state_dir}, so the "
-            "pause would end once the clock is right; set the clock, or pause without --for"
+            f"the clock ({local_minute(time.time())}) is before {local_minute(newest)}, the newest time in {state_dir}: it is "
+            "behind now, and the pause would be over once it is set, or it was ahead then; set it if it is wrong, else pause "
+            "without --for"
         )
     if synchronised is False:
         typer.echo("warning: no time server has set the clock, which the end of the pause follows", err=True)
@@ -94,14 +97,14 @@ def _add_history(app: typer.Typer) -> None:
     def history(*, state_dir: Path, as_json: AsJson = False) -> None:
         """List the work of this device, the oldest first: time, run, bytes, broker, declines with reasons, model.
 
-        Entries are kept for 90 days, some 12,000 at most. Bytes are all that moved since the entry before, with TLS and
-        acknowledgements.
+        Entries are kept for 90 days if a time server sets the clock, and some 12,000 at most. Bytes are all that moved since
+        the entry before, with TLS and acknowledgements.
         """
         from fedpatch.device_agent.cli.status import entry_in_words
 
-        entries = read_history(existing(state_dir))
-        if damaged := damaged_lines(state_dir):
-            typer.echo(f"warning: {state_dir / HISTORY_NAME}: {damaged} lines are damaged and left out", err=True)
+        entries, damaged = read_with_damage(existing(state_dir))
+        if damaged:
+            typer.echo(f"warning: {state_dir / HISTORY_NAME}: damaged lines, which are left out: {damaged}", err=True)
         if as_json:
             typer.echo(json.dumps([asdict(one) for one in entries]))
             return

@@ -109,13 +109,13 @@ class PersonalModel:
 
         Raises:
             UsageError: There is no model, or several tasks have one and none is named.
-            StateError: The model is damaged.
+            StateError: The model is damaged, or the link to it is lost.
         """
         store = ModelStore(Path(state_dir).expanduser() / MODELS_DIRECTORY)
         given = task if isinstance(task, str) else task.name
         name = given or only_task(store, Path(state_dir))
         model = cls._read_present(store, name, threads, int8, None if isinstance(task, str) else task)
-        if model is None and store.versions(name):
+        if model is None and any(one.metadata for one in store.versions(name)):
             raise StateError(
                 f"{Path(state_dir) / MODELS_DIRECTORY / name / CURRENT}: is lost; `fedpatch-agent rollback` makes it anew"
             )

@@ -226,7 +226,7 @@ class ModelStore:
     def roll_back(self, task: str, to_round: int | None = None) -> ModelVersion:
         """Make the model before the current one, or the newest of round `to_round`, the current one until `release`.
 
-        If no model is current, since the link was lost, the newest one becomes it, and the next round's model may replace it.
+        If the link to the current model is lost, the newest one becomes it, or the newest before the one that the owner left.
 
         Raises:
             UsageError: There is no such model; the text names the rounds that there are.
@@ -237,18 +237,19 @@ class ModelStore:
         with self._changing(root):
             whole = [one for one in self.versions(task) if one.metadata is not None]
             present = next((one.serial for one in whole if one.current), None)
+            is_lost = self.current(task) is None
             for one in whole:
                 assert one.metadata is not None
                 earlier = present is None or one.serial < present
                 if earlier if to_round is None else one.metadata.round == to_round:
-                    if present is not None or to_round is not None:
+                    if not is_lost or to_round is not None:
                         write_atomic(root / _HELD, b"", mode=_FILE_MODE)
                     _point(root, one.path)
                     return ModelVersion(one.path, True, one.metadata)
         rounds = ", ".join(str(one.metadata.round) for one in whole if one.metadata) or "none"
         what = "of an earlier round" if to_round is None else f"of round {to_round}"
-        kept = f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}"
-        raise UsageError(f"{kept}; the next round makes a new one")
+        remedy = "; the next round makes a new one" if to_round is None else ""
+        raise UsageError(f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}{remedy}")
 
     def release(self, task: str) -> bool:
         """Let the next round's model replace the one that `roll_back` chose; return whether it was held."""
@@ -391,7 +392,7 @@ def _content_problem(version: ModelVersion) -> str:
     ):
         if found != expected:
             return f"{version.path / file}: is damaged (its SHA-256 is not that of its metadata)"
-    if written is not None and not written.strip(b"\0"):  # lost in a power cut, since metadata.json has the model's sum
+    if written is not None and not written.strip(b"\0"):  # lost in a power cut; metadata.json has the model's sum
         return ""
     if written is not None and written != _sums(known, metadata):
         return f"{version.path / METADATA_FILE}: is damaged (its SHA-256 is not that of {SUMS_FILE})"

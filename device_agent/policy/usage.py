@@ -211,12 +211,12 @@ def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Us
 
 
 def usage_problem(directory: Path) -> str:
-    """Return the damage of the usage of the day in words; "" for none."""
+    """Return the damage of the usage of the day in words; "" for none. Raises StateUnreadable if it cannot be read now."""
     path = directory / USAGE_NAME
     try:
         _read(path)
-    except StateUnreadable as error:
-        return str(error).partition("; ")[0]
+    except StateUnreadable:
+        raise
     except _UNREADABLE as error:
         return f"{path}: is damaged ({error})"
     return ""

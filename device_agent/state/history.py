@@ -145,18 +145,18 @@ class DeviceHistory:
             self._trim(keep_all=False)
 
     def _trim(self, *, keep_all: bool) -> None:
-        """Delete entries older than KEEP_DAYS, and the older half of a file that is too large."""
+        """Delete damaged lines, entries older than KEEP_DAYS, and the older half of a file that is too large."""
         if self._path is None:
             return
         try:
-            entries = read_history(self._path.parent)
+            entries, damaged = read_with_damage(self._path.parent)
             oldest = self._clock() - KEEP_DAYS * _DAY_S
             kept = [one for one in entries if one.at > oldest]
             # With a clock that no time server has set, entries would be deleted too early, or all of them.
             if len(kept) < len(entries) and not self._is_clock_set():
                 kept = entries
             kept = kept if keep_all else kept[len(kept) // 2 :]
-            if len(kept) < len(entries):
+            if damaged or len(kept) < len(entries):
                 write_atomic(self._path, b"".join(msgspec.json.encode(one) + b"\n" for one in kept), durable=False)
         except (OSError, StateError) as error:
             _log.warning("history: %s", error)
@@ -168,27 +168,24 @@ def read_history(directory: Path) -> list[HistoryEntry]:
     Raises:
         StateError: The file cannot be read.
     """
-    entries = []
-    for line in _lines(directory):
-        try:
-            entries.append(msgspec.json.decode(line, type=HistoryEntry))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    return entries
+    return read_with_damage(directory)[0]
 
 
-def damaged_lines(directory: Path) -> int:
-    """Return the number of lines that `read_history` leaves out. Raises StateError as it does."""
-    return len(_lines(directory)) - len(read_history(directory))
-
-
-def _lines(directory: Path) -> list[bytes]:
+def read_with_damage(directory: Path) -> tuple[list[HistoryEntry], int]:
+    """Return the entries, and the number of damaged lines. Raises StateError as `read_history` does."""
     path = directory / HISTORY_NAME
     with refusals_of(path):
         try:
-            return path.read_bytes().splitlines()
+            lines = path.read_bytes().splitlines()
         except FileNotFoundError:
-            return []
+            return [], 0
+    entries, damaged = [], 0
+    for line in lines:
+        try:
+            entries.append(msgspec.json.decode(line, type=HistoryEntry))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            damaged += 1
+    return entries, damaged
 
 
 def _line_end(file: BinaryIO) -> bytes:

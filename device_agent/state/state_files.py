@@ -89,7 +89,11 @@ STATE_FILES: Sequence[StateFile] = (
         "a former leader is obeyed until its successor's next request",
     ),
     StateFile("usage.json", "today's use of the allowance", "counted from zero"),
-    StateFile("history.jsonl", "for `fedpatch-agent history`, 90 days, at most 4 MiB", "these entries"),
+    StateFile(
+        "history.jsonl",
+        "for `fedpatch-agent history`, 90 days if a time server sets the clock, at most 4 MiB",
+        "these entries",
+    ),
     StateFile("models/TASK/held", "the owner went back to a model", "the next round's model replaces it"),
     StateFile("machine", "digest of the board on which the directory was begun", "no warning about a cloned card"),
     StateFile("agent.lock", "lock of the running agent", "none, unless two start"),

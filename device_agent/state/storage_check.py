@@ -14,7 +14,7 @@ from pathlib import Path
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
-from fedpatch.device_agent.state.history import HISTORY_NAME, damaged_lines
+from fedpatch.device_agent.state.history import HISTORY_NAME, read_with_damage
 from fedpatch.device_agent.state.leader_epoch import leader_problem
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import HELD_DIRECTORY, ModelCache
@@ -197,7 +197,7 @@ def stored_problems(directory: Path, private: str = "") -> Iterator[tuple[bool, 
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
     yield from _patch_problems(directory / PATCHES / PERSONAL)
     yield from _patch_problems(directory / PATCHES / CONTROLS)
-    for path in sorted((directory / PATCHES).glob(f"*{RESIDUAL_SUFFIX}*")):
+    for path in sorted((directory / PATCHES).glob(f"[!.]*{RESIDUAL_SUFFIX}*")):
         try:
             unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
         except (OSError, StateError) as error:
@@ -240,15 +240,22 @@ def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str,
 
 
 def _light_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
-    """Return the damaged files that decline no round."""
-    if problem := leader_problem(directory):
-        yield (
-            False,
-            problem,
-            "nothing: it is written again; until then a coordinator that lost the lead could be obeyed",
-        )
-    if damaged := damaged_lines(directory):
-        yield False, f"{directory / HISTORY_NAME}: {damaged} lines are damaged", "nothing: they are left out"
+    """Return the damaged files of light weight: the epoch of the leader, and the history."""
+    try:
+        if problem := leader_problem(directory):
+            yield False, problem, "nothing: it is written again; until then a former leader could be obeyed"
+    except StateError as error:  # the agent does not start
+        yield True, *_problem_and_remedy(error)
+    try:
+        if damaged := read_with_damage(directory)[1]:
+            yield False, f"{directory / HISTORY_NAME}: damaged lines: {damaged}", "nothing: they are left out"
+    except StateError as error:
+        yield False, *_problem_and_remedy(error)
+
+
+def _problem_and_remedy(error: StateError) -> tuple[str, str]:
+    problem, _, remedy = str(error).rpartition("; ")
+    return problem, remedy
 
 
 def _names(directory: Path) -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 
 TIMEDATECTL_TIMEOUT_S = 3.0
 CLOCK_TOLERANCE_S = 300.0
-"""Difference of two clocks that says nothing: those of several machines write to one state directory or database."""
+"""A smaller difference of two clocks is no sign of a wrong one: several machines write to one database."""
 
 
 def is_synchronised() -> bool | None:

@@ -209,7 +209,8 @@ def _mount_of(directory: Path, known: list[_Mount]) -> _Mount | None:
     holders = [one for one in known if path.startswith(f"{one.place.rstrip('/')}/")]
     numbers = {one.number for one in known}
     found = None
-    here = [one for one in holders if one.parent not in numbers]
+    # The root of all mounts is its own parent (proc(5)), or its parent is not listed.
+    here = [one for one in holders if one.parent not in numbers or one.parent == one.number]
     while here:
         # Of the mounts on one file system a path meets that of the shortest place, and there the last one.
         found = min(reversed(here), key=lambda one: len(one.place))

@@ -137,6 +137,9 @@ def open_atomic(
 
 def _refuse_special(path: Path) -> None:
     """Raise OSError if the place is a device, a pipe or a socket: a rename would destroy it."""
+    folder = f"{os.path.realpath(path.parent)}/"
+    if folder == "/dev/" or folder.startswith("/proc/"):  # /dev/stdout may lead to a file
+        raise OSError(errno.ENXIO, "is a device, a pipe or a socket")
     try:
         kind = path.stat().st_mode
     except OSError:  # there is none, or the rename raises the error

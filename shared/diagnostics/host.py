@@ -158,7 +158,7 @@ def _check_link(path: Path, checkup: Checkup) -> None:
     """Check a part of the state directory that may be a link to another disk; there is no finding without a problem."""
     try:
         refuse_broken_link(path)
-    except OSError as error:
+    except FileNotFoundError as error:
         checkup.fail("state_dir", f"{path}: {error.strerror}", "mount the disk that has it, or put the link right")
 
 

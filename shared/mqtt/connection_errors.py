@@ -250,7 +250,7 @@ def _unanswered(broker: BrokerUrl) -> ConnectionFault:
     hint = with_tls if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
     room = "with room for another client (mosquitto: max_connections)"
     return ConnectionFault(
-        f"{broker} closed the connection without an answer; is it an MQTT broker {room}{hint}".rstrip(), unanswered=True
+        f"{broker} closed the connection without an answer; is it an MQTT broker {room}{hint}", unanswered=True
     )
 
 

@@ -39,7 +39,7 @@ def test_device_without_storage_in_one_of_the_last_rounds_is_named_and_fails_the
     _check_device_storage(RunSettings(fleet="lab"), tmp_path, checkup)
     (finding,) = checkup.findings
     assert (finding.name, finding.verdict) == ("device_storage", "fail")
-    assert finding.detail.startswith("a: could not store")
+    assert finding.detail.startswith("a: could not use their disk or state")
 
 
 @pytest.mark.parametrize(

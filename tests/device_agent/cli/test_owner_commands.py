@@ -346,12 +346,12 @@ def test_pause_with_an_end_by_a_clock_that_is_behind_is_refused_unless_a_time_se
     DeviceHistory(tmp_path, "", lambda: time.time() + 3600.0).note(WORKED, "committed", Traffic())
     done = agent("pause", "--for", "2h", "--state-dir", tmp_path)
     assert (done.code == 2, is_paused(tmp_path)) == (refused, not refused)
-    assert not refused or "set the clock, or pause without --for" in done.err
+    assert not refused or "set it if it is wrong, else pause without --for" in done.err
     assert agent("pause", "--state-dir", tmp_path).code == 0
 
 
 def test_history_of_zeros_is_said_to_be_damaged(agent, tmp_path):
     (tmp_path / "history.jsonl").write_bytes(bytes(800))
     done = agent("history", "--state-dir", tmp_path)
-    assert f"{tmp_path / 'history.jsonl'}: 1 lines are damaged" in done.err
+    assert f"{tmp_path / 'history.jsonl'}: damaged lines, which are left out: 1" in done.err
     assert "nothing was asked" not in done.out

@@ -212,3 +212,15 @@ def test_rollback_without_an_earlier_model_says_that_the_next_round_makes_one(st
     publish(store, 1)
     with pytest.raises(UsageError, match="the next round makes a new one"):
         store.roll_back("toy")
+
+
+def test_rollback_after_a_damaged_present_model_holds(store, tmp_path):
+    """The link is there: the owner leaves the present model, whatever can be read of it."""
+    publish(store, 1)
+    publish(store, 2)
+    current = store.current("toy")
+    assert current is not None
+    (current / METADATA_FILE).write_bytes(b"?")
+    store.roll_back("toy")
+    publish(store, 3)
+    assert present(tmp_path / "models") == 1

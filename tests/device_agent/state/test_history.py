@@ -17,8 +17,8 @@ from fedpatch.device_agent.state.history import (
     STOPPED,
     WORKED,
     DeviceHistory,
-    damaged_lines,
     read_history,
+    read_with_damage,
 )
 from fedpatch.shared.mqtt.traffic import Traffic
 
@@ -90,12 +90,14 @@ def test_no_entry_is_deleted_by_a_clock_that_no_time_server_has_set(tmp_path, cl
     assert [one.words for one in read_history(tmp_path)] == ["old"]
 
 
-def test_damaged_lines_are_counted(tmp_path, clock):
+def test_damaged_lines_are_counted_and_deleted_at_the_next_start(tmp_path, clock):
     DeviceHistory(tmp_path, "", clock).note(STOPPED, "whole", Traffic())
     with (tmp_path / "history.jsonl").open("ab") as file:
         file.write(bytes(800) + b"\n{\n")
-    assert (damaged_lines(tmp_path), len(read_history(tmp_path))) == (2, 1)
-    assert damaged_lines(tmp_path / "absent") == 0
+    assert [len(read_with_damage(tmp_path)[0]), read_with_damage(tmp_path)[1]] == [1, 2]
+    assert read_with_damage(tmp_path / "absent") == ([], 0)
+    DeviceHistory(tmp_path, "", clock)
+    assert read_with_damage(tmp_path)[1] == 0
 
 
 def test_large_file_loses_its_older_half(tmp_path, clock, monkeypatch):

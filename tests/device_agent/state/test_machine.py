@@ -95,7 +95,7 @@ def test_damaged_file_is_no_other_machine_and_is_written_anew(tmp_path: Path, st
 def test_agent_whose_disk_refuses_starts_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(startup, "passing_mounts", lambda directory, parts: [])
+    monkeypatch.setattr(startup, "passing_mount", lambda directory: None)
     startup._watch_over_state(tmp_path / "absent", _board(tmp_path / "board", SERIAL, "1\0"))
     assert "absent/machine: " in caplog.text
 
@@ -105,7 +105,7 @@ def test_agent_warns_about_state_that_a_reboot_deletes_or_a_clone_has(
 ):
     note_machine(state, _board(tmp_path / "board1", SERIAL, "1\0"))
     monkeypatch.setattr(
-        startup, "passing_mounts", lambda directory, parts: [PassingMount(f"{directory} is in memory", "use a disk")]
+        startup, "passing_mount", lambda directory: PassingMount(f"{directory} is in memory", "use a disk")
     )
     with caplog.at_level(logging.WARNING):
         startup._watch_over_state(state, _board(tmp_path / "board2", SERIAL, "2\0"))

@@ -422,9 +422,22 @@ def test_damaged_file_that_declines_no_round_is_a_warning(
     assert (one[0], str(state_dir / file) in one[1], remedy in one[2]) == ("warn", True, True)
 
 
+def test_damage_is_found_beside_a_history_that_cannot_be_read(whole: Path, tmp_path: Path):
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    (state_dir / "history.jsonl").mkdir()
+    spoil(paths(state_dir)[1])
+    found = findings(state_dir)
+    assert [verdict for verdict, *_ in found] == ["warn", "warn"]
+    assert any(str(paths(state_dir)[1]) in detail for _, detail, _ in found)
+
+
 def test_files_that_macos_leaves_beside_copies_are_no_patches_and_no_records(whole: Path, tmp_path: Path):
     state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
-    for path in [*state_dir.glob("patches/*.patch"), *state_dir.glob("patches/*.private")]:
+    for path in [
+        *state_dir.glob("patches/*.patch"),
+        *state_dir.glob("patches/*.private"),
+        *state_dir.glob("patches/*.residual"),
+    ]:
         path.with_name(f"._{path.name}").write_bytes(bytes(4096))
     assert [verdict for verdict, *_ in findings(state_dir)] == ["ok"]
     assert [one.problem for one in list_patches(state_dir / "patches")] == [""]

@@ -221,3 +221,9 @@ def test_part_of_a_state_directory_that_is_a_link_into_memory_is_named(tmp_path)
     assert passing_mounts(tmp_path / "state", (), root) == []
     (found,) = passing_mounts(tmp_path / "state", ("patches", "models"), root)
     assert found.problem.startswith(f"{tmp_path / 'state/patches'} is in memory")
+
+
+def test_root_of_all_mounts_that_is_its_own_parent_holds_what_is_below(tmp_path):
+    text = "1 1 0:2 / / rw - rootfs rootfs rw"
+    found = passing_mount(tmp_path, _root(tmp_path, files={"proc/self/mountinfo": text}))
+    assert found is not None and "is in memory (rootfs at /)" in found.problem

@@ -251,3 +251,10 @@ def test_write_to_a_pipe_is_refused_and_leaves_it(tmp_path):
     with pytest.raises(OSError, match="is a device, a pipe or a socket"):
         write_atomic(tmp_path / "pipe", b"bytes")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_write_to_a_name_in_dev_is_refused_even_if_it_leads_to_a_file():
+    """/dev/stdout of `> file` leads to that file; a rename would replace the name in /dev."""
+    with pytest.raises(OSError, match="is a device, a pipe or a socket"):
+        write_atomic(Path("/dev/a-name-of-no-file"), b"bytes")
+    assert not os.path.lexists("/dev/a-name-of-no-file")
