@@ -7,6 +7,7 @@ adversary computes; docs/explanation/threat-model.md has the figures. A figure a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,13 +93,20 @@ def test_steered_patches_show_the_update_of_one_device_after_several_bad_rounds_
     assert least <= max(found) < most
 
 
-def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(liar):
+@pytest.fixture
+def untrained(tmp_path: Path) -> Iterator[LyingCoordinator]:
+    """Devices without earlier rounds: private patches from these move the correlation by 0.03."""
+    with lying_fleet(tmp_path, ALL) as liar:
+        yield liar
+
+
+def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(untrained):
     """Saturated units learn from the few examples near their bend; each row of a sum is then close to one example."""
-    base = base_of(liar.prepared, "crafted")
+    base = base_of(untrained.prepared, "crafted")
     first = min(name for name in base if base[name].ndim == 2)
     found = {}
     for scale in (1.0, 30.0):
-        one = liar.round({**base, first: base[first] * np.float32(scale)}).play().end()
+        one = untrained.round({**base, first: base[first] * np.float32(scale)}).play().end()
         [(_, total)] = Learned(one).sums()
         rows = rows_of(one, total, first)
         found[scale] = max(
@@ -107,7 +115,7 @@ def test_crafted_weights_show_examples_of_the_group_and_not_whose_they_are(liar)
             for place in range(len(ALL))
             for example in device_data(f"n=16,test=20,seed={place}").train_x.astype(np.float64)
         )
-    assert found[1.0] < 0.865 < found[30.0]
+    assert found[1.0] < 0.87 < found[30.0]
 
 
 def rows_of(one: LyingRound, total: Array, name: str) -> Array:
