@@ -56,6 +56,7 @@ from fedpatch.coordinator.rounds.unresponsive_devices import (
 )
 from fedpatch.coordinator.rounds.upload_scheduler import UPLOAD_IDLE_S, Complete, UploadScheduler
 from fedpatch.coordinator.rounds.work_requests import Invitations
+from fedpatch.shared.deadlines import earliest
 from fedpatch.shared.errors import IllegalTransition, UpdateRefused, WireError
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.masking.revocation import RevocationList
@@ -97,6 +98,7 @@ class ActiveRound:
 
     Attributes:
         round: The state machine.
+        link: The check of the link to the broker before recruiting fails; called before `tick`.
         reports: Reports of committed updates by device; None for masked ones.
         masked: The groups of a masked round, once the model is published; None without masks.
         figures: Figures of a masked round, once it is aggregated.
@@ -123,6 +125,7 @@ class ActiveRound:
         journal = opening.journal
         deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else journal.spent_s + limit_s)
         self.round = Round(journal.round, replace(spec.policy, target=journal.target, deadline_s=deadline_s), now)
+        self.link = DeadLinkCheck(self.round)
         self.reports: dict[str, UpdateReport | None] = {}
         self.masked: MaskedRound | None = None
         self.dismissed = False
@@ -145,7 +148,6 @@ class ActiveRound:
         self._bytes_up = 0
         self._unresponsive = UnresponsiveDevices(now)
         self._groups_damaged = False
-        self._link = DeadLinkCheck(self.round)
         # Whether the aggregation was requested.
         self._aggregates = False
 
@@ -474,18 +476,6 @@ class ActiveRound:
         effects += self._probe(self._unresponsive.to_probe(at_work, now), now)
         return [*effects, *(self._give_up_silent(now) if connected else [])]
 
-    def check_link(self, now: float, *, connected: bool) -> list[Effect] | None:
-        """Return the effects of a check of the link if recruiting goes on because of it; called before `tick`."""
-        return self._link.due(now, connected=connected)
-
-    def link_is_back(self, now: float) -> None:
-        """Give devices the whole time to answer once more, where the link was down while they could answer."""
-        self._link.link_is_back(now)
-
-    def note_arrival(self) -> None:
-        """Note that something has arrived from a device, which shows that the link works."""
-        self._link.note_arrival()
-
     def listen(self, *, connected: bool, now: float) -> None:
         """Note the state of the link to the broker."""
         self._unresponsive.note_link(now, connected=connected)
@@ -494,8 +484,7 @@ class ActiveRound:
         """Return the next time at which `tick` or `grant` may have an effect."""
         repeat_at = self._repeats.next_deadline(self.round, begun=self._invitations is not None)
         masked_at = self.masked.next_deadline() if self.masked is not None else None
-        candidates = (self.round.next_deadline(), self._uploads.next_deadline(), repeat_at, masked_at)
-        return min((c for c in candidates if c is not None), default=None)
+        return earliest(self.round.next_deadline(), self._uploads.next_deadline(), repeat_at, masked_at)
 
     def advance_masking(self, now: float) -> list[Effect]:
         """Return the effects of the next step of a masked round; called after every event."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, State
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.unresponsive_devices import PROBE_S
+from fedpatch.shared.deadlines import earliest
 
 REINVITE_S = 3.0
 
@@ -49,7 +50,7 @@ class RepeatedRequests:
 
     def asks_at_quorum(self, round: Round) -> bool:
         """Return, once, whether the quorum of a collecting round is met."""
-        if self._asked_at_quorum or round.quorum_s is None or round.phase is not Phase.COLLECTING:
+        if self._asked_at_quorum or round.phase is not Phase.COLLECTING or round.quorum_s is None:
             return False
         self._asked_at_quorum = True
         return True
@@ -63,4 +64,4 @@ class RepeatedRequests:
         """
         reinvite_at = self._reinvite_at if round.count(State.INVITED) else None
         probe_at = self._probe_at if begun and round.count(*AT_WORK) else None
-        return min((at for at in (reinvite_at, probe_at) if at is not None), default=None)
+        return earliest(reinvite_at, probe_at)

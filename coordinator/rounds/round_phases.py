@@ -390,7 +390,7 @@ class Round:
         deadline = self._invited_at + self.policy.deadline_s
         if self._quorum_at is not None:
             return min(self._quorum_at + self.policy.grace_s, deadline)
-        waits = self.count(_U) > 0 and self.count(State.REPORTED, _U) >= self.needed
+        waits = self._in[_U] and self.count(State.REPORTED, _U) >= self.needed
         return deadline + self.policy.grace_s if waits else deadline
 
     def _require(self, phase: Phase, what: str) -> None:

@@ -97,6 +97,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.termination import RunProgress, Stopped, stop_reason
 from fedpatch.coordinator.rounds.work_requests import measures_independent
+from fedpatch.shared.deadlines import earliest
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.features import EVALUATE_FEATURE, SHARED_ID_FEATURE, URL_FEATURE
 from fedpatch.shared.wire.messages import Decline
@@ -394,7 +395,7 @@ class Engine:
     def _on_message(self, event: DeviceMessage, now: float) -> list[Effect]:
         device, envelope, current = event.device, event.envelope, self.open
         if current is not None:
-            current.note_arrival()
+            current.link.note_arrival()
         if self.fleet.held(device) == QUARANTINED:
             return self._outdated.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
@@ -413,7 +414,7 @@ class Engine:
     def _on_chunk(self, event: ChunkReceived, now: float) -> list[Effect]:
         if self.open is None:
             return []
-        self.open.note_arrival()
+        self.open.link.note_arrival()
         return self.open.on_chunk(event.device, event.chunk, now) + self._advance(now)
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
@@ -490,7 +491,7 @@ class Engine:
     def _on_presence(self, event: DevicePresence, now: float) -> list[Effect]:
         device, current, fleet = event.device, self.open, self.fleet
         if current is not None:
-            current.note_arrival()
+            current.link.note_arrival()
         state = fleet.relevant(event.state)
         known = fleet.members.get(device)
         known_boot = fleet.boot(device)
@@ -513,7 +514,7 @@ class Engine:
     def _on_time(self, event: TimePassed, now: float) -> list[Effect]:
         if self.open is None:
             return self._advance(now)
-        effects = self.open.check_link(now, connected=self._connected)
+        effects = self.open.link.due(now, connected=self._connected)
         # Where no device was heard, the link is checked or awaited, and the time to answer is longer; None: recruiting may end.
         if effects is None:
             effects = self.open.tick(now, connected=self._connected)
@@ -524,7 +525,7 @@ class Engine:
         if self.open is not None:
             self.open.listen(connected=event.connected, now=now)
             if event.connected:
-                self.open.link_is_back(now)
+                self.open.link.link_is_back(now)
         return self._advance(now)
 
     def _on_holds(self, event: HoldsChanged, now: float) -> list[Effect]:
@@ -584,8 +585,7 @@ class Engine:
             return None
         if self.open is not None:
             return self.open.next_deadline()
-        candidates = (self._wait.looks_at, self._ends_at, self._pace.wakes_at, self.fleet.next_pause_end())
-        return min((d for d in candidates if d is not None), default=None)
+        return earliest(self._wait.looks_at, self._ends_at, self._pace.wakes_at, self.fleet.next_pause_end())
 
     def eta_s(self, now: float) -> float | None:
         """Return the expected seconds to the quorum, by earlier rounds; None without them or without an open round."""

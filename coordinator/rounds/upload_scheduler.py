@@ -140,6 +140,8 @@ class UploadScheduler:
 
     def next_grants(self, now: float) -> list[tuple[str, Grant]]:
         """Grant free slots to the queue; called after every event that may have freed one."""
+        if not self._waiting:
+            return []
         self._evict_idle(now)
         grants: list[tuple[str, Grant]] = []
         while (device := self._next_fits()) is not None:

@@ -103,12 +103,13 @@ class Job:
             WireError: A message holds a bitmap that does not fit the update. The job stays as it was.
             IllegalTransition: The table has no such event in this state. The job stays as it was.
         """
-        transition = TRANSITIONS.get((self.state, kind_of(event)), ILLEGAL)
+        job = self._context
+        transition = TRANSITIONS.get((job.state, kind_of(event)), ILLEGAL)
         if transition is ILLEGAL:
-            raise IllegalTransition(f"job: {type(event).__name__} in {self.state}")
-        if not transition.concerns(self._context, event):
+            raise IllegalTransition(f"job: {type(event).__name__} in {job.state}")
+        if transition.concerns is not None and not transition.concerns(job, event):
             return []
-        return transition.handle(self._context, event, now)
+        return transition.handle(job, event, now)
 
     def tick(self, now: float) -> list[Effect]:
         """Let time pass until `now`, in monotonic seconds."""

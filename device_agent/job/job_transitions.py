@@ -65,10 +65,6 @@ from fedpatch.shared.wire.messages import Ack, Cancel, Committed, Grant, Refused
 IDLE, DOWNLOADING, TRAINING, UPLOADING = JobState
 
 
-def _always(job: JobContext, event: Any) -> bool:
-    return True
-
-
 def _of_this_job(job: JobContext, event: MessageReceived) -> bool:
     """The message is about the present work, in its epoch."""
     envelope, key = event.envelope, job.key
@@ -97,12 +93,12 @@ class Transition:
     Attributes:
         handle: Changes the job and returns the effects.
         to: States that may follow; the state may also stay as it is.
-        concerns: Whether the event is about the present work; another one is ignored.
+        concerns: Whether the event is about the present work; another one is ignored. None: it always is.
     """
 
     handle: Callable[[JobContext, Any, float], list[Effect]]
     to: tuple[JobState, ...] = ()
-    concerns: Callable[[JobContext, Any], bool] = _always
+    concerns: Callable[[JobContext, Any], bool] | None = None
 
 
 def _no_effects(job: JobContext, event: JobEvent, now: float) -> list[Effect]:
@@ -187,6 +183,6 @@ TRANSITIONS: Mapping[tuple[JobState, type[Any]], Transition] = {
 
 def kind_of(event: JobEvent) -> type[Any]:
     """Return the row of an event; for a message it is that of the body, where the body has one."""
-    if isinstance(event, MessageReceived) and type(event.envelope.body) in ROWS:
-        return type(event.envelope.body)
+    if isinstance(event, MessageReceived) and (body := type(event.envelope.body)) in ROWS:
+        return body
     return type(event)

@@ -57,6 +57,7 @@ from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.training.resource_limits import give_memory_back
+from fedpatch.shared.deadlines import earliest
 from fedpatch.shared.errors import DataError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
 from fedpatch.shared.tensors.schema import Schema
@@ -222,13 +223,13 @@ class Agent:
     def next_deadline(self) -> float | None:
         """Return the latest time of the next turn; None if it depends on events alone."""
         job_at = self._job.next_deadline() if self._presence.connected else None
-        others = (
+        return earliest(
+            job_at,
             self._presence.next_deadline(),
             self._runner.next_deadline(),
             self._owner.next_deadline(self._job),
             self._housekeeping.next_deadline(),
         )
-        return min((at for at in (job_at, *others) if at is not None), default=None)
 
     def _next_event(self) -> AgentEvent | None:
         deadline = self.next_deadline()

@@ -9,6 +9,7 @@ from fedpatch.device_agent.runtime.agent_ports import TrainingPort
 from fedpatch.device_agent.runtime.idle_release import IDLE_STATES, IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
+from fedpatch.shared.deadlines import earliest
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -55,8 +56,7 @@ class Housekeeping:
     def next_deadline(self) -> float | None:
         """Return the time at which `tick` is due."""
         metrics_at = self._metrics.next_deadline() if self._metrics is not None else None
-        wanted = (self._idle.next_deadline(), self._manager.next_deadline(), metrics_at)
-        return min((one for one in wanted if one is not None), default=None)
+        return earliest(self._idle.next_deadline(), self._manager.next_deadline(), metrics_at)
 
     def stopping(self) -> None:
         """The loop has ended."""

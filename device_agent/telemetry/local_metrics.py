@@ -17,6 +17,7 @@ from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.shared import __version__
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.deadlines import earliest
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.tls_errors import expiry_of
 
@@ -72,8 +73,7 @@ class LocalMetrics:
     def next_deadline(self) -> float | None:
         """Return the time of the next update."""
         again = self._looked_at + LOOK_EVERY_S if self._look_again and self._looked_at is not None else None
-        wanted = (again, self._file.next_deadline() if self._file else None)
-        return min((one for one in wanted if one is not None), default=None)
+        return earliest(again, self._file.next_deadline() if self._file else None)
 
     def stop(self) -> None:
         """Remove the outputs at the end of the agent."""
