@@ -1,5 +1,5 @@
 """`python -m fedpatch.device_agent` is `fedpatch-agent`."""
 
-from fedpatch.device_agent.cli.main import main
+from fedpatch.programs import fedpatch_agent
 
-main()
+fedpatch_agent()

@@ -1,5 +1,5 @@
 """`python -m fedpatch.relay` is `fedpatch-relay`."""
 
-from fedpatch.relay.cli import main
+from fedpatch.programs import fedpatch_relay
 
-main()
+fedpatch_relay()

@@ -38,12 +38,17 @@ Launch = Callable[[], TrainingProcess]
 
 def start_program() -> TrainingProcess:
     """Start the training process as a program; OSError where the system allows none."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedpatch.device_agent.training.training_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    # It inherits the blocked signal, so that Ctrl-C cannot end it before it ignores that.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedpatch.device_agent.training.training_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return cast(TrainingProcess, process)
 
 

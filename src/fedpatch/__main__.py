@@ -1,5 +1,5 @@
 """`python -m fedpatch` is `fedpatch`."""
 
-from fedpatch.cli import main
+from fedpatch.programs import fedpatch
 
-main()
+fedpatch()

@@ -12,7 +12,7 @@ import pytest
 
 from fedpatch.coordinator.demo.devices import serve_forks
 from fedpatch.device_agent.job.training_messages import Ready, Trained
-from fedpatch.device_agent.runtime.training_launch import launch_through
+from fedpatch.device_agent.runtime.training_launch import launch_through, start_program
 from fedpatch.device_agent.runtime.training_supervisor import Died
 from tests.device_agent.device_rounds import ADAM, Scene, key
 from tests.device_agent.toy_tasks import SLOW
@@ -94,6 +94,25 @@ def test_exit_code_of_forked_process_reaches_the_supervisor(start, fork_server, 
     watched.trainer.start()
     assert "no_such_module" in watched.outcome().detail
     watched.trainer.stop()
+
+
+def test_training_process_that_begins_leaves_ctrl_c_to_the_agent(installed):
+    process = start_program()
+    os.kill(process.pid, signal.SIGINT)
+    process.stdin.close()
+    assert (process.wait(TIMEOUT_S), process.stderr.read()) == (0, b"")
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_start_of_a_training_process_leaves_the_signals_of_the_agent_as_they_are(installed):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    process = start_program()
+    process.kill()
+    process.wait(TIMEOUT_S)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.medium
