@@ -221,6 +221,17 @@ class DamagedChunk(WireError):
     """The checksum of a chunk differs from its data: the link, or the memory of a machine, has changed it."""
 
 
+def problem_and_remedy(message: str) -> tuple[str, str]:
+    """Return the two parts of an error's message: what is wrong, and what follows the last semicolon; without one, all twice.
+
+    Example:
+        >>> problem_and_remedy("patch: is damaged; delete it")
+        ('patch: is damaged', 'delete it')
+    """
+    problem, _, remedy = message.rpartition("; ")
+    return problem or message, remedy
+
+
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> UsageError:
     """Return the error for a name that does not exist; its message suggests the nearest known name.
 

@@ -6,9 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import fleet_lock_file, refuse_run_of_hub
+from fedpatch.coordinator.storage.state_dirs import is_locked_here, refuse_run_of_hub
 from fedpatch.shared.app.files import refusals_of, write_atomic
-from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.errors import UsageError
 
 STOP_FILE = "stop-after-round"
@@ -60,7 +59,8 @@ def request_stop(state_dir: Path, run: str) -> str:
     if info.status != "running":
         raise UsageError(f"run {info.id} is not at work ({info.status}), so there is nothing to stop")
     refuse_run_of_hub(info, state_dir)
-    if not _at_work(fleet_lock_file(state_dir, str(info.settings.get("fleet")))):
+    # Beside the lock of another user, writing the request raises the error with its remedy.
+    if not is_locked_here(state_dir, str(info.settings.get("fleet")), unreadable=True):
         raise UsageError(
             f"run {info.id}: no coordinator is at work in {state_dir}, so there is nothing to stop; if it was killed, "
             f"`fedpatch resume {info.id}` continues the run; if it has another state directory, name that one (--state-dir)"
@@ -69,12 +69,3 @@ def request_stop(state_dir: Path, run: str) -> str:
     with refusals_of(path):
         write_atomic(path, b"")
     return f"run {info.id} stops after its open round; `fedpatch resume {info.id}` goes on with it"
-
-
-def _at_work(lock: Path) -> bool:
-    try:
-        return is_held(lock)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # the lock of another user; writing the request raises the error with its remedy

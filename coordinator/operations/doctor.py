@@ -25,16 +25,15 @@ from fedpatch.coordinator.storage.database.opening import examine_database, url_
 from fedpatch.coordinator.storage.leadership import leader_in_words
 from fedpatch.coordinator.storage.run_journal import RUNS, journals
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
+from fedpatch.coordinator.storage.state_dirs import is_locked_here
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
-from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
 from fedpatch.shared.diagnostics.broker_rights import AclParty
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import Space, check_clock, check_memory, check_state_dir, check_versions
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
-from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
@@ -67,7 +66,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     check_own_certificate(settings, "coordinator", "", checkup)
     check_authority(settings, checkup)
     check_masking(settings, checkup)
-    running = _is_running(directory, settings.fleet)
+    running = is_locked_here(directory, settings.fleet)  # without locks `state_dir` fails
     prepared = None
     if running:
         why = f"a coordinator is at work with fleet {settings.fleet} in {directory}"
@@ -91,13 +90,6 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
         return
     _check_other_coordinator(settings, asked, checkup, running)
     _check_devices(settings, prepared, asked, checkup)
-
-
-def _is_running(directory: Path, fleet: str) -> bool:
-    try:
-        return is_held(fleet_lock_file(directory, fleet))
-    except (OSError, StateError):  # without locks `state_dir` has failed
-        return False
 
 
 def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from fedpatch.coordinator.runtime.connection import Connection
@@ -11,9 +10,9 @@ from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import fleet_lock_file
+from fedpatch.coordinator.storage.state_dirs import fleet_lock_file, is_locked_here
 from fedpatch.shared.app.files import check_state_directory, refusals_of
-from fedpatch.shared.app.locks import FileLock, is_held
+from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import UsageError
 
 
@@ -31,9 +30,8 @@ def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
 
 def require_free(state_dir: Path, fleet: str) -> None:
     """Raise UsageError if another process works with a fleet, before anything is said about its runs."""
-    with suppress(OSError):  # there is none; or the lock that is taken later raises the error with its remedy
-        if is_held(fleet_lock_file(state_dir, fleet)):
-            raise UsageError(in_use(state_dir, fleet))
+    if is_locked_here(state_dir, fleet):  # where it cannot be read, the lock that is taken later raises the error
+        raise UsageError(in_use(state_dir, fleet))
 
 
 def blob_places(

@@ -26,7 +26,7 @@ from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHisto
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.update_files import load_update
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
-from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
+from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable, problem_and_remedy
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json
 
 _SHOWN = 5
@@ -53,8 +53,7 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
             runs = [(registry.known(run.id), registry.rounds.open_updates(run.id)) for run in registry.runs()]
             strangers = registry.holds.of_nobody()
     except FedpatchError as error:
-        text, _, remedy = error_text(error).rpartition("; ")
-        checkup.fail("registry", text or error_text(error), remedy or rebuild_hint(path))
+        checkup.fail("registry", *problem_and_remedy(error_text(error)))
         return None
     copy = copy_of(path)
     kept = copy.is_file()
@@ -106,8 +105,7 @@ def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
             yield from _blob_problems(run, blobs, kept)
             yield from _update_problems(blobs, updates)
         except FedpatchError as error:
-            text, _, remedy = error_text(error).rpartition("; ")
-            yield True, text, remedy
+            yield True, *problem_and_remedy(error_text(error))
         onnx = directory / MODEL_FILE
         if onnx.is_file() and (problem := _onnx_problem(onnx)):
             yield False, f"{onnx}: is damaged ({problem})", f"delete it; `fedpatch export {run.id}` writes it again"

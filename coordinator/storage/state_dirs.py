@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from fedpatch.coordinator.rounds.run_summary import RunInfo
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database.opening import URL_FILE, exists
+from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.app.locks import is_held
@@ -44,14 +46,33 @@ def is_at_work(fleet: str, state_dir: Path, registry: Registry) -> bool:
     return is_held(fleet_lock_file(state_dir, fleet))
 
 
+def is_locked_here(state_dir: Path, fleet: str, *, unreadable: bool = False) -> bool:
+    """Return whether a process of this machine has the lock of a fleet in a state directory; False where there can be none.
+
+    Args:
+        state_dir: The state directory.
+        fleet: Name of the fleet.
+        unreadable: The answer for the file of another user.
+    """
+    try:
+        return is_held(fleet_lock_file(state_dir, fleet))
+    except (FileNotFoundError, StateError):  # nobody has used the directory, or its file system has no locks
+        return False
+    except OSError:
+        return unreadable
+
+
 def as_it_is(run: RunInfo, state_dir: Path, registry: Registry) -> RunInfo:
     """Return the run; "interrupted" if it is "running" in the registry and no coordinator has the fleet's lock (a kill).
+
+    Its model has its present path, also after the state directory was moved.
 
     Args:
         run: The run as the registry has it.
         state_dir: The state directory.
         registry: Its registry, open.
     """
+    run = replace(run, model=_present_model(run, state_dir))
     if run.status != "running":
         return run
     try:
@@ -59,6 +80,12 @@ def as_it_is(run: RunInfo, state_dir: Path, registry: Registry) -> RunInfo:
     except OSError:
         return run
     return run if at_work else replace(run, status="interrupted")
+
+
+def _present_model(run: RunInfo, state_dir: Path) -> str | None:
+    """Return the path of the model in the run's directory; if there is none, the path or URL in the registry."""
+    here = state_dir.absolute() / RUNS / run.id / Path(run.model or "").name
+    return str(here) if run.model and os.path.exists(here) else run.model
 
 
 def refuse_run_of_hub(run: RunInfo, state_dir: Path) -> None:

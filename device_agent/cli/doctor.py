@@ -49,7 +49,15 @@ from fedpatch.shared.diagnostics.host import (
 )
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
 from fedpatch.shared.diagnostics.probe import Probe
-from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, StateUnreadable, UsageError, WireError
+from fedpatch.shared.errors import (
+    BrokerError,
+    FedpatchError,
+    StateError,
+    StateUnreadable,
+    UsageError,
+    WireError,
+    problem_and_remedy,
+)
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
@@ -123,8 +131,8 @@ def _check_agent(directory: Path, checkup: Checkup) -> None:
         return
     with suppress(FedpatchError):
         if declines := str(read_standing(directory).status.get("declines") or ""):
-            text, _, remedy = declines.rpartition("; ")
-            checkup.fail("agent", f"the agent declines every round: {text or remedy}", remedy)
+            text, remedy = problem_and_remedy(declines)
+            checkup.fail("agent", f"the agent declines every round: {text}", remedy)
 
 
 def _check_models_ca(settings: AgentSettings, checkup: Checkup) -> None:
@@ -175,8 +183,7 @@ def _problems(directory: Path, private: str) -> Iterator[tuple[bool, str, str]]:
         if problem := usage_problem(directory):
             yield False, problem, "restore it from a backup; else today's allowance begins anew when the agent starts"
     except StateUnreadable as error:  # the agent does not start
-        problem, _, remedy = str(error).rpartition("; ")
-        yield True, problem, remedy
+        yield True, *problem_and_remedy(str(error))
 
 
 def _check_personal(directory: Path, checkup: Checkup) -> None:
@@ -193,8 +200,7 @@ def _check_personal(directory: Path, checkup: Checkup) -> None:
 
 def _refused(name: str, error: FedpatchError, checkup: Checkup) -> None:
     """Add the finding that files cannot be read; the error's message ends with the remedy."""
-    text, _, remedy = error_text(error).rpartition("; ")
-    checkup.fail(name, text, remedy)
+    checkup.fail(name, *problem_and_remedy(error_text(error)))
 
 
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
@@ -205,8 +211,7 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
         _refused("preferences", error, checkup)
         return
     for words in found.differences:
-        text, _, remedy = words.rpartition("; ")
-        checkup.warn("settings", text, remedy)
+        checkup.warn("settings", *problem_and_remedy(words))
     why_not, with_these = found.why_not, " with these settings" if found.differences else ""
     if not why_not:
         checkup.good("preferences", "; ".join([f"work would be accepted now{with_these}", *found.terms]))
@@ -217,15 +222,14 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
     )
     checkup.warn("preferences", f"work would be declined now{with_these}: {'; '.join(why_not)}", remedy)
     if found.verdict == RESTORED_ACCOUNT and not found.of_agent:  # `stored` finds a damaged one
-        text, _, remedy = found.damage.rpartition("; ")
-        checkup.fail("privacy_account", text, remedy)
+        checkup.fail("privacy_account", *problem_and_remedy(found.damage))
 
 
 def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
     """Check the private floor: the tensors that stay on this device for any request."""
     words = str(private["words"])
     if private["source"] == DAMAGED:
-        text, _, remedy = words.rpartition("; ")
+        text, remedy = problem_and_remedy(words)
         if "Set `private`" in words:  # else only the right to read it is missing, and the error has the remedy
             text, remedy = words, "docs/reference/preferences.md says what `private` may be"
         checkup.fail("private", text, remedy)

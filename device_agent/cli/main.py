@@ -114,8 +114,9 @@ add_conditions(app)
 def status(*, state_dir: Path, as_json: AsJson = False) -> None:
     """Print the agent's status from its state directory; exit code 1 if no agent runs.
 
-    In the JSON, state is starting until the task is loaded, declines is the reason to decline every request, and
-    held_version is the digest of the held model.
+    In the JSON, state is starting until the task is loaded, declines is the reason to decline every request,
+    held_version is the digest of the held model, and privacy_account is ok, restored (from a backup), damaged or
+    unreadable.
     """
     if (lost := loss_of(state_dir)) is not None:
         raise StateError("; ".join(lost))

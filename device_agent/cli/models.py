@@ -203,15 +203,16 @@ def models_in_words(state_dir: Path) -> list[str]:
     for task in store.tasks(noted=True):
         versions = store.versions(task)
         lines += [_in_words(task, one) for one in versions]
-        if any(one.metadata for one in versions) and store.current(task) is None:
+        has_one = store.current(task) is not None
+        is_lost = not has_one and any(one.metadata for one in versions)
+        if is_lost:
             lines.append(
                 f"no model of {task} is the present one: its link is lost; `fedpatch-agent rollback` makes it anew"
             )
         if store.held(task):
             lines.append(f"the present model of {task} stays: {HELD_WORDS}")
-        if kept := store.kept(task):
+        if not is_lost and (kept := store.kept(task)):
             what = f"round {kept.round} of run {kept.run} gave"
-            has_one = store.current(task) is not None
             found = f"{what} no other model of {task}" if has_one else f"no personal model of {task} yet: {what} none"
             lines.append(f"{found}: {kept.why}")
     return lines

@@ -61,7 +61,7 @@ def clear_bus(file: Path, agent: AgentSettings, device: str, connect_s: float, s
         UsageError: The bus is running: it would retain all of it again.
         BrokerError: The broker does not answer.
     """
-    settings = load(BusSettings, file=file, environ=os.environ, flags={}, option="--bus-config")
+    settings = load(BusSettings, file=file, environ=os.environ, flags={})
     fleet = settings.fleet if settings.fleet != BusSettings.fleet else agent.fleet
     bus = BusTopics(settings.topic, fleet, settings.device_id or device)
     messages = [discovery(bus, settings.discovery_prefix, form, switch=True) for form in FORMS]

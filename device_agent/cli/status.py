@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.policy.objections import PAUSED_WORDS, besides_pause
-from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME, privacy_in_words
+from fedpatch.device_agent.policy.privacy_budget import account_state, privacy_in_words, restored_in_words
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_pause
@@ -44,13 +44,15 @@ class OwnersView:
         pause: The pause in words, "" for none.
         last_decline: The last decline in the history; None for none.
         differences: Settings of the file that are not in force.
-        restored: File that says that the account of privacy is from a backup; None without it, or if the agent tells of it.
+        account: State of the account of privacy, as of `account_state`.
+        restored: What follows from an account of a backup, "" for another, or if the agent tells of it.
     """
 
     pause: str = ""
     last_decline: HistoryEntry | None = None
     differences: tuple[str, ...] = ()
-    restored: Path | None = None
+    account: str = "ok"
+    restored: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -58,16 +60,19 @@ class OwnersView:
         lines = [f"pause: {self.pause}"] if self.pause else []
         if self.last_decline is not None:
             lines.append(f"last decline: {entry_in_words(self.last_decline)}")
-        if self.restored is not None:
-            lines.append(
-                f"privacy: the account is from a backup; with max_epsilon rounds are declined while {self.restored} is there"
-            )
+        if self.restored:
+            lines.append(f"privacy: {self.restored}")
         return [*lines, *(f"settings: {words}" for words in self.differences)]
 
     def plain(self) -> dict[str, object]:
         """The facts for JSON."""
         declined = None if self.last_decline is None else asdict(self.last_decline)
-        return {"pause": self.pause, "last_decline": declined, "settings_not_in_force": list(self.differences)}
+        return {
+            "pause": self.pause,
+            "last_decline": declined,
+            "settings_not_in_force": list(self.differences),
+            "privacy_account": self.account,
+        }
 
 
 def look_for_owner(state_dir: Path, standing: AgentStatus) -> OwnersView:
@@ -76,13 +81,14 @@ def look_for_owner(state_dir: Path, standing: AgentStatus) -> OwnersView:
         pause = read_pause(state_dir / PAUSE_FILE)
     declined = [one for one in read_history(state_dir) if one.what == DECLINED]
     differences = differences_of(standing.status.get("settings") or {}) if standing.running else []
-    restored = state_dir / RESTORED_NAME
+    account = account_state(state_dir)
     tells = standing.running and (standing.status.get("privacy") or {}).get("problem")
     return OwnersView(
         pause.source if pause.value else "",
         declined[-1] if declined else None,
         tuple(differences),
-        restored if restored.exists() and not tells else None,
+        account,
+        restored_in_words(state_dir) if account == "restored" and not tells else "",
     )
 
 

@@ -13,7 +13,7 @@ from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision, decline
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePrivacyAccount, RunAccount
 from fedpatch.device_agent.state.storage_check import RETRY_S
-from fedpatch.shared.errors import StateError
+from fedpatch.shared.errors import StateError, StateUnreadable
 from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerms
@@ -175,10 +175,7 @@ class PrivacyBudget:
         Each call reads such an account again, since the owner may restore it.
         """
         if self._is_restored:
-            self._damage = (
-                f"{self._directory / ACCOUNT_NAME}: is from a backup, and misses rounds since then; if there were any, copy "
-                f"the file of the old card over it, then delete {self._directory / RESTORED_NAME}"
-            )
+            self._damage = restored_in_words(self._directory)
             self._account = None
             return None
         if self._account is None:
@@ -187,6 +184,27 @@ class PrivacyBudget:
             except StateError as error:
                 self._damage = str(error)
         return self._account
+
+
+def restored_in_words(directory: Path) -> str:
+    """Return what follows from the account of an old backup in a state directory, and the remedy."""
+    return (
+        f"{directory / ACCOUNT_NAME}: is from a backup, and misses rounds since then, so with max_epsilon rounds are declined; "
+        f"if there were any, copy the file of the old card over it, then delete {directory / RESTORED_NAME}"
+    )
+
+
+def account_state(directory: Path) -> str:
+    """Return the state of the account in a state directory as a word: ok, restored (from a backup), damaged or unreadable."""
+    if (directory / RESTORED_NAME).exists():
+        return "restored"
+    try:
+        DevicePrivacyAccount(directory)
+    except StateUnreadable:
+        return "unreadable"
+    except StateError:
+        return "damaged"
+    return "ok"
 
 
 def privacy_in_words(account: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ from fedpatch.device_agent.state.status_file import (
     lock_state_dir,
 )
 from fedpatch.device_agent.state.storage_check import PATCHES
-from fedpatch.shared.app.file_systems import passing_mount, passing_mounts
+from fedpatch.shared.app.file_systems import passing_mounts
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.config.load import Source
 from fedpatch.shared.errors import StateError
@@ -86,11 +86,9 @@ def run_agent(
 
 def _watch_over_state(directory: Path, root: Path) -> None:
     """Warn about a state directory that a reboot deletes or that another machine began, and note this machine in a new one."""
-    if passing := passing_mount(directory):
-        log.warning("%s: daily limits, patch and privacy account then begin anew; %s", passing.problem, passing.remedy)
-    else:
-        for part in passing_mounts(directory, (PATCHES, MODELS_DIRECTORY)):
-            log.warning("%s: what is there then begins anew; %s", part.problem, part.remedy)
+    for passing in passing_mounts(directory, (PATCHES, MODELS_DIRECTORY)):
+        lost = "what is there then begins" if passing.part else "daily limits, patch and privacy account then begin"
+        log.warning("%s: %s anew; %s", passing.problem, lost, passing.remedy)
     try:
         if found := clone_problem(directory, root):
             log.warning("%s; %s", *found)

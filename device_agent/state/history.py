@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.shared.app.clock import is_synchronised
-from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.app.files import append_line, refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.mqtt.traffic import Traffic
 from fedpatch.shared.typed_values import learn_types
@@ -135,9 +134,7 @@ class DeviceHistory:
         if self._path is None:
             return
         try:
-            with open(self._path, "ab+", opener=_private) as file:
-                file.write(_line_end(file) + msgspec.json.encode(entry) + b"\n")
-                size = file.tell()
+            size = append_line(self._path, msgspec.json.encode(entry) + b"\n")
         except OSError as error:
             _log.warning("%s: %s; this entry of the history is lost", self._path, error.strerror)
             return
@@ -186,15 +183,3 @@ def read_with_damage(directory: Path) -> tuple[list[HistoryEntry], int]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             damaged += 1
     return entries, damaged
-
-
-def _line_end(file: BinaryIO) -> bytes:
-    """Return the missing end of a last line that a power cut has cut, so that the next line is one of its own."""
-    if not file.seek(0, os.SEEK_END):
-        return b""
-    file.seek(-1, os.SEEK_END)
-    return b"" if file.read(1) == b"\n" else b"\n"
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)

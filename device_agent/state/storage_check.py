@@ -36,7 +36,7 @@ from fedpatch.device_agent.state.patch_store import (
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.files import previous_of, remedy_at, remedy_for, stamp_of, unseal, write_atomic
-from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable
+from fedpatch.shared.errors import FedpatchError, StateError, StateUnreadable, problem_and_remedy
 from fedpatch.shared.tensors.patch_policy import parse_policy
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.messages import WorkRequest
@@ -221,13 +221,11 @@ def _record_problems(directory: Path, private: str) -> Iterator[tuple[bool, str,
     try:
         DevicePrivacyAccount(directory)
     except StateError as error:
-        problem, _, remedy = str(error).rpartition("; ")
-        yield True, problem, remedy
+        yield True, *problem_and_remedy(str(error))
     if problem := MaskingFile(directory).problem():
         yield False, problem, "nothing: the agent deletes it when it starts, and the device is lost to its last group"
     if problem := OfferedBases(directory).problem():
-        problem, _, remedy = problem.rpartition("; ")
-        yield True, problem, remedy
+        yield True, *problem_and_remedy(problem)
     yield from _light_problems(directory)
     for name in _names(directory / PATCHES):
         if name.endswith(RECORD_SUFFIX):
@@ -245,17 +243,12 @@ def _light_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
         if problem := leader_problem(directory):
             yield False, problem, "nothing: it is written again; until then a former leader could be obeyed"
     except StateError as error:  # the agent does not start
-        yield True, *_problem_and_remedy(error)
+        yield True, *problem_and_remedy(str(error))
     try:
         if damaged := read_with_damage(directory)[1]:
             yield False, f"{directory / HISTORY_NAME}: damaged lines: {damaged}", "nothing: they are left out"
     except StateError as error:
-        yield False, *_problem_and_remedy(error)
-
-
-def _problem_and_remedy(error: StateError) -> tuple[str, str]:
-    problem, _, remedy = str(error).rpartition("; ")
-    return problem, remedy
+        yield False, *problem_and_remedy(str(error))
 
 
 def _names(directory: Path) -> list[str]:
@@ -275,7 +268,7 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
         try:
             problem = patch_problem(path)
         except StateUnreadable as error:
-            yield True, str(error).rpartition("; ")[0], str(error).rpartition("; ")[2]
+            yield True, *problem_and_remedy(str(error))
             continue
         if problem:
             harmless = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _MOUNTS = "proc/self/mountinfo"
@@ -37,10 +37,14 @@ _OVERLAY_REMEDY = f"{_REMEDY}; on a Raspberry Pi switch the overlay off (raspi-c
 
 @dataclass(frozen=True)
 class PassingMount:
-    """Why a directory is lost with the next boot or with its container, in words, and the remedy."""
+    """Why a directory is lost with the next boot or with its container, in words, and the remedy.
+
+    `part` is its name in the state directory, "" for that itself.
+    """
 
     problem: str
     remedy: str
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,12 @@ def passing_mount(directory: Path, root: Path = Path("/")) -> PassingMount | Non
         directory: The directory; it may be absent.
         root: Root of the file system that has the lists of mounts and of directories that are emptied.
     """
-    if not (known := _known(root)):
+    return _passing_in(_known(root), directory, root)
+
+
+def _passing_in(known: list[_Mount], directory: Path, root: Path) -> PassingMount | None:
+    """Return the result of `passing_mount` for these mounts."""
+    if not known:
         return None
     if place := _unmounted(directory, known, root / _FSTAB):
         return PassingMount(
@@ -93,9 +102,11 @@ def passing_mounts(directory: Path, parts: Sequence[str], root: Path = Path("/")
         parts: Names in the directory; they may be absent.
         root: As for `passing_mount`.
     """
-    if whole := passing_mount(directory, root):
+    known = _known(root)
+    if whole := _passing_in(known, directory, root):
         return [whole]
-    return [found for name in parts if (found := passing_mount(directory / name, root))]
+    found = ((name, _passing_in(known, directory / name, root)) for name in parts)
+    return [replace(passing, part=name) for name, passing in found if passing]
 
 
 def remedy_of_mode(path: Path, command: str, root: Path = Path("/")) -> str:

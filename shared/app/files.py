@@ -161,10 +161,22 @@ def write_after(path: Path, data: bytes) -> None:
 
 
 def append_durably(path: Path, line: bytes) -> None:
-    """Append `line`, which ends with a newline, to the file `path` (mode 0600; made if absent), durably.
+    """Append a line as `append_line` does, durably."""
+    append_line(path, line, durable=True)
 
-    An incomplete line of an earlier call is ended first, so that it does not damage this one. Raises OSError if the disk
-    refuses; then a part of the line may be in the file.
+
+def append_line(path: Path, line: bytes, *, durable: bool = False) -> int:
+    """Append a line to a file, and return the file's size.
+
+    An incomplete line of an earlier call is ended first, so that it does not damage this one.
+
+    Args:
+        path: The file (mode 0600; made if absent).
+        line: The line, which ends with a newline.
+        durable: Whether it survives a power cut after the call.
+
+    Raises:
+        OSError: The disk refuses; a part of the line may be in the file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -173,13 +185,16 @@ def append_durably(path: Path, line: bytes) -> None:
             line = b"\n" + line
         while line:
             line = line[os.write(fd, line) :]
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
+        after = os.fstat(fd).st_size
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         os.close(fd)
-    if not size:
+    if durable and not size:
         sync_directory(path.parent)
+    return after
 
 
 def previous_of(path: Path) -> Path:

@@ -64,7 +64,6 @@ def load(
     file: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, object | None],
-    option: str = "--config",
 ) -> S:
     """Load settings.
 
@@ -73,7 +72,6 @@ def load(
         file: A TOML file; None for none.
         environ: Environment variables. A setting's variable is `cls.env_prefix` plus its name in capitals; empty: unset.
         flags: Values of options by field name; None for an option that is not given. A text is parsed like a variable.
-        option: The option that names the file.
 
     Returns:
         The settings: flag before environment before file before default. `none` unsets an optional field.
@@ -81,7 +79,7 @@ def load(
     Raises:
         ConfigError: With all problems.
     """
-    return load_with_origins(cls, file=file, environ=environ, flags=flags, option=option).settings
+    return load_with_origins(cls, file=file, environ=environ, flags=flags).settings
 
 
 def load_with_origins(
@@ -90,7 +88,6 @@ def load_with_origins(
     file: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, object | None],
-    option: str = "--config",
 ) -> Loaded[S]:
     """Load settings as `load` does, with the origin of each value.
 
@@ -99,14 +96,13 @@ def load_with_origins(
         file: As for `load`.
         environ: As for `load`.
         flags: As for `load`.
-        option: As for `load`.
 
     Raises:
         ConfigError: With all problems.
     """
     reader = _Reader({one.name: one for one in settings_of(cls)})
     if file is not None:
-        reader.read_file(file, option)
+        reader.read_file(file)
     reader.read_environment(environ, cls.env_prefix)
     reader.read_flags(flags)
     return reader.finish(cls)
@@ -152,10 +148,10 @@ class _Reader:
             self.problems.append(origin.problem(key, text))
             self.wrong.add(key)
 
-    def read_file(self, file: Path, option: str) -> None:
+    def read_file(self, file: Path) -> None:
         self.unread = True
         try:
-            text = _text_of(file, option)
+            text = _text_of(file)
             table = parse_toml(text)
         except tomllib.TOMLDecodeError as error:
             line, words = syntax_problem(text, error)
@@ -231,18 +227,18 @@ def _remedy(one: Setting) -> str:
     return f"say {text}, e.g. {one.name} = {toml_value(from_text(one, one.rules.example))}"
 
 
-def _text_of(file: Path, option: str) -> str:
+def _text_of(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except IsADirectoryError:
         raise ConfigError([f"{file}: is a directory; give a configuration file"]) from None
     except FileNotFoundError:
-        raise ConfigError([f"{file}: no such file; correct {option}"]) from None
+        raise ConfigError([f"{file}: no such file; correct this path"]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{file}:{line}: is not UTF-8 text; save it as UTF-8"]) from None
     except OSError as error:
-        remedy = remedy_to_read(error, file, f"correct {option}")
+        remedy = remedy_to_read(error, file, "correct this path")
         raise ConfigError([f"{file}: cannot be read: {error.strerror or error}; {remedy}"]) from None
 
 

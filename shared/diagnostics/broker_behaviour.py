@@ -20,7 +20,7 @@ from fedpatch.shared.diagnostics.broker_reachability import Reached, reach
 from fedpatch.shared.diagnostics.broker_rights import AclParty, check_rights
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
-from fedpatch.shared.errors import BrokerError, UsageError
+from fedpatch.shared.errors import BrokerError, UsageError, problem_and_remedy
 from fedpatch.shared.mqtt.broker_profile import PROFILES, fitting_profile
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.connection_errors import TEST_LARGE_PACKETS
@@ -83,8 +83,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
             checkup.fail("broker_login", *_login_failure(settings, side, error))
             return None
         except UsageError as error:  # a file of ours, such as a key that others may read
-            text, _, remedy = str(error).rpartition("; ")
-            checkup.fail("broker_login", text, remedy)
+            checkup.fail("broker_login", *problem_and_remedy(str(error)))
             return None
         user = settings.username or broker.username
         anonymous = "with our certificate" if settings.cert_file else "without a user name"

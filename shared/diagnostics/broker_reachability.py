@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpatch.shared.diagnostics.checks import Checkup
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import UsageError, problem_and_remedy
 from fedpatch.shared.mqtt.broker_settings import exposure
 from fedpatch.shared.mqtt.certificate_expiry import ends_soon, left_days
 from fedpatch.shared.mqtt.connection_errors import (
@@ -165,7 +165,7 @@ def _with_own_certificate(
             sock.connect(peer)
             return _shake_hands(context, broker, sock)
     except UsageError as error:
-        text, _, remedy = str(error).rpartition("; ")
+        text, remedy = problem_and_remedy(str(error))
         checkup.fail("broker_tls", f"{broker} asks for a certificate, and ours is unusable: {text}", remedy)
     except OSError as error:
         _report_failure(broker, files, error, checkup)

@@ -7,7 +7,7 @@ import time
 from fedpatch.shared.app.clock import is_synchronised
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.diagnostics.checks import Checkup
-from fedpatch.shared.errors import UsageError
+from fedpatch.shared.errors import UsageError, problem_and_remedy
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.certificate import Certificate
 from fedpatch.shared.mqtt.certificate_expiry import ends_soon, left_days
@@ -39,8 +39,7 @@ def check_own_certificate(settings: BrokerSettings, part: str, name: str, checku
     try:
         tls_context(broker, TlsFiles(None, files.cert_file, files.key_file))
     except UsageError as error:
-        text, _, remedy = str(error).rpartition("; ")
-        checkup.fail(NAME, text, remedy)
+        checkup.fail(NAME, *problem_and_remedy(str(error)))
         return
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is None:

@@ -329,3 +329,11 @@ def test_link_of_the_state_directory_to_an_absent_disk_is_named(settings, name):
     assert one.detail == f"{settings.state_dir / name}: a link to /nowhere/disk, which is not there"
     with pytest.raises(StateError, match="a link to /nowhere/disk") if "registry" in name else contextlib.nullcontext():
         Registry(settings.state_dir / REGISTRY_FILE).close()
+
+
+@pytest.mark.parametrize("part", ["runs", "registry.sqlite3"])
+def test_doctor_fails_for_a_part_of_the_state_directory_on_an_absent_disk(settings, part):
+    settings.state_dir.mkdir(mode=0o700)
+    (settings.state_dir / part).symlink_to("/nowhere/disk")
+    found = find(replace(settings, task="no_such_module:TASK"))["state_dir"]
+    assert (found.verdict, f"{settings.state_dir / part}: a link to /nowhere/disk" in found.detail) == ("fail", True)

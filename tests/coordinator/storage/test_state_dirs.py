@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
+from fedpatch.coordinator.storage.state_dirs import as_it_is, find, find_to_resume, fleet_lock_file, is_locked_here
+from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.registry_builders import new_run
 
@@ -105,3 +106,52 @@ def test_named_directory_that_cannot_be_read_is_an_error_with_the_remedy(tmp_pat
     monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs._has_runs", refuse)
     with pytest.raises(StateError, match="Permission denied; "):
         find(tmp_path)
+
+
+def test_fleet_is_locked_here_only_while_a_process_has_its_lock(tmp_path):
+    assert not is_locked_here(tmp_path, "lab", unreadable=True)
+    with FileLock(fleet_lock_file(tmp_path, "lab"), "held"):
+        assert is_locked_here(tmp_path, "lab") and not is_locked_here(tmp_path, "other")
+    assert not is_locked_here(tmp_path, "lab", unreadable=True)
+
+
+@pytest.mark.parametrize("unreadable", [True, False])
+def test_lock_that_cannot_be_read_has_the_answer_of_the_caller(tmp_path, monkeypatch, unreadable):
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs.is_held", refuse)
+    assert is_locked_here(tmp_path, "lab", unreadable=unreadable) is unreadable
+
+
+def test_file_system_without_locks_has_no_fleet_at_work(tmp_path, monkeypatch):
+    def refuse(path: Path) -> bool:
+        raise StateError(f"{path}: this file system has no locks; use a local disk")
+
+    monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs.is_held", refuse)
+    assert not is_locked_here(tmp_path, "lab", unreadable=True)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_model_of_a_moved_state_directory_has_its_present_path_if_it_is_there(tmp_path, is_there):
+    former, now = tmp_path / "former", tmp_path / "now"
+    run = begin_run(former)
+    model = former / "runs" / run / "model.npz"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    model.touch()
+    with Registry(former / REGISTRY_FILE) as registry:
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=str(model))
+    former.rename(now)
+    moved = now / "runs" / run / "model.npz"
+    if not is_there:
+        moved.unlink()
+    with Registry(now / REGISTRY_FILE, readonly=True) as registry:
+        assert as_it_is(registry.run(run), now, registry).model == str(moved if is_there else model)
+
+
+@pytest.mark.parametrize("model", ["s3://fleet/runs/1/model.npz", ""])
+def test_model_elsewhere_or_absent_stays_as_it_is_in_the_registry(tmp_path, model):
+    run = begin_run(tmp_path)
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=None, model=model)
+        assert as_it_is(registry.run(run), tmp_path, registry).model == registry.run(run).model

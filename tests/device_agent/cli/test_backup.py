@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 import threading
@@ -33,16 +34,21 @@ from fedpatch.device_agent.cli.backup_file import (
 )
 from fedpatch.device_agent.cli.removal import clear_bus
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.privacy_budget import RESTORED_ACCOUNT, RESTORED_NAME, PrivacyBudget
+from fedpatch.device_agent.policy.privacy_budget import (
+    RESTORED_ACCOUNT,
+    RESTORED_NAME,
+    PrivacyBudget,
+    restored_in_words,
+)
 from fedpatch.device_agent.policy.usage import Usage, UsageFile, read_today
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.offered_bases import OfferedBases
-from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
+from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePrivacyAccount
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.status_file import StatusFile, former_boots, lock_state_dir
 from fedpatch.shared.app.files import write_atomic
-from fedpatch.shared.errors import DataError, StateError, UsageError
+from fedpatch.shared.errors import DataError, StateError, StateUnreadable, UsageError, problem_and_remedy
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import LinkEvent, Received
 from fedpatch.shared.privacy.skellam import Release
@@ -451,8 +457,8 @@ def test_backup_replaces_a_backup_and_no_other_file(agent, card, tmp_path):
     assert config.read_bytes() == written
 
 
-def test_absent_settings_of_the_bus_name_the_option_that_names_them(tmp_path):
-    with pytest.raises(UsageError, match="no such file; correct --bus-config"):
+def test_absent_settings_of_the_bus_are_named_and_no_option_of_the_agent(tmp_path):
+    with pytest.raises(UsageError, match=r"bus\.toml: no such file; correct this path"):
         clear_bus(tmp_path / "bus.toml", AgentSettings(data="x"), "pi", 1.0, 1.0)
 
 
@@ -464,4 +470,21 @@ def test_restored_account_is_named_with_its_file_while_no_agent_runs(agent, card
     config.write_text(f'data = "x"\nstate_dir = "{new}"\nmax_epsilon = 5.0\nbroker = "mqtt://127.0.0.1:1"\n')
     for command in ("conditions", "status", "doctor"):
         done = agent(command, "--config", config)
-        assert "is from a backup" in done.out and str(new / RESTORED_NAME) in done.out, done.err
+        problem, remedy = problem_and_remedy(restored_in_words(new))
+        assert problem in done.out and remedy in done.out, done.err
+
+
+@pytest.mark.parametrize("state", ["ok", "restored", "damaged", "unreadable"])
+def test_status_names_the_state_of_the_account_in_a_word(agent, tmp_path, monkeypatch, state):
+    lock_state_dir(tmp_path).release()
+    if state == "restored":
+        (tmp_path / RESTORED_NAME).touch()
+    elif state == "damaged":
+        (tmp_path / ACCOUNT_NAME).write_bytes(b"fedpatch privacy ledger 1\n{")
+    elif state == "unreadable":
+        monkeypatch.setattr("fedpatch.device_agent.policy.privacy_budget.DevicePrivacyAccount", _refuse)
+    assert json.loads(agent("status", "--state-dir", tmp_path, "--json").out)["privacy_account"] == state
+
+
+def _refuse(directory: Path) -> None:
+    raise StateUnreadable(f"{directory}: cannot be read now; make sure that it may be read")

@@ -298,6 +298,14 @@ def test_doctor_warns_of_a_broker_without_access_rules_unless_it_is_local(settin
     assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.remedy
 
 
+@pytest.mark.parametrize("part", ["patches", "models"])
+def test_part_of_the_state_directory_on_an_absent_disk_fails(settings, part):
+    settings.state_dir.mkdir(mode=0o700)
+    (settings.state_dir / part).symlink_to("/nowhere/disk")
+    found = find(settings)["state_dir"]
+    assert (found.verdict, f"{settings.state_dir / part}: a link to /nowhere/disk" in found.detail) == ("fail", True)
+
+
 def test_a_name_that_no_topic_can_hold(settings):
     with pytest.raises(UsageError, match="is not possible"):
         find(replace(settings, device_id="Pi/1"))

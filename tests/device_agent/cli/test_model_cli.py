@@ -260,6 +260,13 @@ def test_status_lists_the_personal_models(agent, state_dir):
     assert "does not describe a model" in agent("status", "--state-dir", state_dir).out
 
 
+def test_models_whose_link_is_lost_are_not_called_absent(agent, state_dir):
+    ModelStore(state_dir / MODELS_DIRECTORY).note_kept("digits", StoredModel(RUN, 4, "accuracy 0.1 is worse"))
+    (state_dir / MODELS_DIRECTORY / "digits" / "current").unlink()
+    lines = agent("models", "--state-dir", state_dir).out.splitlines()
+    assert "its link is lost; `fedpatch-agent rollback`" in lines[3] and len(lines) == 4
+
+
 def test_models_and_status_give_the_reason_for_a_missing_first_model(agent, tmp_path):
     store = ModelStore(tmp_path / MODELS_DIRECTORY)
     store.prepare("digits")

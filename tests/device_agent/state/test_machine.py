@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedpatch.device_agent.cli import doctor
 from fedpatch.device_agent.runtime import startup
 from fedpatch.device_agent.state.machine import MACHINE_NAME, clone_problem, machine_digest, note_machine
+from fedpatch.shared.app import file_systems
 from fedpatch.shared.app.file_systems import PassingMount
 from tests.support.checkups import quiet_checkup
 
@@ -95,7 +97,7 @@ def test_damaged_file_is_no_other_machine_and_is_written_anew(tmp_path: Path, st
 def test_agent_whose_disk_refuses_starts_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(startup, "passing_mount", lambda directory: None)
+    monkeypatch.setattr(startup, "passing_mounts", lambda directory, parts: [])
     startup._watch_over_state(tmp_path / "absent", _board(tmp_path / "board", SERIAL, "1\0"))
     assert "absent/machine: " in caplog.text
 
@@ -105,13 +107,37 @@ def test_agent_warns_about_state_that_a_reboot_deletes_or_a_clone_has(
 ):
     note_machine(state, _board(tmp_path / "board1", SERIAL, "1\0"))
     monkeypatch.setattr(
-        startup, "passing_mount", lambda directory: PassingMount(f"{directory} is in memory", "use a disk")
+        startup,
+        "passing_mounts",
+        lambda directory, parts: [PassingMount(f"{directory} is in memory", "use a disk")],
     )
     with caplog.at_level(logging.WARNING):
         startup._watch_over_state(state, _board(tmp_path / "board2", SERIAL, "2\0"))
     first, second = [record.getMessage() for record in caplog.records]
     assert first == f"{state} is in memory: daily limits, patch and privacy account then begin anew; use a disk"
     assert "begun on another machine" in second
+
+
+def test_agent_warns_about_a_part_of_its_state_that_a_reboot_deletes(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    found = PassingMount(f"{state / 'models'} is in memory", "use a disk", "models")
+    monkeypatch.setattr(startup, "passing_mounts", lambda directory, parts: [found])
+    startup._watch_over_state(state, tmp_path)
+    [record] = caplog.records
+    assert record.getMessage() == f"{state / 'models'} is in memory: what is there then begins anew; use a disk"
+
+
+def test_start_reads_the_table_of_mounts_once(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch):
+    known, read = file_systems._known, []
+
+    def reading(root: Path) -> list[Any]:
+        read.append(root)
+        return list(known(root))
+
+    monkeypatch.setattr(file_systems, "_known", reading)
+    startup._watch_over_state(state, tmp_path)
+    assert read == [Path("/")]
 
 
 def test_doctor_warns_about_the_state_of_another_board(tmp_path: Path, state: Path):

@@ -220,7 +220,7 @@ def test_part_of_a_state_directory_that_is_a_link_into_memory_is_named(tmp_path)
     root = _root(tmp_path, f"30 22 0:5 / {tmp_path}/memory rw - tmpfs none rw")
     assert passing_mounts(tmp_path / "state", (), root) == []
     (found,) = passing_mounts(tmp_path / "state", ("patches", "models"), root)
-    assert found.problem.startswith(f"{tmp_path / 'state/patches'} is in memory")
+    assert found.problem.startswith(f"{tmp_path / 'state/patches'} is in memory") and found.part == "patches"
 
 
 def test_root_of_all_mounts_that_is_its_own_parent_holds_what_is_below(tmp_path):

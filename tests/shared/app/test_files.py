@@ -14,6 +14,7 @@ import pytest
 
 from fedpatch.shared.app.files import (
     append_durably,
+    append_line,
     check_state_directory,
     make_directory,
     read_state,
@@ -203,6 +204,14 @@ def test_appended_line_is_synced_before_the_call_returns_and_a_new_file_with_its
     append_durably(path, b"two\n")
     assert synced == [path]
     assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_appended_line_of_a_history_is_not_synced_and_gives_the_size_of_the_file(tmp_path, monkeypatch):
+    path, synced = tmp_path / "history", record_syncs(monkeypatch)
+    assert append_line(path, b"one\n") == 4
+    path.write_bytes(b"one\ntw")
+    assert append_line(path, b"three\n") == 13
+    assert (path.read_bytes(), synced) == (b"one\ntw\nthree\n", [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

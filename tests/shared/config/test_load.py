@@ -235,11 +235,11 @@ def test_key_of_more_parts_than_the_limit_is_reported_before_the_file_is_decoded
 
 
 def test_unreadable_settings_file_is_reported(file):
-    assert problems(file=file) == ["oven.toml: no such file; correct --config"]
-    assert problems(file=file / "x") == ["oven.toml/x: no such file; correct --config"]
+    assert problems(file=file) == ["oven.toml: no such file; correct this path"]
+    assert problems(file=file / "x") == ["oven.toml/x: no such file; correct this path"]
     file.write_bytes(b"trays = 2\ndish = '\xff'\n")
     assert problems(file=file) == ["oven.toml:2: is not UTF-8 text; save it as UTF-8"]
-    assert problems(file=file / "x") == ["oven.toml/x: cannot be read: Not a directory; correct --config"]
+    assert problems(file=file / "x") == ["oven.toml/x: cannot be read: Not a directory; correct this path"]
     assert problems(file=Path.cwd()) == [f"{Path.cwd()}: is a directory; give a configuration file"]
 
 
@@ -261,7 +261,7 @@ def test_path_below_a_home_that_this_user_lacks_is_reported_with_the_remedy():
 def test_setting_that_an_unreadable_file_may_set_is_not_reported_as_missing(file):
     with pytest.raises(ConfigError) as error:
         load(Guest, file=file, environ={}, flags={"chairs": "0"})
-    assert list(error.value.problems) == ["oven.toml: no such file; correct --config", "--chairs: 0 is below 1"]
+    assert list(error.value.problems) == ["oven.toml: no such file; correct this path", "--chairs: 0 is below 1"]
 
 
 def test_a_file_from_windows_is_read(file):
