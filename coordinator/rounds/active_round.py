@@ -98,7 +98,7 @@ class ActiveRound:
 
     Attributes:
         round: The state machine.
-        link: The check of the link to the broker before recruiting fails; called before `tick`.
+        link_check: The check of the link to the broker before recruiting fails; its `due` is asked before `tick`.
         reports: Reports of committed updates by device; None for masked ones.
         masked: The groups of a masked round, once the model is published; None without masks.
         figures: Figures of a masked round, once it is aggregated.
@@ -125,7 +125,7 @@ class ActiveRound:
         journal = opening.journal
         deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else journal.spent_s + limit_s)
         self.round = Round(journal.round, replace(spec.policy, target=journal.target, deadline_s=deadline_s), now)
-        self.link = DeadLinkCheck(self.round)
+        self.link_check = DeadLinkCheck(self.round)
         self.reports: dict[str, UpdateReport | None] = {}
         self.masked: MaskedRound | None = None
         self.dismissed = False

@@ -395,7 +395,7 @@ class Engine:
     def _on_message(self, event: DeviceMessage, now: float) -> list[Effect]:
         device, envelope, current = event.device, event.envelope, self.open
         if current is not None:
-            current.link.note_arrival()
+            current.link_check.note_arrival()
         if self.fleet.held(device) == QUARANTINED:
             return self._outdated.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
@@ -414,7 +414,7 @@ class Engine:
     def _on_chunk(self, event: ChunkReceived, now: float) -> list[Effect]:
         if self.open is None:
             return []
-        self.open.link.note_arrival()
+        self.open.link_check.note_arrival()
         return self.open.on_chunk(event.device, event.chunk, now) + self._advance(now)
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
@@ -491,7 +491,7 @@ class Engine:
     def _on_presence(self, event: DevicePresence, now: float) -> list[Effect]:
         device, current, fleet = event.device, self.open, self.fleet
         if current is not None:
-            current.link.note_arrival()
+            current.link_check.note_arrival()
         state = fleet.relevant(event.state)
         known = fleet.members.get(device)
         known_boot = fleet.boot(device)
@@ -514,7 +514,7 @@ class Engine:
     def _on_time(self, event: TimePassed, now: float) -> list[Effect]:
         if self.open is None:
             return self._advance(now)
-        effects = self.open.link.due(now, connected=self._connected)
+        effects = self.open.link_check.due(now, connected=self._connected)
         # Where no device was heard, the link is checked or awaited, and the time to answer is longer; None: recruiting may end.
         if effects is None:
             effects = self.open.tick(now, connected=self._connected)
@@ -525,7 +525,7 @@ class Engine:
         if self.open is not None:
             self.open.listen(connected=event.connected, now=now)
             if event.connected:
-                self.open.link.link_is_back(now)
+                self.open.link_check.link_is_back(now)
         return self._advance(now)
 
     def _on_holds(self, event: HoldsChanged, now: float) -> list[Effect]:

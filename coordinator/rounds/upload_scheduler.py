@@ -191,7 +191,7 @@ class UploadScheduler:
         return self._evict_at if self._waiting and self._active else None
 
     def _evict_idle(self, now: float) -> None:
-        if not self._waiting or now < self._evict_at:
+        if now < self._evict_at:
             return
         for device in [d for d, s in self._active.items() if now >= self._ends_at(s)]:
             slot = self._leave(device)

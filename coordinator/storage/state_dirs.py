@@ -52,7 +52,7 @@ def is_locked_here(state_dir: Path, fleet: str, *, unreadable: bool = False) -> 
     Args:
         state_dir: The state directory.
         fleet: Name of the fleet.
-        unreadable: The answer for the file of another user.
+        unreadable: The answer for a file that cannot be read, such as that of another user.
     """
     try:
         return is_held(fleet_lock_file(state_dir, fleet))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.policy.objections import PAUSED_WORDS, besides_pause
-from fedpatch.device_agent.policy.privacy_budget import account_state, privacy_in_words, restored_in_words
+from fedpatch.device_agent.policy.privacy_budget import account_state, privacy_in_words
 from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
 from fedpatch.device_agent.runtime.settings_in_force import PREFERENCES, changes
 from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_pause
@@ -45,14 +45,14 @@ class OwnersView:
         last_decline: The last decline in the history; None for none.
         differences: Settings of the file that are not in force.
         account: State of the account of privacy, as of `account_state`.
-        restored: What follows from an account of a backup, "" for another, or if the agent tells of it.
+        account_problem: Its problem and the remedy, "" for none, or if the agent tells of it.
     """
 
     pause: str = ""
     last_decline: HistoryEntry | None = None
     differences: tuple[str, ...] = ()
     account: str = "ok"
-    restored: str = ""
+    account_problem: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -60,8 +60,8 @@ class OwnersView:
         lines = [f"pause: {self.pause}"] if self.pause else []
         if self.last_decline is not None:
             lines.append(f"last decline: {entry_in_words(self.last_decline)}")
-        if self.restored:
-            lines.append(f"privacy: {self.restored}")
+        if self.account_problem:
+            lines.append(f"privacy: {self.account_problem}")
         return [*lines, *(f"settings: {words}" for words in self.differences)]
 
     def plain(self) -> dict[str, object]:
@@ -81,14 +81,14 @@ def look_for_owner(state_dir: Path, standing: AgentStatus) -> OwnersView:
         pause = read_pause(state_dir / PAUSE_FILE)
     declined = [one for one in read_history(state_dir) if one.what == DECLINED]
     differences = differences_of(standing.status.get("settings") or {}) if standing.running else []
-    account = account_state(state_dir)
+    account, problem = account_state(state_dir)
     tells = standing.running and (standing.status.get("privacy") or {}).get("problem")
     return OwnersView(
         pause.source if pause.value else "",
         declined[-1] if declined else None,
         tuple(differences),
         account,
-        restored_in_words(state_dir) if account == "restored" and not tells else "",
+        "" if tells else problem,
     )
 
 

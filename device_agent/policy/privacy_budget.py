@@ -190,21 +190,24 @@ def restored_in_words(directory: Path) -> str:
     """Return what follows from the account of an old backup in a state directory, and the remedy."""
     return (
         f"{directory / ACCOUNT_NAME}: is from a backup, and misses rounds since then, so with max_epsilon rounds are declined; "
-        f"if there were any, copy the file of the old card over it, then delete {directory / RESTORED_NAME}"
+        f"if rounds were played since then, copy the file of the old card over it, then delete {directory / RESTORED_NAME}"
     )
 
 
-def account_state(directory: Path) -> str:
-    """Return the state of the account in a state directory as a word: ok, restored (from a backup), damaged or unreadable."""
+def account_state(directory: Path) -> tuple[str, str]:
+    """Return the state of the account in a state directory, and the problem with its remedy in words, "" for none.
+
+    The state is a word: ok, restored (from a backup), damaged or unreadable.
+    """
     if (directory / RESTORED_NAME).exists():
-        return "restored"
+        return "restored", restored_in_words(directory)
     try:
         DevicePrivacyAccount(directory)
-    except StateUnreadable:
-        return "unreadable"
-    except StateError:
-        return "damaged"
-    return "ok"
+    except StateUnreadable as error:
+        return "unreadable", str(error)
+    except StateError as error:
+        return "damaged", str(error)
+    return "ok", ""
 
 
 def privacy_in_words(account: dict[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgpack
 
 from fedpatch.device_agent.state.patch_store import RECORD_LINE, RECORD_SUFFIX, kept_in_patches
-from fedpatch.shared.app.files import read_header, refusals_of, seal, unseal, write_atomic
+from fedpatch.shared.app.files import read_header, read_state, refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tensors.patch_policy import ROLES_OF, PatchPolicy, parse_policy
 from fedpatch.shared.tensors.schema import Schema, base_name, listing
@@ -99,10 +99,11 @@ class PrivateFloor:
         """
         remedy = f"delete {self.path} to begin with the patches that are there"
         try:
-            with refusals_of(self.path):
-                data = self.path.read_bytes() if self.path.exists() else None
-                if data is None:
-                    remedy = "move the patch away"
+            try:
+                data = read_state(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                remedy = "move the patch away"
+                with refusals_of(self.path):
                     return self._of_patches()
             return _decode(self.path, data, self._task)
         except StateError as error:

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fedpatch.shared.app.files import refusals_of, seal, unseal, write_atomic
+from fedpatch.shared.app.files import read_state, refusals_of, seal, unseal, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.typed_values import learn_types
@@ -89,7 +89,8 @@ class DevicePrivacyAccount:
         directory: State directory of the agent.
 
     Raises:
-        StateError: The account is damaged, or cannot be read.
+        StateUnreadable: The account cannot be read now.
+        StateError: It is damaged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -137,10 +138,10 @@ class DevicePrivacyAccount:
         self.runs = runs
 
     def _read(self) -> tuple[RunAccount, ...]:
-        with refusals_of(self._path):
-            if not self._path.exists():
-                return ()
-            data = self._path.read_bytes()
+        try:
+            data = read_state(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
         try:
             return msgspec.json.decode(unseal(self._path, _LINE, data, "a privacy account"), type=_Content).runs
         except (StateError, ValueError, RecursionError) as error:

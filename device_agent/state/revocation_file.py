@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedpatch.shared.app.files import refusals_of, seal, unseal, write_atomic
+from fedpatch.shared.app.files import read_state, refusals_of, seal, unseal, write_atomic
 
 REVOCATIONS_FILE = "revocations.bin"
 _LINE = b"fedpatch revocations 1\n"
@@ -26,10 +26,10 @@ class RevocationFile:
         Raises:
             StateError: The file is damaged or cannot be read; the list may be whole, and stays.
         """
-        with refusals_of(self.path):
-            if not self.path.exists():
-                return b""
-            data = self.path.read_bytes()
+        try:
+            data = read_state(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
         return bytes(unseal(self.path, _LINE, data, "a list of revoked certificates"))
 
     def save(self, der: bytes) -> None:

@@ -162,6 +162,7 @@ class AnswerWriter:
 def main() -> int:
     """Serve one agent. Returns exit code 0, or that of the error that made the setup fail."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends this process
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # programs that the task starts inherit the mask
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     inbox_stream, outbox_stream = _take_standard_streams()
     inbox, outbox = CommandReader(inbox_stream), AnswerWriter(outbox_stream)

@@ -222,10 +222,17 @@ def read_state(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such file.
-        StateUnreadable: It cannot be read now.
+        StateUnreadable: It cannot be read now, or is a link to a disk that is not there.
         StateError: Something other than a file is there.
     """
-    return reading(path, path.read_bytes)
+    try:
+        return reading(path, path.read_bytes)
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise StateUnreadable(
+                f"{path}: a link to {os.readlink(path)}, which is not there; mount the disk that has it"
+            ) from error
+        raise
 
 
 def reading(place: Path, read: Callable[[], T]) -> T:

@@ -30,6 +30,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.deadlines import earliest
 from fedpatch.shared.wire.chunks import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Committed, DeviceState, Manifest
@@ -95,7 +96,7 @@ class Exchange:
         """Run the next action that is due before `end`; return False if there is none."""
         at = self.agenda.next_at()
         deadlines = [self._engine_deadline(), *(device.next_deadline() for device in self.devices.values())]
-        due = min((one for one in (at, *deadlines) if one is not None), default=None)
+        due = earliest(at, *deadlines)
         if due is None or due > end:
             self.agenda.now = end
             return False

@@ -48,7 +48,7 @@ from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME, DevicePriv
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.device_agent.state.status_file import StatusFile, former_boots, lock_state_dir
 from fedpatch.shared.app.files import write_atomic
-from fedpatch.shared.errors import DataError, StateError, StateUnreadable, UsageError, problem_and_remedy
+from fedpatch.shared.errors import DataError, StateError, UsageError, problem_and_remedy
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.events import LinkEvent, Received
 from fedpatch.shared.privacy.skellam import Release
@@ -60,6 +60,7 @@ from tests.device_agent.exported_models import RUN, describe, present, publish
 from tests.device_agent.jobs import REQUEST
 from tests.support.brokers import Mosquitto
 from tests.support.examples import examples
+from tests.support.failing_reads import FailingReads
 from tests.support.other_users import NOBODY, open_directory
 
 SALT, NONCE = bytes(16), bytes(12)
@@ -475,16 +476,15 @@ def test_restored_account_is_named_with_its_file_while_no_agent_runs(agent, card
 
 
 @pytest.mark.parametrize("state", ["ok", "restored", "damaged", "unreadable"])
-def test_status_names_the_state_of_the_account_in_a_word(agent, tmp_path, monkeypatch, state):
+def test_status_names_the_state_of_the_account_in_a_word_and_its_file_in_words(agent, tmp_path, monkeypatch, state):
     lock_state_dir(tmp_path).release()
     if state == "restored":
         (tmp_path / RESTORED_NAME).touch()
     elif state == "damaged":
         (tmp_path / ACCOUNT_NAME).write_bytes(b"fedpatch privacy ledger 1\n{")
     elif state == "unreadable":
-        monkeypatch.setattr("fedpatch.device_agent.policy.privacy_budget.DevicePrivacyAccount", _refuse)
+        (tmp_path / ACCOUNT_NAME).touch()
+        FailingReads(monkeypatch).fail(tmp_path / ACCOUNT_NAME)
     assert json.loads(agent("status", "--state-dir", tmp_path, "--json").out)["privacy_account"] == state
-
-
-def _refuse(directory: Path) -> None:
-    raise StateUnreadable(f"{directory}: cannot be read now; make sure that it may be read")
+    words = agent("status", "--state-dir", tmp_path).out
+    assert (f"privacy: {tmp_path / ACCOUNT_NAME}: " in words) is (state != "ok")

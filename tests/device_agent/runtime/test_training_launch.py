@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +105,25 @@ def test_training_process_that_begins_leaves_ctrl_c_to_the_agent(installed):
     assert (process.wait(TIMEOUT_S), process.stderr.read()) == (0, b"")
     process.stdout.close()
     process.stderr.close()
+
+
+@pytest.mark.medium
+def test_programs_of_a_task_start_with_no_signal_blocked(installed):
+    process = start_program()
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while signal_mask(process.pid):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    process.stdin.close()
+    process.wait(TIMEOUT_S)
+    process.stdout.close()
+    process.stderr.close()
+
+
+def signal_mask(pid: int) -> int:
+    """Return the set of signals that a process blocks; a program that it starts inherits this set."""
+    [mask] = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return int(mask, 16)
 
 
 def test_start_of_a_training_process_leaves_the_signals_of_the_agent_as_they_are(installed):

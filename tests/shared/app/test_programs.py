@@ -13,11 +13,12 @@ from tests.support.paths import ROOT
 PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 # Ctrl-C during the import of typer, within exec(), as in a data class.
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 class Interrupt:
     def find_spec(self, name, *_):
         if name == "typer":
-            exec("import signal; signal.raise_signal(signal.SIGINT)")
+            exec("signal.raise_signal(signal.SIGINT)")
 sys.meta_path.insert(0, Interrupt())
 from {module} import {name}
 {name}()

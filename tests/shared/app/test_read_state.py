@@ -46,3 +46,11 @@ def test_directory_in_the_place_of_a_file_is_damage(tmp_path):
     assert not isinstance(caught.value, StateUnreadable)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.EISDIR
+
+
+def test_link_to_an_absent_disk_is_unreadable_and_not_absent(tmp_path):
+    (tmp_path / "state").symlink_to("/nowhere/disk")
+    with pytest.raises(
+        StateUnreadable, match="a link to /nowhere/disk, which is not there; mount the disk that has it"
+    ):
+        read_state(tmp_path / "state")
