@@ -16,7 +16,7 @@ from fedpatch.coordinator.blobs.blob_store import url_problem
 from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.selection import HELP
-from fedpatch.coordinator.masking.group_drawing import LEAST_GROUP, MAX_GROUP_OF_U8, largest_group
+from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, MAX_GROUP_OF_U8, largest_group
 from fedpatch.coordinator.rounds.update_encoding import ENCODING_HELP
 from fedpatch.coordinator.setting_conflicts.carried_work import CARRIED_WORK, NO_CARRIED_WORK
 from fedpatch.coordinator.setting_conflicts.conflict import conflicts_of

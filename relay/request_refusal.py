@@ -14,9 +14,9 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.secure_limits import OFF, SecureLimits
 from fedpatch.device_agent.state.storage_check import PATCHES
-from fedpatch.relay.presences import Needs
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
+from fedpatch.relay.site_members import Needs
 from fedpatch.relay.site_round import site_authorities
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.masking.group_context import highest_code

@@ -68,8 +68,8 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.console.beside import need_extra
 
         need_extra()
+        from fedpatch.coordinator.console.listen_terms import ConsoleTerms
         from fedpatch.coordinator.console.server import serve
-        from fedpatch.coordinator.console.terms import ConsoleTerms
         from fedpatch.shared.config.listen_address import parse_address
         from fedpatch.shared.config.secrets import pop_password
 

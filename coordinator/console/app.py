@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedpatch.coordinator.console.access import Access, known_host, own_origin
 from fedpatch.coordinator.console.actions import DEVICE_ACTIONS, act_on_device, stop_run
 from fedpatch.coordinator.console.documents import (
     device_history,
@@ -31,6 +30,7 @@ from fedpatch.coordinator.console.documents import (
     settings_rows,
 )
 from fedpatch.coordinator.console.event_streams import EventStreams
+from fedpatch.coordinator.console.logins import Access, known_host, own_origin
 from fedpatch.coordinator.console.run_starter import RunStarter
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared import __version__

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from fedpatch.coordinator.console.terms import ConsoleTerms
+from fedpatch.coordinator.console.listen_terms import ConsoleTerms
 from fedpatch.coordinator.observability.status_message import StatusMessage, View, timeless
 from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.errors import UsageError, WireError

@@ -13,12 +13,12 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedpatch.coordinator.console.access import Access
 from fedpatch.coordinator.console.app import Console
 from fedpatch.coordinator.console.event_streams import EventStreams
 from fedpatch.coordinator.console.feed import Feed
+from fedpatch.coordinator.console.listen_terms import ConsoleTerms, token_of
+from fedpatch.coordinator.console.logins import Access
 from fedpatch.coordinator.console.run_starter import RunStarter
-from fedpatch.coordinator.console.terms import ConsoleTerms, token_of
 from fedpatch.shared.config.listen_address import Address
 from fedpatch.shared.errors import UsageError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from fedpatch.coordinator.masking.group_drawing import draw_groups
+from fedpatch.coordinator.masking.random_groups import draw_groups
 
 REGISTER = 0
 """Number of the round under which the groups of a run are saved; rounds begin with 1."""

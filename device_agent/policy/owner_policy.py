@@ -19,14 +19,14 @@ from fedpatch.device_agent.policy.admission_file import text_of
 from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
 from fedpatch.device_agent.policy.check_times import CHECK_IDLE_S, are_fresh, next_check
 from fedpatch.device_agent.policy.conditions_of_phase import objections_that_count
-from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis
+from fedpatch.device_agent.policy.loss_and_return import Change, ConditionLost, ConditionRestored, Hysteresis
 from fedpatch.device_agent.policy.objections import PAUSE, Objection
-from fedpatch.device_agent.policy.on_loss import OnLoss
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
 from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, Usage
 from fedpatch.device_agent.policy.usage_notes import is_note_due
+from fedpatch.device_agent.policy.work_on_loss import OnLoss
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.reason_codes import Condition
 

@@ -1,7 +1,7 @@
 """Learning alone: a second model that is trained on this device's own data only.
 
 It measures what the device gains from taking part, and is its personal model if there is no gain
-(device_agent.training.personal_choice). It is trained in rounds that request the measure and in those that `AloneSchedule`
+(device_agent.training.federated_or_alone). It is trained in rounds that request the measure and in those that `AloneSchedule`
 names, for as many steps as the round itself. So it never has more steps than this device has taken for the run, and its user
 accuracy is a lower bound of learning alone with the same effort.
 

@@ -1,6 +1,6 @@
 """Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the previous one.
 
-The candidate is the federated model or the model that the device trained alone (personal_choice), unless the previous model
+The candidate is the federated model or the model that the device trained alone (federated_or_alone), unless the previous model
 stays (keep_previous_model). The user accuracy of the staged model is measured on test data, on which no choice is made: a
 choice on them would make it too high; without validation data the newest model is staged unless it is worse. All this happens
 while the update travels, and a failure does not fail the round.
@@ -23,9 +23,9 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.export_attempts import MAX_DEATHS
 from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.device_agent.training.federated_or_alone import Choice, choose
 from fedpatch.device_agent.training.keep_previous_model import WORSE, PreviousModelComparison
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
-from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import ExportRefused, FedpatchError

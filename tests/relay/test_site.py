@@ -32,10 +32,10 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.hub import make_relay
-from fedpatch.relay.presences import Ability
 from fedpatch.relay.request_refusal import RelayLimits
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
+from fedpatch.relay.site_members import Ability
 from fedpatch.relay.site_round import SiteModel
 from fedpatch.relay.site_trainer import SiteTrainer
 from fedpatch.shared.config.load import load

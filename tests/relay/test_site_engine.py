@@ -19,8 +19,8 @@ from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import ModelPublished, RunStarted, TimePassed
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
-from fedpatch.relay.presences import Needs, Presences
 from fedpatch.relay.round_player import site_engine
+from fedpatch.relay.site_members import Needs, Presences
 from fedpatch.shared.wire.features import (
     DEVICE_FEATURES,
     EVALUATE_FEATURE,

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from fedpatch.coordinator.console.event_streams import EventStreams
 from fedpatch.coordinator.console.feed import Feed, RegistryReader
+from fedpatch.coordinator.console.listen_terms import ConsoleTerms
 from fedpatch.coordinator.console.server import serve
-from fedpatch.coordinator.console.terms import ConsoleTerms
 from fedpatch.coordinator.observability.status_follower import StatusFollower
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry

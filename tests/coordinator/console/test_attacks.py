@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
 from fedpatch.coordinator.console import server
-from fedpatch.coordinator.console.access import MAX_FAILURES, Access
 from fedpatch.coordinator.console.app import Console
 from fedpatch.coordinator.console.event_streams import EventStreams
+from fedpatch.coordinator.console.logins import MAX_FAILURES, Access
 from fedpatch.coordinator.console.snapshot import Snapshot
 from tests.coordinator.console.consoles import TOKEN, Served, filled, served, wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.relay.presences import Needs, Presences
+from fedpatch.relay.site_members import Needs, Presences
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.features import EVALUATE_FEATURE, MASKED_FEATURE, SUMS_FEATURE
 from fedpatch.shared.wire.field_types import MAX_COUNT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.on_loss import OnLoss, action_on_loss
+from fedpatch.device_agent.policy.work_on_loss import OnLoss, action_on_loss
 from fedpatch.shared.wire.reason_codes import Condition
 
 BRIEF = Objection(Condition.TOO_HOT, "it has 81 °C", 120.0)

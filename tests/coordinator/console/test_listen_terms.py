@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
 
 from fedpatch.coordinator.cli.main import app
-from fedpatch.coordinator.console.access import (
+from fedpatch.coordinator.console.beside import local_address
+from fedpatch.coordinator.console.listen_terms import TOKEN_FILE, ConsoleTerms, token_of
+from fedpatch.coordinator.console.logins import (
     FAILURES_S,
     MAX_FAILURES,
     MAX_SESSIONS,
@@ -29,8 +31,6 @@ from fedpatch.coordinator.console.access import (
     known_host,
     own_origin,
 )
-from fedpatch.coordinator.console.beside import local_address
-from fedpatch.coordinator.console.terms import TOKEN_FILE, ConsoleTerms, token_of
 from fedpatch.shared.app.command import run_app
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.errors import UsageError

@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, PauseExpired
+from fedpatch.device_agent.policy.loss_and_return import (
+    Change,
+    ConditionLost,
+    ConditionRestored,
+    Hysteresis,
+    PauseExpired,
+)
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.on_loss import OnLoss
 from fedpatch.device_agent.policy.preferences import unmet_preferences
 from fedpatch.device_agent.policy.usage import NOTHING
+from fedpatch.device_agent.policy.work_on_loss import OnLoss
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.device_agent.owners import easy, facts
 from tests.device_agent.policy.test_preference_evaluation import NOON

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.console.access import LEAST_TOKEN
+from fedpatch.coordinator.console.logins import LEAST_TOKEN
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.listen_address import Address, is_loopback
 from fedpatch.shared.config.secret_file import read_secret

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.on_loss import OnLoss, action_on_loss
 from fedpatch.device_agent.policy.pause_limit import PauseTimer
 from fedpatch.device_agent.policy.preferences import Preferences, stricter
+from fedpatch.device_agent.policy.work_on_loss import OnLoss, action_on_loss
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
