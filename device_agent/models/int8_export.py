@@ -1,4 +1,4 @@
-"""The int8 model beside a personal model, if it is no worse than the owner's margin on the device's validation data."""
+"""The int8 model beside a personal model, if it is smaller, and no worse than the owner's margin on the validation data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_int8(
         The int8 model and its description; b"" and None without one.
     """
     try:
-        made = quantise(model, training_inputs)
+        made = _require_smaller(quantise(model, training_inputs), model)
         int8 = OnnxModel(made, INT8_FILE)
         found = _require_no_worse(validate(int8), metadata, margin)
         described = Int8Model(
@@ -61,6 +61,13 @@ def with_int8(
     else:
         return made, described
     return b"", None
+
+
+def _require_smaller(made: bytes, model: bytes) -> bytes:
+    """Return an int8 model; ExportRefused if it is not smaller than the model."""
+    if len(made) >= len(model):
+        raise ExportRefused(f"it is no smaller in int8 ({len(made)} bytes instead of {len(model)})")
+    return made
 
 
 def _require_no_worse(found: float | None, metadata: ModelMetadata, margin: float) -> float:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from fedpatch.device_agent.policy.daily_allowance import used_up
 from fedpatch.device_agent.policy.objections import PAUSE, PAUSED_WORDS, Objection
-from fedpatch.device_agent.policy.preference_rules import FACT_PREFERENCES, PREFERENCES, OwnUsage, Preference
+from fedpatch.device_agent.policy.preference_rules import FACT_PREFERENCES, PREFERENCES, OwnUsage
 from fedpatch.device_agent.policy.quiet_hours import HORIZON, QuietHours, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
-from fedpatch.device_agent.policy.usage import SPENT_WORDS, Usage
+from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def unmet_preferences(
     """
     wants = preferences.settings
     found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]
-    found += _by_allowance(preferences, spent, local, expected_bytes, working=working)
+    found += used_up(wants, spent, local, expected_bytes, working=working)
     if facts.paused.value is not False:
         _, _, end = facts.paused.source.partition(", until ")
         words = f"whether it is paused is not known: {facts.paused.source}"
@@ -95,47 +94,12 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
         words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
         yield Objection(quiet.condition, words, quiet.retry_after_s)
         return
-    until = _end(quiet, preferences, local)
+    until = preferences.quiet_hours.until(local)
     if until is not None:
         words = f"quiet hours, until {until.astimezone(local.tzinfo):%a %H:%M}"
         if until - local >= HORIZON:  # the day of the week would name today
             words = f"quiet hours, which do not end within {HORIZON.days} days"
-        yield Objection(quiet.condition, words, _seconds(local, until), exact=True)
-
-
-def _by_allowance(
-    preferences: Preferences, spent: Usage, local: datetime, expected_bytes: int, *, working: bool
-) -> Iterator[Objection]:
-    wants = preferences.settings
-    used_up: list[tuple[str, str]] = []
-    if not working and wants.max_rounds_per_day is not None and spent.rounds >= wants.max_rounds_per_day:
-        words = f"{spent.rounds} rounds today, max_rounds_per_day is {wants.max_rounds_per_day}"
-        used_up.append(("max_rounds_per_day", words))
-    limit_mib, spent_mib = wants.max_mib_per_day, spent.traffic_bytes / _MIB
-    expected_mib = expected_bytes / _MIB
-    full = limit_mib is not None and spent_mib >= limit_mib and not working
-    if limit_mib is not None and (full or spent_mib + expected_mib > limit_mib):
-        more = f" and {expected_mib:.1f} MiB to come" if expected_bytes else ""
-        words = f"{spent_mib:.1f} MiB today{more}, max_mib_per_day is {limit_mib}"
-        used_up.append(("max_mib_per_day", words))
-    if wants.max_minutes_per_day is not None and spent.training_s >= 60.0 * wants.max_minutes_per_day:
-        words = f"{spent.training_s / 60.0:.0f} minutes of training today, max_minutes_per_day is {wants.max_minutes_per_day}"
-        used_up.append(("max_minutes_per_day", words))
-    for name, words in used_up:
-        known = SPENT_WORDS if spent.counts_as_spent else words
-        limit = PREFERENCES[name]
-        midnight = _end(limit, preferences, local)
-        assert midnight is not None
-        yield Objection(limit.condition, known, _seconds(local, midnight), exact=True)
-
-
-def _end(one: Preference, preferences: Preferences, local: datetime) -> datetime | None:
-    assert one.ends is not None
-    return one.ends.after(preferences.quiet_hours, local)
-
-
-def _seconds(local: datetime, until: datetime) -> float:
-    return (until - local.astimezone(UTC)).total_seconds()
+        yield Objection(quiet.condition, words, (until - local.astimezone(UTC)).total_seconds(), exact=True)
 
 
 def stricter(preferences: Preferences) -> Preferences:

@@ -38,7 +38,7 @@ def quantise(model: bytes, inputs: Array) -> bytes:
         inputs: Prepared examples, in the dtype of the model; up to MAX_EXAMPLES of them, evenly spread, are the calibration.
 
     Raises:
-        ExportRefused: There are fewer than MIN_EXAMPLES, an operator cannot be quantised, or the result is not smaller.
+        ExportRefused: There are fewer than MIN_EXAMPLES, or an operator cannot be quantised.
     """
     if len(inputs) < MIN_EXAMPLES:
         raise ExportRefused(f"{len(inputs)} training examples are too few to calibrate it; it needs {MIN_EXAMPLES}")
@@ -65,8 +65,6 @@ def quantise(model: bytes, inputs: Array) -> bytes:
         except Exception as error:  # its error classes are not public
             reason = " ".join(str(error).split())[:300]
             raise ExportRefused(f"the model cannot be quantised: {type(error).__name__}: {reason}") from error
-    if len(made) >= len(model):
-        raise ExportRefused(f"it is no smaller in int8 ({len(made)} bytes instead of {len(model)})")
     return made
 
 
