@@ -22,13 +22,15 @@ in a masked round, AGGREGATING, CLOSED or FAILED. `ActiveRound.round` changes it
 - Recruiting ends when each device has answered, or at `recruit_deadline_s`, which a check of a silent link extends. The round
   fails if too few devices have accepted.
 - Collecting ends when no device is at work any more, `grace_s` after the quorum, or at the deadline; uploading devices on which
-  the quorum depends get `grace_s` more. The round fails as soon as its quorum is out of reach, and later if masked groups are
-  lost and the other updates are too few.
+  the quorum depends get `grace_s` more. Once recruiting is over, the round fails as soon as its quorum is out of reach, and
+  later if masked groups are lost and the other updates are too few.
+- `recruit_deadline_s` and the deadline count from the invitation, so the publication of the model takes nothing from them. A
+  round that is open at the end of the run's time limit is finished: the limit shortens its deadline.
 
 A round is *meant* for a share C of the fleet that counts, offline devices included, rounded down (coordinator.rounds.round_size
 has the least numbers). `over_select` invites more devices; unsteady devices, and absent ones whose turn it is, are invited
-besides. The *quorum* is the share of the meant devices that must report, at least `min_cohort`; it decreases if devices leave
-the count during the round (coordinator.cohort.quorum).
+besides. The *quorum* is the share of the meant devices that must report, at least `min_cohort`; it decreases if more devices
+leave the count during the round than were invited beyond the meant ones (coordinator.cohort.quorum).
 
 An epoch is a process of this coordinator, not a pass over data: each resume begins one, and the run's time limit with it.
 """
@@ -119,7 +121,8 @@ class Engine:
         jitter: Randomness of the times at which devices retry their uploads.
         holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
-        last_run: Devices that the fleet's last run has seen with the task; the first round waits for those that are not held.
+        last_run: Devices that the fleet's last run has seen with the task. The first round waits for `devices` devices: held
+            devices of the last run lower that number, and its missing devices are named.
         carried: Work for rounds that are over, by device (coordinator.buffered).
         waiting: Committed updates of a failed round that wait for the next version, by device; only in buffered runs.
         rest_s: The rest of `round_interval_s` after the last aggregated round, in seconds; not used if a round is unfinished.
@@ -350,6 +353,7 @@ class Engine:
         """Open the round that an earlier process has left open."""
         self._unfinished = None
         self.carried.resume(opening)
+        # The journal's seconds include the time since a crash, but not the time since a stop that saved them (SaveSpentTime).
         spent_s = opening.journal.spent_s + now - self._started_at
         return self._open_round(replace(opening, journal=replace(opening.journal, spent_s=spent_s)), now)
 
@@ -378,6 +382,7 @@ class Engine:
             self.carried.speeds if spec.carry is not None else None,
         )
         self.carried.begin_round(self.open, now)
+        # If each device can download by URL, chunks are only for files without a URL.
         chunks = not self.fleet.all_know(journal.invited, URL_FEATURE)
         return [PublishModel(journal.round, chunks, trains=not journal.evaluates)]
 
@@ -399,6 +404,7 @@ class Engine:
         if self.fleet.held(device) == QUARANTINED:
             return self._outdated.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
+            # The device is asked again after its own pause, or where the reason lasts, once its presence has changed.
             self.fleet.declined(device, envelope.body, now)
         if (work := self.carried.work_of(device, envelope, current)) is not None:
             next_round_s = self._pace.next_at - now
@@ -408,6 +414,7 @@ class Engine:
             # The job of the device belongs to an earlier epoch; the same request, sent again, moves it to this one.
             return current.ask([device], now)
         if stale is not None or current is None:
+            # The answer ends the job of the device, or repeats that its update is committed.
             return self._outdated.answer(device, envelope, stale or RefuseReason.LATE)
         return current.on_message(device, envelope.body, now) + self._advance(now)
 
@@ -529,7 +536,7 @@ class Engine:
         return self._advance(now)
 
     def _on_holds(self, event: HoldsChanged, now: float) -> list[Effect]:
-        """Exclude quarantined devices from the open round; drained devices finish it."""
+        """End the work of quarantined devices; drained devices finish the open round."""
         self.fleet.hold(event.holds)
         out = sorted(device for device, reason in event.holds.items() if reason == QUARANTINED)
         return self._expel(out, now, QUARANTINED)
@@ -542,9 +549,9 @@ class Engine:
         return self._expel(awaited, now, REVOKED)
 
     def _expel(self, devices: Sequence[str], now: float, reason: str) -> list[Effect]:
-        """Exclude devices from the open round, if there is one, and take the next step: the round may wait for no device.
+        """End the work of devices for the open round, and take the next step: the round may wait for no device.
 
-        No later round takes their carried work.
+        Their committed updates still count. No later round takes their unfinished work.
         """
         expelled: list[Effect] = []
         for device in devices:
@@ -571,7 +578,10 @@ class Engine:
         return self._advance(now)
 
     def _suspend(self, event: Suspended, now: float) -> list[Effect]:
-        """End this process but not the work of the devices: a standby goes on, or the state could not be saved."""
+        """End this process but not the work of the devices: a standby goes on, or the state could not be saved.
+
+        The next process publishes the model again, which this one clears when it closes.
+        """
         pause = [] if self.open is None else [SaveSpentTime(self.open.spent_s(now))]
         self.open = None
         self.stopped = Stopped.INTERRUPTED if event.handed_over else Stopped.FAILED
@@ -621,7 +631,10 @@ class Engine:
 
     @property
     def evaluates_next(self) -> bool:
-        """True if the open round, or else the next one, is an evaluate round: once after `evaluate_every` training rounds."""
+        """True if the open round, or else the next one, is an evaluate round.
+
+        That is once after `evaluate_every` training rounds, failed ones included.
+        """
         if self.open is not None:
             return self.open.evaluates
         return self._unfinished is None and self._evaluations.is_next(self.last_round - self._evaluations.number)
