@@ -11,8 +11,8 @@ from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.policy.unmet_preferences import Preferences
 from fedpatch.device_agent.policy.usage import JobUsage, Usage, UsageFile
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.relay.site import Site

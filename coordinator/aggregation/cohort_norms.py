@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedpatch.coordinator.aggregation.median_norms import References, references
+from fedpatch.coordinator.aggregation.reference_norms import References, references
 from fedpatch.coordinator.aggregation.update_norms import Part, exact_squares, measured_from, norms, norms_of
 from fedpatch.coordinator.aggregation.weighed_updates import WeighedUpdates
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean

@@ -9,7 +9,7 @@ stay. Each tensor of statistics is clipped alone. If any part of an update is cl
 unchanged. The device keeps its previous one, so that the server's control variate stays the mean of the devices' control
 variates.
 
-`update_norms` has the parts and their norms, `median_norms` and `norm_limits` the bounds.
+`update_norms` has the parts and their norms, `reference_norms` and `norm_limits` the bounds.
 """
 
 from __future__ import annotations

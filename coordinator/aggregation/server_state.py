@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
-from fedpatch.coordinator.aggregation.median_norms import References
+from fedpatch.coordinator.aggregation.reference_norms import References
 from fedpatch.shared.tensors.arrays import Array, Schema
 
 
@@ -20,7 +20,7 @@ class ServerState:
         round: Number of completed rounds.
         tensors: The public global model and the moments that clients share, by name. Devices download these.
         server: The tensors of the server optimizer by name, which stay on the coordinator.
-        references: Norms of earlier rounds' updates (coordinator.aggregation.median_norms).
+        references: Norms of earlier rounds' updates (coordinator.aggregation.reference_norms).
         counted: The last round whose aggregate has a device's update, by device, where devices keep control variates
             (coordinator.aggregation.control_variates).
         population: N, the number of devices over which the control variate in `tensors` is the mean; 0: none yet.

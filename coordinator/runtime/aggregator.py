@@ -28,8 +28,8 @@ from fedpatch.coordinator.rounds.round_journal import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.runtime.bases_of_carried_work import KeptBases
 from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
-from fedpatch.coordinator.runtime.kept_bases import KeptBases
 from fedpatch.coordinator.runtime.left_out_groups import show_left_out
 from fedpatch.coordinator.runtime.model_packing import content_of, pack_model
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher

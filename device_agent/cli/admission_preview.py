@@ -15,8 +15,8 @@ from fedpatch.device_agent.policy.floor_status import DAMAGED, damaged_status, l
 from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.owner_limits import UNKNOWN_FLOOR, terms_in_words
-from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.secure_limits import REQUIRED
+from fedpatch.device_agent.policy.unmet_preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.device_agent.runtime.agent_composition import observer_of, privacy_of
 from fedpatch.device_agent.sensors.device_facts import Facts

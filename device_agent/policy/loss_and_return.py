@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedpatch.device_agent.policy.objections import Objection
 from fedpatch.device_agent.policy.pause_limit import PauseTimer
-from fedpatch.device_agent.policy.preferences import Preferences, stricter
+from fedpatch.device_agent.policy.unmet_preferences import Preferences, stricter
 from fedpatch.device_agent.policy.work_on_loss import OnLoss, action_on_loss
 from fedpatch.shared.wire.reason_codes import Condition
 

@@ -23,7 +23,7 @@ from fedpatch.device_agent.policy.loss_and_return import Change, ConditionLost, 
 from fedpatch.device_agent.policy.objections import PAUSE, Objection
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
-from fedpatch.device_agent.policy.preferences import Preferences, unmet_preferences
+from fedpatch.device_agent.policy.unmet_preferences import Preferences, unmet_preferences
 from fedpatch.device_agent.policy.usage import JobUsage, Usage
 from fedpatch.device_agent.policy.usage_notes import is_note_due
 from fedpatch.device_agent.policy.work_on_loss import OnLoss

@@ -1,6 +1,6 @@
 """The record of each preference: all that follows from it, beside its setting in policy.settings.
 
-From the records follow the objections (policy.preferences), the defaults for unknown facts (policy.settings), the margins of
+From the records follow the objections (policy.unmet_preferences), the defaults for unknown facts (policy.settings), the margins of
 a device that becomes willing again (policy.return_margins), and the table of docs/reference/preferences.md.
 """
 

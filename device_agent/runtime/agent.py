@@ -39,7 +39,7 @@ from fedpatch.device_agent.job.training_messages import (
     TrainFailed,
     TrainProgress,
 )
-from fedpatch.device_agent.policy.preferences import Preferences
+from fedpatch.device_agent.policy.unmet_preferences import Preferences
 from fedpatch.device_agent.runtime.agent_events import AgentEvent, EventQueue, Reload, Stop, TurnEvent
 from fedpatch.device_agent.runtime.agent_ports import LimitsPort, OwnerPort, TrainingPort
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner

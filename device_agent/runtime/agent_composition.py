@@ -19,9 +19,9 @@ from fedpatch.device_agent.policy.local_time import local_now
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.secure_limits import REQUIRED, SecureLimits
+from fedpatch.device_agent.policy.unmet_preferences import Preferences
 from fedpatch.device_agent.policy.usage import UsageFile
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.agent_events import EventQueue

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from fedpatch.device_agent.job.job_events import AdmissionDecision, FromOwner
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import MakeModel, MaskCommand, Ready, TrainCommand
-from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
+from fedpatch.device_agent.policy.unmet_preferences import Preferences
 from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.messages import Manifest, WorkRequest

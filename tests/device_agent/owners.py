@@ -17,8 +17,8 @@ from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.own_load import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, UsageStore
-from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.policy.unmet_preferences import Preferences
 from fedpatch.device_agent.policy.usage import NOTHING, Usage
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.config.load import load

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import ON_LOSS, PreferenceSettings
+from fedpatch.device_agent.policy.unmet_preferences import Preferences
 from fedpatch.device_agent.policy.work_on_loss import OnLoss
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.load import load

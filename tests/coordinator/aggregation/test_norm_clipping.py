@@ -24,11 +24,11 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_examples_cap,
     parse_norm_bound,
 )
-from fedpatch.coordinator.aggregation.median_norms import KEPT_REFERENCES, References, references, remembered
 from fedpatch.coordinator.aggregation.medians import lower_median
 from fedpatch.coordinator.aggregation.norm_clipping import Clipped, clip
 from fedpatch.coordinator.aggregation.norm_limits import check_norm, limits_of, norm_limits
 from fedpatch.coordinator.aggregation.norm_pace import Pace
+from fedpatch.coordinator.aggregation.reference_norms import KEPT_REFERENCES, References, references, remembered
 from fedpatch.coordinator.aggregation.registered_counts import check_registered
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.update_norms import norm, norms, weights_norm

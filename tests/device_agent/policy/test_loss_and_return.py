@@ -16,7 +16,7 @@ from fedpatch.device_agent.policy.loss_and_return import (
     PauseExpired,
 )
 from fedpatch.device_agent.policy.objections import Objection
-from fedpatch.device_agent.policy.preferences import unmet_preferences
+from fedpatch.device_agent.policy.unmet_preferences import unmet_preferences
 from fedpatch.device_agent.policy.usage import NOTHING
 from fedpatch.device_agent.policy.work_on_loss import OnLoss
 from fedpatch.shared.wire.reason_codes import Condition

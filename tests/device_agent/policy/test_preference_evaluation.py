@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.objections import Objection, words_for_wire
 from fedpatch.device_agent.policy.preference_rules import ALLOWED_IF_UNKNOWN, FACT_PREFERENCES, OwnUsage
-from fedpatch.device_agent.policy.preferences import Preferences, stricter, unmet_preferences
+from fedpatch.device_agent.policy.unmet_preferences import Preferences, stricter, unmet_preferences
 from fedpatch.device_agent.policy.usage import ALL_SPENT, NOTHING, SPENT_WORDS, Usage
 from fedpatch.shared.errors import ConfigError
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
