@@ -30,7 +30,7 @@ from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import is_loopback, parse_address
 from fedpatch.shared.errors import UsageError
-from fedpatch.shared.masking.group_context import most_colluders, threshold_of
+from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.chunk_sizes import DEFAULT_CHUNK_KIB

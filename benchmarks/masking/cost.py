@@ -36,7 +36,8 @@ from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.masking.device_vector import make_vector
-from fedpatch.shared.masking.group_context import request_digest, threshold_of, write_grid
+from fedpatch.shared.masking.group_context import request_digest, write_grid
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob, write_masked_blob
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.mqtt.tls_context import TlsFiles

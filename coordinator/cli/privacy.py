@@ -76,7 +76,7 @@ def _groups(dp: str, devices: int, group_size: int, threshold: str, colluders: i
     from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
     from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, group_sizes
     from fedpatch.shared.errors import UsageError
-    from fedpatch.shared.masking.group_context import most_colluders, threshold_of
+    from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
     from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule
 
     if dp not in (CENTRAL, DISTRIBUTED):

@@ -13,7 +13,8 @@ from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.certificate_expiry import WARN_DAYS
-from fedpatch.shared.mqtt.tls_context import certificates_of, key_problem
+from fedpatch.shared.mqtt.key_file import key_problem
+from fedpatch.shared.mqtt.tls_context import certificates_of
 
 _DAY_S = 86_400
 _SHOWN = 5

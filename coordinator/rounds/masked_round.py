@@ -23,7 +23,7 @@ from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGroupSteps
 from fedpatch.coordinator.rounds.secure_policy import SecurePolicy
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.masking.group_context import threshold_of
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.masking.keys import key_in_any_form
 from fedpatch.shared.masking.revocation import RevocationList
 from fedpatch.shared.masking.signed_keys import check_signed_keys

@@ -8,7 +8,7 @@ from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.masking.random_groups import group_sizes
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, secure_policy
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.masking.group_context import threshold_of
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.privacy.gaussian import noise_ratio
 from fedpatch.shared.privacy.plan import MOST_RATIO, spread_of
 

@@ -129,13 +129,8 @@ def _add_restore(app: typer.Typer) -> None:
         since the backup. An existing settings file stays, and so does an identity that this card has already.
         """
         from fedpatch.device_agent.cli.acting_as import acting_as
-        from fedpatch.device_agent.cli.backup_file import (
-            open_backup,
-            read_backup,
-            restore_backup,
-            settings_in,
-            text_in,
-        )
+        from fedpatch.device_agent.cli.backup_file import open_backup, read_backup, settings_in, text_in
+        from fedpatch.device_agent.cli.restore import restore_backup
         from fedpatch.device_agent.policy.local_time import local_now
         from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
         from fedpatch.shared.app.files import refusals_of, write_atomic

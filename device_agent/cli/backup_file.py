@@ -1,9 +1,7 @@
-"""A device's backup: one encrypted file of what a new card needs to be the same device, and its restoration.
+"""A device's backup: one encrypted file with all that a new card needs to be the same device.
 
 The file has the settings, patches, personal models, identity and history, the accounts of the allowance and of privacy, the
-record of offered bases and the list of revoked certificates. The accounts of an old state miss what was spent since. So a
-restored device has spent the allowance of its day, and has spent its privacy until the owner says otherwise: no allowance and
-no budget is spent twice. Bases and lists since the backup are unknown to it.
+record of offered bases and the list of revoked certificates. Bases and lists since the backup are unknown to a restored device.
 
 Not in it: status.json (the starts of the old card would hide a twin of this device), and updates, secrets and parts of models
 of rounds that are over.
@@ -22,15 +20,13 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import date, timedelta
-from pathlib import Path, PurePosixPath
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY
 from fedpatch.device_agent.policy.privacy_budget import RESTORED_NAME
-from fedpatch.device_agent.policy.usage import ALL_SPENT, USAGE_NAME, DailyBudget, DayUsage
+from fedpatch.device_agent.policy.usage import USAGE_NAME
 from fedpatch.device_agent.state.history import HISTORY_NAME
 from fedpatch.device_agent.state.leader_epoch import LEADER_EPOCH_FILE
 from fedpatch.device_agent.state.offered_bases import OFFERED_BASES_FILE
@@ -38,7 +34,7 @@ from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX
 from fedpatch.device_agent.state.privacy_account import ACCOUNT_NAME
 from fedpatch.device_agent.state.revocation_file import REVOCATIONS_FILE
 from fedpatch.device_agent.state.storage_check import PATCHES
-from fedpatch.shared.app.files import make_directory, refusals_of, remedy_to_read, write_atomic
+from fedpatch.shared.app.files import refusals_of, remedy_to_read
 from fedpatch.shared.config.toml_edit import parse_toml
 from fedpatch.shared.errors import DataError, StateError, UsageError
 
@@ -50,11 +46,11 @@ SETTINGS = "agent.toml"
 """Name of the settings file within the archive."""
 MAX_BYTES = 4 * 2**30
 
-_IDENTITY = "identity"
-_KEPT = (
+IDENTITY = "identity"
+KEPT = (
     PATCHES,
     MODELS_DIRECTORY,
-    _IDENTITY,
+    IDENTITY,
     ACCOUNT_NAME,
     RESTORED_NAME,
     USAGE_NAME,
@@ -64,7 +60,7 @@ _KEPT = (
     REVOCATIONS_FILE,
 )
 _SALT, _NONCE = 16, 12
-_UNKNOWN_DAY, _DAY_S = date(1970, 1, 1), 86_400
+UNKNOWN_DAY, DAY_S = date(1970, 1, 1), 86_400
 _PAUSES_S = (0.1, 0.4, 1.0, 2.0)
 
 
@@ -133,53 +129,6 @@ def settings_in(archive: bytes) -> bytes:
         return b"" if source is None else source.read()
 
 
-def restore_backup(archive: bytes, state_dir: Path, today: date) -> bytes:
-    """Write the files of a backup into an empty state directory, and return the settings.
-
-    The accounts are written before all else, so that an interruption leaves no state that could spend anything twice. An
-    identity that is there stays: this card was enrolled after the backup, and the identity in it may be revoked since.
-
-    Args:
-        archive: As of `open_backup`.
-        state_dir: State directory, which is made.
-        today: The local day, whose allowance counts as spent.
-
-    Raises:
-        UsageError: The directory has patches or an account already, or `today` is before the day of the backup: the clock is
-            wrong, and the day whose allowance counts as spent would be over as soon as it is set.
-        StateError: The disk refused.
-        DataError: The archive has a name that no backup has.
-    """
-    with refusals_of(state_dir):
-        found = [name for name in _KEPT if os.path.lexists(state_dir / name)]
-        if others := [name for name in found if name != _IDENTITY]:
-            raise UsageError(
-                f"{state_dir}: has a state already ({', '.join(others)}); end the agent, move these files away, and restore "
-                "again"
-            )
-        _require_later(archive, today)
-        make_directory(state_dir, 0o710)
-        spent = DayUsage(today, DailyBudget(today, ALL_SPENT))
-        write_atomic(state_dir / RESTORED_NAME, b"")
-        write_atomic(state_dir / USAGE_NAME, msgspec.json.encode(spent))
-        settings = b""
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-            for one in tar:
-                if PurePosixPath(one.name).parts[:1] != (_IDENTITY,) or _IDENTITY not in found:
-                    settings = _extract(tar, one, state_dir) or settings
-    return settings
-
-
-def _require_later(archive: bytes, today: date) -> None:
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        first = tar.next()
-    made = _UNKNOWN_DAY if first is None else _UNKNOWN_DAY + timedelta(days=int(first.mtime) // _DAY_S)
-    if today < made:
-        raise UsageError(
-            f"the clock shows {today}, and the backup is of {made}; set the clock, so that no allowance is spent twice"
-        )
-
-
 def next_name(names: Iterable[str], device: str, day: date) -> str:
     """Return the name of the next backup in a directory: "pi-1-000012-2026-11-29.backup".
 
@@ -198,30 +147,6 @@ def outdated(names: Iterable[str], device: str, keep: int) -> list[str]:
 def _numbered(names: Iterable[str], device: str) -> list[tuple[int, str]]:
     form = re.compile(re.escape(device) + r"-([0-9]{6,9})-[0-9]{4}-[0-9]{2}-[0-9]{2}\.backup")
     return [(int(found[1]), name) for name in names if (found := form.fullmatch(name))]
-
-
-def _extract(tar: tarfile.TarFile, one: tarfile.TarInfo, state_dir: Path) -> bytes:
-    """Write one file, and return the content of the settings; b"" for another file."""
-    path = PurePosixPath(one.name)
-    if path.is_absolute() or ".." in path.parts or ".." in PurePosixPath(one.linkname).parts or "/" in one.linkname:
-        raise DataError(f"the backup has a file {one.name!r}, which no backup has")
-    source = tar.extractfile(one) if one.isreg() else None
-    content = b"" if source is None else source.read()
-    if one.name == SETTINGS:
-        return content
-    if path.parts[0] not in _KEPT:
-        raise DataError(f"the backup has a file {one.name!r}, which no backup has")
-    if one.name in (USAGE_NAME, RESTORED_NAME):
-        return b""
-    target = state_dir / path
-    open_to_group = path.parts[0] == MODELS_DIRECTORY
-    for folder in list(path.parents)[-2::-1]:  # parents that make_directory makes itself are open to all
-        make_directory(state_dir / folder, 0o750 if open_to_group else 0o700)
-    if one.issym():
-        os.symlink(one.linkname, target)
-    else:
-        write_atomic(target, content, mode=one.mode & (0o640 if open_to_group else 0o600))
-    return b""
 
 
 def _archive_of_one_moment(state_dir: Path, settings: bytes, day: date) -> bytes:
@@ -267,7 +192,7 @@ def _versions(state_dir: Path) -> dict[Path, tuple[int, int, int]]:
 
 def _files(state_dir: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Return all files of the backup by name, without hidden ones: locks, and parts of writes and of models."""
-    for name in _KEPT:
+    for name in KEPT:
         place = state_dir / name
         if place.is_file():
             yield place, place.lstat()
@@ -285,9 +210,9 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600, day: date = _UNKNOWN_DAY) -> None:
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600, day: date = UNKNOWN_DAY) -> None:
     about = tarfile.TarInfo(name)
-    about.size, about.mode, about.mtime = len(content), mode, (day - _UNKNOWN_DAY).days * _DAY_S
+    about.size, about.mode, about.mtime = len(content), mode, (day - UNKNOWN_DAY).days * DAY_S
     tar.addfile(about, io.BytesIO(content))
 
 

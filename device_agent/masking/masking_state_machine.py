@@ -39,14 +39,8 @@ from fedpatch.shared.masking.agreement import (
     signed_by,
     statement,
 )
-from fedpatch.shared.masking.group_context import (
-    MaskingGroup,
-    bitmap_of,
-    members_of,
-    most_colluders,
-    request_digest,
-    threshold_of,
-)
+from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest
+from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
 from fedpatch.shared.masking.keys import (
     PrivateKey,
     SecretKeys,

@@ -1,7 +1,7 @@
 """The record of each preference: all that follows from it, beside its setting in policy.settings.
 
-From the records follow the objections (policy.unmet_preferences), the defaults for unknown facts (policy.settings), the margins of
-a device that becomes willing again (policy.return_margins), and the table of docs/reference/preferences.md.
+From the records follow the objections (policy.unmet_preferences), the defaults for unknown facts (policy.settings), the margins
+of a device that becomes willing again (policy.return_margins), and the table of docs/reference/preferences.md.
 """
 
 from __future__ import annotations

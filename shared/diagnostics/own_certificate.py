@@ -12,7 +12,8 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.certificate import Certificate
 from fedpatch.shared.mqtt.certificate_expiry import ends_soon, left_days
 from fedpatch.shared.mqtt.certificate_holder import HOLDER_REMEDY, holder_problem
-from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, key_problem, tls_context
+from fedpatch.shared.mqtt.key_file import key_problem
+from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
 
 NAME = "certificate"

@@ -98,28 +98,6 @@ class MaskingGroup:
         return self._index_of.get(device)
 
 
-def threshold_of(rule: ThresholdRule, size: int) -> int:
-    """Return how many of `size` members must reveal: more than a half, or more than two thirds.
-
-    Example:
-        >>> threshold_of(ThresholdRule.HALF, 32), threshold_of(ThresholdRule.TWO_THIRDS, 32)
-        (17, 22)
-    """
-    return (size // 2 if rule is ThresholdRule.HALF else 2 * size // 3) + 1
-
-
-def most_colluders(threshold: int, size: int) -> int:
-    """Return the number of colluding members with which a coordinator still opens one sum of a group at most.
-
-    With one more, two sets of members may agree to different sums (docs/explanation/agreement.md).
-
-    Example:
-        >>> most_colluders(threshold=7, size=10), most_colluders(threshold=22, size=32), most_colluders(threshold=5, size=8)
-        (3, 11, 1)
-    """
-    return max(0, 2 * threshold - size - 1)
-
-
 def highest_code(bits: int, group_max: int) -> int:
     """Return the greatest integer of one value, so that the sum of `group_max` values has `bits` bits with its sign.
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.shared.app.file_systems import remedy_of_mode
 from fedpatch.shared.app.files import remedy_to_read, stamp_of
-from fedpatch.shared.config.secret_file import forbidden_mode
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
+from fedpatch.shared.mqtt.key_file import ENROL, key_problem
 from fedpatch.shared.mqtt.url import BrokerUrl
 
 
@@ -81,23 +80,7 @@ def _ca_problem(path: Path | None, error: OSError) -> str:
     return f"{path}: not a file of CA certificates in PEM form ({why}); {remedy}"
 
 
-_ENROL = "enrol this device (fedpatch-agent enrol FILE), or correct cert_file and key_file"
-
-
-def key_problem(key_file: Path, remedy: str = _ENROL) -> tuple[str, str] | None:
-    """Return why a key file must not be used, and the remedy (`remedy` for an absent file); None if it may be used."""
-    try:
-        mode = key_file.stat().st_mode & 0o777
-    except OSError as error:
-        return f"{key_file}: {error.strerror}", remedy
-    # A user who can read the key can connect as its owner.
-    if mode & forbidden_mode(key_file):
-        problem = f"{key_file} is open to other users (mode {mode:04o}), who could pass for us"
-        return problem, remedy_of_mode(key_file, f"chmod 600 {key_file}")
-    return None
-
-
-def load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path, remedy: str = _ENROL) -> None:
+def load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path, remedy: str = ENROL) -> None:
     """Load the own certificate and its key into a context.
 
     Args:

@@ -19,7 +19,8 @@ from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, MAX_GROUP_OF_U8, group_sizes, largest_group
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.masking.device_vector import make_vector, step_between, weight_class
-from fedpatch.shared.masking.group_context import threshold_of, write_grid
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.masking.masked_blob import HEADER_BYTES, MaskedUpdate
 from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
 from fedpatch.shared.masking.skellam_noise import skellam_values

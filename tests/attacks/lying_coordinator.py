@@ -25,7 +25,8 @@ from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.state.revocation_file import RevocationFile
 from fedpatch.shared.masking.agreement import Sets, statement
-from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest, threshold_of, write_grid
+from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest, write_grid
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.masking.keys import PrivateKey, SecretKeys, commitment_to, open_box, seal_box
 from fedpatch.shared.masking.masked_blob import read_masked_blob
 from fedpatch.shared.masking.secret_sharing import split_secret

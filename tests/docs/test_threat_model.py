@@ -21,7 +21,7 @@ from fedpatch.coordinator.guard.rate_limiter import (
 from fedpatch.coordinator.masking.random_groups import LEAST_GROUP, group_sizes
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.masking.group_context import most_colluders, threshold_of
+from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
 from fedpatch.shared.privacy.plan import make_plan, spread_of
 from fedpatch.shared.tensors.arrays import base_name
 from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule

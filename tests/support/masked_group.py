@@ -10,7 +10,8 @@ import numpy as np
 
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingAnswer, MaskingBody, MaskingRounds
-from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
+from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.masking.keys import SecretKeys, open_box
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.masking.unmasking import Opening, open_group

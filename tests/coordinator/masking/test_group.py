@@ -15,7 +15,8 @@ from fedpatch.coordinator.masking.group import GroupState, MaskedGroup
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import IllegalTransition, WireError
-from fedpatch.shared.masking.group_context import request_digest, threshold_of
+from fedpatch.shared.masking.group_context import request_digest
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.wire.masking_messages import (
     Agreed,

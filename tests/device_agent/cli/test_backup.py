@@ -28,11 +28,11 @@ from fedpatch.device_agent.cli.backup_file import (
     next_name,
     open_backup,
     outdated,
-    restore_backup,
     seal_backup,
     settings_in,
 )
 from fedpatch.device_agent.cli.removal import clear_bus
+from fedpatch.device_agent.cli.restore import restore_backup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.privacy_budget import (
     RESTORED_ACCOUNT,

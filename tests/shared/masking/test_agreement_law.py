@@ -16,7 +16,7 @@ from itertools import chain, combinations, islice, product
 
 import pytest
 
-from fedpatch.shared.masking.group_context import most_colluders, threshold_of
+from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 
 Set = frozenset[int]

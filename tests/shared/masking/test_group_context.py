@@ -19,8 +19,8 @@ from fedpatch.shared.masking.group_context import (
     highest_code,
     members_of,
     request_digest,
-    threshold_of,
 )
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.wire.features import MASKED_FEATURE, MASKING_VERSION, SUMS_FEATURE
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster, ThresholdRule
 from fedpatch.shared.wire.messages import WorkRequest

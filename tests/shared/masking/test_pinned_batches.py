@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from fedpatch.shared.masking.group_context import threshold_of
+from fedpatch.shared.masking.group_threshold import threshold_of
 from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule
 from tests.support.paths import ROOT
 

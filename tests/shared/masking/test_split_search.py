@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedpatch.shared.masking.group_context import most_colluders, threshold_of
+from fedpatch.shared.masking.group_threshold import most_colluders, threshold_of
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from tests.shared.masking.test_agreement_law import NOTHING, ONE_SET, OTHER_SET, Game, Set, View
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.simulator.fleet.report import FleetReport
 from fedpatch.simulator.fleet.settings import FleetTerms
-from fedpatch.simulator.fleet.simulation import WILL_S, SimulatedFleet, simulate_fleet
+from fedpatch.simulator.fleet.simulated_device import WILL_S
+from fedpatch.simulator.fleet.simulation import SimulatedFleet, simulate_fleet
 from tests.support.examples import examples
 
 PERFECT: dict[str, Any] = {
