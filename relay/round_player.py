@@ -37,9 +37,9 @@ from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainProgress
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_answer import SiteAggregator, SiteUpdate
 from fedpatch.relay.site_members import Needs, Presences
 from fedpatch.relay.site_round import HubRound
+from fedpatch.relay.site_update import SiteAggregator, SiteUpdate
 from fedpatch.shared.app.files import make_directory, refusals_of
 from fedpatch.shared.app.formatting import printable
 from fedpatch.shared.errors import FedpatchError

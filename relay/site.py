@@ -43,10 +43,10 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.round_player import RoundPlayer
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_answer import SiteUpdate, plain_failure, site_evaluation
 from fedpatch.relay.site_deadlines import LEAST_S
 from fedpatch.relay.site_members import Presences, SiteSummary
 from fedpatch.relay.site_round import HubRound, SiteModel
+from fedpatch.relay.site_update import SiteUpdate, plain_failure, site_evaluation
 from fedpatch.shared.app.files import make_directory, read_state, refusals_of, write_atomic
 from fedpatch.shared.errors import BrokerError, FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected

@@ -1,7 +1,7 @@
 """One round of the site: the request of the hub as the terms of a coordinator.
 
 The round has the hub's number, plan, patch policy and model: the blob is published in the site under the hub's digest.
-`site_answer` makes the answer.
+`site_update` makes the answer.
 """
 
 from __future__ import annotations

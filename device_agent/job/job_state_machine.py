@@ -9,8 +9,8 @@ from fedpatch.device_agent.job.job_context import JobContext
 from fedpatch.device_agent.job.job_effects import Effect, JobKey, JobState
 from fedpatch.device_agent.job.job_events import JobEvent, Tick
 from fedpatch.device_agent.job.job_transitions import ILLEGAL, TRANSITIONS, kind_of
-from fedpatch.device_agent.job.request_refusal import refusal_of
 from fedpatch.device_agent.job.round_deadline import next_deadline
+from fedpatch.device_agent.job.unfit_request import refusal_of
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
@@ -116,7 +116,7 @@ class Job:
         return self.handle(Tick(), now)
 
     def refuses(self, task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...]) -> bool:
-        """Return whether a new request would be declined whatever the owner decides (request_refusal).
+        """Return whether a new request would be declined whatever the owner decides (unfit_request).
 
         Args:
             task: Name of the task of the request.

@@ -9,8 +9,8 @@ from fedpatch.device_agent.job.job_end import end_job
 from fedpatch.device_agent.job.job_events import WorkRequested
 from fedpatch.device_agent.job.masked_steps import acceptance, refusal_of_keys
 from fedpatch.device_agent.job.model_download import change_plan
-from fedpatch.device_agent.job.request_refusal import refusal_of
 from fedpatch.device_agent.job.same_work import continues
+from fedpatch.device_agent.job.unfit_request import refusal_of
 from fedpatch.device_agent.job.update_upload import offer_when_due
 from fedpatch.shared.wire.chunk_upload import Upload
 from fedpatch.shared.wire.messages import Decline, TaskCapability, WorkRequest

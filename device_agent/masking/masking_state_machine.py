@@ -29,6 +29,7 @@ from typing import Protocol
 from msgspec import UnsetType
 
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
+from fedpatch.device_agent.masking.spent_bases import SpentBases
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.agreement import (
     Sets,
@@ -116,7 +117,7 @@ class MaskingRounds:
 
     Attributes:
         state: The state of the last round; None before the first one.
-        offered: As given, with the bases of later offers.
+        spent: The bases in `offered`, and those of later offers.
 
     Example:
         >>> import os
@@ -134,7 +135,7 @@ class MaskingRounds:
         offered: Collection[str] | None = (),
     ) -> None:
         self.state = restored
-        self.offered = None if offered is None else set(offered)
+        self.spent = SpentBases(offered)
         self._certificates = certificates
         self._device = device
         self._random = random
@@ -164,7 +165,7 @@ class MaskingRounds:
         if state is not None and state.request == digest:
             return None if state.phase in _PAST_SUM else state.keys
         base = request.content or ""
-        if self.offered is None or base in self.offered:
+        if self.spent.is_spent(base):
             return None
         secrets = SecretKeys.new(self._random)
         keys = secrets.public()
@@ -245,10 +246,10 @@ class MaskingRounds:
         state = self.state
         if state is None or not self.is_ready or state.update not in (None, digest):
             return None
-        if self.offered is None or (state.update is None and state.base in self.offered):
+        if self.spent.is_damaged or (state.update is None and self.spent.is_spent(state.base)):
             return None
         if state.base:
-            self.offered.add(state.base)
+            self.spent.add(state.base)
         codes = state.codes or self._codes(state, state.sets)
         self.state = replace(state, update=digest, codes=codes)
         return self.state

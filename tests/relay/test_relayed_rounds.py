@@ -262,7 +262,7 @@ def test_masked_rounds_through_relays_give_the_flat_model_bit_for_bit_though_a_d
     world.light(world.hub.url, "world", MASKED_SITES["site-n"])
     lost[1].gives_up_after_sharing = True
     for device in (one for site in world.sites.values() for one in site.devices.values()):
-        device.job._context.masking.offered.clear()  # else they would decline a second run from the same base
+        device.job._context.masking.spent.offered.clear()  # else they would decline a second run from the same base
     mixed = world.start_run("world", 1 + len(MASKED_SITES["site-n"]), **terms).result()
     _assert_same_bits(world, mixed, flat)
 

@@ -26,8 +26,8 @@ from fedpatch.relay.hub import ENCODINGS, FEATURES
 from fedpatch.relay.request_refusal import unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
-from fedpatch.relay.site_answer import SiteAggregator, SiteUpdate, site_evaluation
 from fedpatch.relay.site_round import HubRound, SiteModel
+from fedpatch.relay.site_update import SiteAggregator, SiteUpdate, site_evaluation
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
 from fedpatch.shared.masking.device_vector import make_vector

@@ -120,7 +120,7 @@ class MaskedDevice:
     def reboot(self) -> None:
         """Start again from the disk."""
         restored = None if self.disk is None else from_bytes(self.disk, MaskingRound)
-        self.rounds = MaskingRounds(self.name, self._random.randbytes, restored, offered=self.rounds.offered)
+        self.rounds = MaskingRounds(self.name, self._random.randbytes, restored, offered=self.rounds.spent.offered)
 
     def masked(self, elements: Array) -> Array:
         """Return the elements with the device's masks."""

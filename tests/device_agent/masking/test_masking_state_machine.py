@@ -134,7 +134,7 @@ def test_device_that_has_offered_an_update_makes_no_keys_for_another_round_from_
 def test_update_from_a_base_that_was_offered_meanwhile_is_not_sent():
     """The second line of defence, for keys that were made before the offer."""
     group = ready()
-    group.devices[0].rounds.offered.add(REQUEST.content)
+    group.devices[0].rounds.spent.add(REQUEST.content)
     assert group.devices[0].rounds.note_update("0a" * 32) is None
 
 
