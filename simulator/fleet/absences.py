@@ -9,7 +9,7 @@ from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.virtual_clock import VirtualClock
 
 
-class Absences:
+class DeviceAbsences:
     """The absences of one device: presence and absence follow each other, both with exponential lengths.
 
     Args:

@@ -47,7 +47,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.simulator.fleet.absences import Absences
+from fedpatch.simulator.fleet.absences import DeviceAbsences
 from fedpatch.simulator.fleet.links import MESSAGE_BYTES, NetworkLine, tag_of
 from fedpatch.simulator.fleet.random_traits import DeviceOutcome, draw_outcome, draw_traits
 from fedpatch.simulator.fleet.settings import OTHER_SCHEMA, SCHEMA, TASK, FleetTerms
@@ -87,7 +87,7 @@ class FleetDevice:
         self._parts: dict[int, bytes] = {}
         self._parts_of = ""
         self._update: SpoolUpdate | None = None
-        self._absences = Absences(terms, number, world.agenda, self._restart, self._leave)
+        self._absences = DeviceAbsences(terms, number, world.agenda, self._restart, self._leave)
 
     def switch_on(self) -> None:
         """Begin the study, present or absent."""
