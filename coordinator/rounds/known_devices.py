@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET
 
 from fedpatch.coordinator.cohort.device_count import DeviceCount
-from fedpatch.coordinator.rounds.asked_again import is_still_barred, pause_s, still_pauses
+from fedpatch.coordinator.rounds.asked_after_decline import is_still_barred, pause_s, still_pauses
 from fedpatch.coordinator.rounds.decline_hints import word_of
 from fedpatch.coordinator.rounds.device_needs import answers_with_sums, lacking
 from fedpatch.coordinator.rounds.device_pauses import DevicePauses

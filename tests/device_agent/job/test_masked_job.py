@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from fedpatch.coordinator.rounds.asked_again import lasts
+from fedpatch.coordinator.rounds.asked_after_decline import lasts
 from fedpatch.device_agent.job.job_effects import (
     EndJob,
     ForgetMasking,

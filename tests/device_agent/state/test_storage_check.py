@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.asked_again import lasts
+from fedpatch.coordinator.rounds.asked_after_decline import lasts
 from fedpatch.device_agent.cli import doctor
 from fedpatch.device_agent.cli.doctor import _check_stored
 from fedpatch.device_agent.job.download_plan import DownloadPlan

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.thermal import (
+from fedpatch.device_agent.sensors.temperature import (
     hottest,
     parse_temperature,
     parse_throttled,
