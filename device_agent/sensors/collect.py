@@ -19,8 +19,9 @@ from fedpatch.device_agent.sensors.host import PAUSE_FILE, read_disk, read_load,
 from fedpatch.device_agent.sensors.network_link import Route, read_link
 from fedpatch.device_agent.sensors.network_manager import NmState, ask_network_manager, bus_address
 from fedpatch.device_agent.sensors.power_source import read_power
-from fedpatch.device_agent.sensors.temperature import read_supply, read_temperature
+from fedpatch.device_agent.sensors.temperature import read_temperature
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
+from fedpatch.device_agent.sensors.under_voltage import read_supply
 from fedpatch.device_agent.sensors.ups import parse_ups
 from fedpatch.device_agent.sensors.wifi import read_network
 from fedpatch.shared.wire.reason_codes import LinkKind

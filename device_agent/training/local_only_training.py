@@ -1,7 +1,7 @@
 """Learning alone: a second model that is trained on this device's own data only.
 
 It measures what the device gains from taking part, and is its personal model if there is no gain
-(device_agent.training.federated_or_alone). It is trained in rounds that request the measure and in those that `AloneSchedule`
+(device_agent.training.federated_or_alone). It is trained in rounds that request the measure and in those that `alone_schedule`
 names, for as many steps as the round itself. So it never has more steps than this device has taken for the run, and its user
 accuracy is a lower bound of learning alone with the same effort.
 
@@ -30,43 +30,12 @@ from fedpatch.shared.tensors.arrays import MOMENTS, Tensors
 
 log = logging.getLogger("fedpatch.training")
 
-FIRST_ROUNDS = 3
-"""Rounds of a run in which each device with a schedule trains alone: a model of one round would protect from little."""
 _SHARE = 0.5
 """Share of a round's time left after its own training that a measure may take at most."""
 
 # The state before a round and after it, each with all moments of Adam, beside the version that it replaces.
 _MODELS_KEPT = 18
 _SPARE_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True)
-class AloneSchedule:
-    """The rounds in which a device trains alone without a request: the first ones of a run, then one of `every`.
-
-    `every` is 0 for none. The cost is FIRST_ROUNDS more trainings a run and 1 / `every` more steps.
-
-    Example:
-        >>> schedule = AloneSchedule(every=10)
-        >>> schedule.is_due(steps=15, taken=15, alone=0), schedule.is_due(steps=15, taken=75, alone=45)
-        (True, False)
-        >>> schedule.is_due(steps=15, taken=150, alone=45)
-        True
-    """
-
-    every: int
-
-    def is_due(self, *, steps: int, taken: int, alone: int) -> bool:
-        """Return whether this round trains alone too.
-
-        Args:
-            steps: Steps of the round.
-            taken: Steps that the device has taken in all its rounds with this one.
-            alone: Steps of the model trained alone in this run.
-        """
-        if not self.every:
-            return False
-        return alone < FIRST_ROUNDS * steps or taken // steps % self.every == 0
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,12 @@ from fedpatch.device_agent.state.patch_store import (
     key_of_round,
 )
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.training.alone_schedule import AloneSchedule
 from fedpatch.device_agent.training.batches import attempt_seed, stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
-from fedpatch.device_agent.training.local_only_training import Alone, AloneSchedule, IndependentModel
+from fedpatch.device_agent.training.local_only_training import Alone, IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.masked_update import bounded_patch, unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport

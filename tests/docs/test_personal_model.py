@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpatch.device_agent.models.store import MODELS_DIRECTORY, ModelStore
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.training.local_only_training import FIRST_ROUNDS
+from fedpatch.device_agent.training.alone_schedule import FIRST_ROUNDS
 from fedpatch.shared.onnx.quantisation import MIN_EXAMPLES
 from fedpatch.shared.onnx.runtime import TOLERANCE
 from fedpatch.shared.tasks.bundled import digits

@@ -7,14 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.temperature import (
-    hottest,
-    parse_temperature,
-    parse_throttled,
-    read_supply,
-    read_temperature,
-)
+from fedpatch.device_agent.sensors.temperature import hottest, parse_temperature, read_temperature
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.device_agent.sensors.under_voltage import parse_throttled, read_supply
 
 
 @pytest.mark.parametrize(

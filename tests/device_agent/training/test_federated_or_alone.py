@@ -20,8 +20,8 @@ from fedpatch.device_agent.models.personal import PersonalModel
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.patch_store import ALONE as POLICY
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, list_patches
+from fedpatch.device_agent.training.alone_schedule import FIRST_ROUNDS, AloneSchedule
 from fedpatch.device_agent.training.federated_or_alone import choose
-from fedpatch.device_agent.training.local_only_training import FIRST_ROUNDS, AloneSchedule
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.device_agent.training.model_export import ModelExport
