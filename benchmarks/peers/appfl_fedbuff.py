@@ -20,8 +20,8 @@ import typer
 from benchmarks.support.documents import Document, Out, deliver, kept, read_document
 from benchmarks.support.report import begun
 from benchmarks.training.buffered_rounds import CONTESTS, FLEET, POLICIES, SEEDS, play, tables
+from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.simulator.fleet.learning import FleetLearning

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.reference_norms import References
-from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.shared.tensors.arrays import Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
 

@@ -1,7 +1,7 @@
 """Carried work: devices that are still working when their round ends, and updates that wait for a later version.
 
 With `late = "carry"` the end of a round cancels no device that trains or uploads. Its work is carried: the update is accepted
-in a later round, and aggregated as the difference from its own base (coordinator.aggregation.stale_updates). The device does
+in a later round, and aggregated as the difference from its own base (coordinator.aggregation.rebased_updates). The device does
 not notice this: its messages, and the answers, have the epoch and the round of its request.
 """
 

@@ -15,9 +15,9 @@ from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.control_variates import add_controls
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.received_update_checks import UpdateRequirements
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategy_calls import apply_strategy
 from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
@@ -28,7 +28,7 @@ from fedpatch.coordinator.rounds.round_journal import RoundStart
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.runtime.bases_of_carried_work import KeptBases
+from fedpatch.coordinator.runtime.bases_in_memory import KeptBases
 from fedpatch.coordinator.runtime.bounded_mean import BoundedMean, aggregated
 from fedpatch.coordinator.runtime.left_out_groups import show_left_out
 from fedpatch.coordinator.runtime.model_packing import content_of, pack_model

@@ -14,9 +14,9 @@ import numpy as np
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.aggregate_result import AggregateResult
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
+from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.round_updates import Read, RoundBase, RoundUpdates
 from fedpatch.coordinator.aggregation.server_state import ServerState
-from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.run_preparation import Prepared

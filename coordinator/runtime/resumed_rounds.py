@@ -25,7 +25,7 @@ from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.stored_update import StoredUpdate
 from fedpatch.coordinator.runtime.aggregator import requirements_of
-from fedpatch.coordinator.runtime.bases_of_carried_work import KeptBases
+from fedpatch.coordinator.runtime.bases_in_memory import KeptBases
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.used_base import open_base
 from fedpatch.coordinator.storage.boot_clock import BootTime

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.blob_takeover import BlobPlaces
 from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
-from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import fleet_lock_file, is_locked_here
 from fedpatch.shared.app.files import check_state_directory, refusals_of

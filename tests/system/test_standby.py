@@ -15,7 +15,7 @@ import pytest
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.privacy.privacy_account import PrivacyAccount
-from fedpatch.coordinator.storage.epoch_folders import keys_of
+from fedpatch.coordinator.storage.blob_takeover import keys_of
 from fedpatch.device_agent.state.privacy_account import DevicePrivacyAccount
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED

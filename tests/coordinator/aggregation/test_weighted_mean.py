@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_aggregate_rule, parse_norm_bound
+from fedpatch.coordinator.aggregation.rebased_updates import Staleness
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
-from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.update_norms import squared_distance, squared_norm
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused

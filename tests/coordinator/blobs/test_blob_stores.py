@@ -21,8 +21,8 @@ from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, FileBlobs, o
 from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
 from fedpatch.coordinator.runtime.read_ahead import ReadAhead
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.storage.blob_takeover import BlobPlaces, keys_of
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
-from fedpatch.coordinator.storage.epoch_folders import BlobPlaces, keys_of
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.coordinator.storage.update_files import store_update
 from fedpatch.shared.app import store_waits

@@ -17,12 +17,12 @@ from sqlalchemy import Connection, func, select
 from fedpatch.coordinator.blobs.blob_store import run_blobs
 from fedpatch.coordinator.storage import giving_up_lead
 from fedpatch.coordinator.storage import leadership as module
+from fedpatch.coordinator.storage.blob_takeover import BlobPlaces
 from fedpatch.coordinator.storage.database.leader_epoch import lock, next_epoch
 from fedpatch.coordinator.storage.database.opening import URL_FILE
 from fedpatch.coordinator.storage.database.postgresql import make_engine
 from fedpatch.coordinator.storage.database.tables import offences
 from fedpatch.coordinator.storage.database.transactions import insert
-from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.leadership import Leadership, leader_in_words
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import LeadershipGivenUp, LeadershipLost, UsageError

@@ -10,8 +10,8 @@ from hypothesis.extra.numpy import arrays
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.rebased_updates import Staleness, rebase
 from fedpatch.coordinator.aggregation.round_updates import RoundBase, RoundUpdates
-from fedpatch.coordinator.aggregation.stale_updates import Staleness, rebase
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.error_feedback import step_with_feedback
 from fedpatch.shared.wire.messages import TrainPlan
