@@ -11,6 +11,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from fedpatch.coordinator.blobs.epoch_folder import epoch_folder
 from fedpatch.shared.app.files import (
     UNFINISHED,
     file_head,
@@ -26,7 +27,6 @@ from fedpatch.shared.app.files import (
 from fedpatch.shared.app.store_waits import StoreWaits
 from fedpatch.shared.errors import StateError, UsageError
 
-EPOCH = "epoch-"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 _REMEDY = "let this user write there, or name another directory"
 _FORMS = "write s3://BUCKET/PREFIX or file:///DIRECTORY"
@@ -237,11 +237,6 @@ def open_blobs(
         raise UsageError(f"{setting}: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
     prefix = "/".join(filter(None, (*parts.path.split("/"), *folder)))
     return ObjectBlobs(parts.netloc, prefix, retry_s, ending=ending)
-
-
-def epoch_folder(leader_epoch: int) -> str:
-    """Return the name of the folder of a leader with standbys."""
-    return f"{EPOCH}{leader_epoch:06d}"
 
 
 class FileBlobs:

@@ -35,8 +35,9 @@ from fedpatch.coordinator.runtime.model_packing import content_of, pack_model
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.used_base import UsedBase
-from fedpatch.coordinator.storage.checkpoint import kept_checkpoints, save_checkpoint
+from fedpatch.coordinator.storage.checkpoint import save_checkpoint
 from fedpatch.coordinator.storage.delta_history import DeltaHistory
+from fedpatch.coordinator.storage.kept_checkpoints import kept_checkpoints
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate

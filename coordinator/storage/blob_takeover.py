@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, epoch_folder, open_blobs, run_blobs
+from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, run_blobs
+from fedpatch.coordinator.blobs.epoch_folder import EPOCH, epoch_folder
 from fedpatch.coordinator.storage.directory_guard import DirectoryGuard
 from fedpatch.coordinator.storage.guarded_blobs import GuardedBlobs
 from fedpatch.shared.app.store_waits import StoreWaits

@@ -25,9 +25,9 @@ import numpy as np
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.server_state import ServerState
 from fedpatch.coordinator.blobs.blob_store import BlobStore, Place, blobs_at, require_sealed, write_sealed
-from fedpatch.coordinator.buffered.staleness_weight import CarryPolicy
 from fedpatch.coordinator.rounds.round_record import RoundRecord
 from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.kept_checkpoints import LEAST_KEPT
 from fedpatch.shared.errors import SchemaMismatch, StateError, StateUnreadable, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
 from fedpatch.shared.tensors.packing import pack, unpack
@@ -36,7 +36,7 @@ ENCODING = "fp32"
 """Lossless for every dtype. Compressed values would need a tenth less space and seven times the time."""
 
 _ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
-_KEPT = 2
+
 MODEL_NPZ = "model.npz"
 
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
@@ -47,7 +47,7 @@ log = logging.getLogger("fedpatch.checkpoint")
 
 
 def save_checkpoint(
-    place: Place, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = _KEPT
+    place: Place, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = LEAST_KEPT
 ) -> str:
     """Save the state of the server bit for bit, and keep older checkpoints.
 
@@ -85,11 +85,6 @@ def save_checkpoint(
     older = [found for found in _checkpoints(blobs) if found != name and not found.endswith("/")]
     blobs.delete(*older[kept - 1 :])
     return name
-
-
-def kept_checkpoints(carry: CarryPolicy | None) -> int:
-    """Return the number of checkpoints that a run keeps; `carry` is its policy for carried work, whose bases are among them."""
-    return _KEPT if carry is None else _KEPT + carry.max_staleness
 
 
 def pause_of(rest_s: float, now: BootTime) -> dict[str, Any]:

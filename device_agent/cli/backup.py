@@ -91,7 +91,8 @@ def _add_backup(app: typer.Typer) -> None:
 
         The agent may run. With the backup a new card is the same device.
         """
-        from fedpatch.device_agent.cli.backup_file import next_name, outdated, require_backup_or_none, seal_backup
+        from fedpatch.device_agent.cli.backup_file import require_backup_or_none, seal_backup
+        from fedpatch.device_agent.cli.numbered_backups import next_name, outdated
         from fedpatch.device_agent.policy.local_time import local_now
         from fedpatch.shared.app.files import refusals_of, write_atomic
 

@@ -15,7 +15,6 @@ import gzip
 import hashlib
 import io
 import os
-import re
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
@@ -127,26 +126,6 @@ def settings_in(archive: bytes) -> bytes:
         first = tar.next()
         source = tar.extractfile(first) if first is not None and first.name == SETTINGS and first.isreg() else None
         return b"" if source is None else source.read()
-
-
-def next_name(names: Iterable[str], device: str, day: date) -> str:
-    """Return the name of the next backup in a directory: "pi-1-000012-2026-11-29.backup".
-
-    Numbers order the backups, because the clock of a device may be wrong.
-    """
-    newest = max((number for number, _ in _numbered(names, device)), default=0)
-    return f"{device}-{newest + 1:06}-{day}.backup"
-
-
-def outdated(names: Iterable[str], device: str, keep: int) -> list[str]:
-    """Return the names of the backups of a device that are not among the `keep` newest ones; no other file."""
-    found = sorted(_numbered(names, device))
-    return [name for _, name in found[: max(0, len(found) - keep)]]
-
-
-def _numbered(names: Iterable[str], device: str) -> list[tuple[int, str]]:
-    form = re.compile(re.escape(device) + r"-([0-9]{6,9})-[0-9]{4}-[0-9]{2}-[0-9]{2}\.backup")
-    return [(int(found[1]), name) for name in names if (found := form.fullmatch(name))]
 
 
 def _archive_of_one_moment(state_dir: Path, settings: bytes, day: date) -> bytes:

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.blobs import object_blobs
-from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, FileBlobs, open_blobs, run_blobs, url_problem
+from fedpatch.coordinator.blobs.blob_store import BlobStore, FileBlobs, open_blobs, run_blobs, url_problem
+from fedpatch.coordinator.blobs.epoch_folder import EPOCH
 from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
 from fedpatch.coordinator.runtime.read_ahead import ReadAhead
 from fedpatch.coordinator.runtime.run_preparation import Prepared

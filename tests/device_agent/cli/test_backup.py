@@ -22,15 +22,8 @@ from hypothesis import strategies as st
 from fedpatch.device_agent.bus.home_assistant import BusTopics, discovery
 from fedpatch.device_agent.cli import backup_file
 from fedpatch.device_agent.cli.backup import REMAINS
-from fedpatch.device_agent.cli.backup_file import (
-    MAGIC,
-    SETTINGS,
-    next_name,
-    open_backup,
-    outdated,
-    seal_backup,
-    settings_in,
-)
+from fedpatch.device_agent.cli.backup_file import MAGIC, SETTINGS, open_backup, seal_backup, settings_in
+from fedpatch.device_agent.cli.numbered_backups import next_name, outdated
 from fedpatch.device_agent.cli.removal import clear_bus
 from fedpatch.device_agent.cli.restore import restore_backup
 from fedpatch.device_agent.models.store import ModelStore
